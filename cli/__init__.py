@@ -1,0 +1,1 @@
+"""The command line: talks to people, does nothing itself."""

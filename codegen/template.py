@@ -1,0 +1,219 @@
+"""The template of a shape: dense PTX with a placeholder for every weight, made once by nvcc and kept.
+
+A template is its PTX text, and that text describes itself: its first line says for which spec, tiling and virtual
+architecture it was made. Parsing finds what the rewriter needs and checks all that the rewriter relies on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen import operators
+from codegen.errors import TemplateError
+from codegen.keys import TemplateKey
+from codegen.layers import LayerSpec, spec_from_json
+from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
+from codegen.tiling import Tiling
+from codegen.toolchain import Toolchain, ToolLimits, run_tool
+
+HEADER = "// farm.template "
+NVCC_FLAGS = ("-ptx", "-O3", "-std=c++17")
+
+
+def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain) -> TemplateKey:
+    """Identifies the template without making it."""
+    return TemplateKey(
+        spec=spec,
+        tiling=tiling,
+        operator_digest=operators.operator_digest(spec),
+        compiler=toolchain.nvcc_version,
+        flags=NVCC_FLAGS,
+        virtual_arch=virtual_arch,
+    )
+
+
+def make_template(
+    spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain, limits: ToolLimits
+) -> Template:
+    """Compiles the operator for one shape: .cu to PTX, the slow step. Raises ToolError and TemplateError."""
+    with tempfile.TemporaryDirectory(prefix="farm-template-") as folder:
+        for name, text in operators.operator_of(spec).sources(spec, tiling).items():
+            Path(folder, name).write_text(text)
+        source = operators.source_path(spec)
+        output = Path(folder, "template.ptx")
+        run_tool(
+            [toolchain.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", f"-I{folder}", "-o", output, source],
+            limits=limits,
+        )
+        ptx = output.read_text()
+    about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}
+    return Template.from_ptx(f"{HEADER}{json.dumps(about)}\n{canonical(ptx)}")
+
+
+def canonical(ptx: str) -> str:
+    """The PTX without what changes from run to run or says nothing: the compiler's comments and empty lines."""
+    lines = (line.strip() for line in ptx.splitlines())
+    kept = (line for line in lines if line and (not line.startswith("//") or line.startswith("// farm.")))
+    return "\n".join(kept) + "\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """Dense PTX of one shape, with what it was made for."""
+
+    ptx: str
+    spec: LayerSpec
+    tiling: Tiling
+    virtual_arch: str
+
+    @staticmethod
+    def from_ptx(ptx: str) -> Template:
+        """Reads a template back. Raises TemplateError if the text is not one or lacks the form the rewriter needs."""
+        first, _, _ = ptx.partition("\n")
+        if not first.startswith(HEADER):
+            raise TemplateError(f"not a template: the first line lacks '{HEADER.strip()}'")
+        about = json.loads(first.removeprefix(HEADER))
+        template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
+        if template.tiling.form == "rolled":
+            template.rolled.check(template)
+        return template
+
+    @cached_property
+    def rolled(self) -> RolledForm:
+        """The parts of a rolled template."""
+        return RolledForm.parse(self.ptx)
+
+
+_LABEL = re.compile(r"^(\$\w+):$")
+_LOAD = re.compile(r"^ld\.shared\.f32\s+(%f\d+),")
+_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),(%f\d+);$")
+_BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
+_STORE = re.compile(r"^\{.*st\.global.*\} // farm\.store (\d+)$")
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Consecutive lines of PTX as bytes, ready to be picked from by index."""
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @staticmethod
+    def of(lines: list[str]) -> Lines:
+        lengths = np.array([len(line) + 1 for line in lines], dtype=np.int64)
+        text = np.frombuffer("".join(f"{line}\n" for line in lines).encode("ascii"), dtype=np.uint8)
+        return Lines(text, np.cumsum(lengths) - lengths, lengths)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, eq=False)
+class RolledForm:
+    """A rolled template cut at its loop: what stands before it, one turn of it, what follows it.
+
+    `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
+    the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
+    `bias_lines`, `store_lines` belong to the kernels `bias_kernels`, `store_kernels` of a group.
+    """
+
+    head: str
+    group_register: str
+    turn: Lines
+    tail: Lines
+    weight_line: NDArray[np.int64]
+    immediate_column: NDArray[np.int64]
+    load_lines: NDArray[np.int64]
+    load_of_slot: NDArray[np.int64]
+    bias_lines: NDArray[np.int64]
+    bias_columns: NDArray[np.int64]
+    bias_kernels: NDArray[np.int64]
+    store_lines: NDArray[np.int64]
+    store_kernels: NDArray[np.int64]
+
+    @staticmethod
+    def parse(ptx: str) -> RolledForm:
+        """Finds the loop, its placeholders and loads, and the epilogue."""
+        lines = ptx.splitlines()
+        labels = [i for i, line in enumerate(lines) if _LABEL.match(line)]
+        branches = [i for i, line in enumerate(lines) if " bra" in line]
+        groups = [i for i, line in enumerate(lines) if line.startswith("// farm.group ")]
+        if len(labels) != 1 or len(branches) != 1 or len(groups) != 1:
+            raise TemplateError(
+                f"a rolled template has one loop and one group, this one {len(labels)} labels, "
+                f"{len(branches)} branches and {len(groups)} groups: the operator's .cu needs control flow removed"
+            )
+        label, branch, group = labels[0], branches[0], groups[0]
+        if not (group < label < branch and lines[branch].endswith(f"{lines[label][:-1]};")):
+            raise TemplateError("a rolled template's group comes before its loop, and its branch closes the loop")
+        turn = [line for line in lines[label + 1 : branch] if not line.startswith(".pragma")]
+        tail = lines[branch + 1 :]
+        if "ret;" not in tail:
+            raise TemplateError("a rolled template ends in 'ret' after its loop")
+        slots, immediate_column, sources = _weights(turn)
+        loads = {match.group(1): i for i, line in enumerate(turn) if (match := _LOAD.match(line))}
+        load_index = {register: i for i, register in enumerate(loads)}
+        missing = set(sources) - loads.keys()
+        if missing:
+            raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
+        biases = [(i, line.index("0f") + 2, m) for i, line in enumerate(tail) if (m := _BIAS.match(line))]
+        stores = [(i, int(m.group(1))) for i, line in enumerate(tail) if (m := _STORE.match(line))]
+        if any(int(m.group(2), 16) - FIRST_BIAS != int(m.group(3)) for _, _, m in biases):
+            raise TemplateError("a bias placeholder stands at another kernel's line")
+        return RolledForm(
+            head="\n".join(lines[:label]) + "\n",
+            group_register=lines[group].split()[-1],
+            turn=Lines.of(turn),
+            tail=Lines.of(tail[: tail.index("ret;") + 1]),
+            weight_line=slots,
+            immediate_column=immediate_column,
+            load_lines=np.array(list(loads.values()), dtype=np.int64),
+            load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
+            bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
+            bias_columns=np.array([column for _, column, _ in biases], dtype=np.int64),
+            bias_kernels=np.array([int(m.group(3)) for _, _, m in biases], dtype=np.int64),
+            store_lines=np.array([i for i, _ in stores], dtype=np.int64),
+            store_kernels=np.array([kernel for _, kernel in stores], dtype=np.int64),
+        )
+
+    def check(self, template: Template) -> None:
+        """Every weight of one chunk of one group has its placeholder, and every kernel its stores."""
+        expected = len(operators.operator_of(template.spec).rolled_slots(template.spec, template.tiling))
+        if len(self.weight_line) != expected:
+            raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
+        per_kernel = np.bincount(self.store_kernels, minlength=template.tiling.group_kernels)
+        if not (per_kernel == template.tiling.rows).all() or not np.array_equal(self.store_kernels, self.bias_kernels):
+            raise TemplateError("a kernel's sums are not stored once per output row, bias included")
+
+
+def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Per slot its line, the column of its immediate and its multiplicand; all lie between the two markers."""
+    try:
+        begin, end = turn.index("// farm.body.begin"), turn.index("// farm.body.end")
+    except ValueError:
+        raise TemplateError("the loop of a rolled template lacks its body markers") from None
+    found: dict[int, tuple[int, int, str]] = {}
+    for i, line in enumerate(turn):
+        if match := _FMA.match(line):
+            total, multiplicand, bits, addend = match.groups()
+            if total != addend or not begin < i < end:
+                raise TemplateError(f"a multiply-add is not in place or not in the body: {line}")
+            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(3), multiplicand))[0] != i:
+                raise TemplateError(f"placeholder 0f{bits} stands twice")
+    if sorted(found) != list(range(len(found))):
+        raise TemplateError("the placeholders of the loop are not consecutive: the compiler dropped some")
+    rows = [found[slot] for slot in range(len(found))]
+    return (
+        np.array([row[0] for row in rows], dtype=np.int64),
+        np.array([row[1] for row in rows], dtype=np.int64),
+        [row[2] for row in rows],
+    )

@@ -1,0 +1,35 @@
+"""Tiling: how a layer's work is divided over blocks, threads, registers and shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Form = Literal["rolled", "full"]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one layer is divided; recorded with every build and part of the template's key."""
+
+    tile_width: int
+    """Output columns of a block; a thread owns one."""
+    tile_height: int
+    """Rows of threads of a block."""
+    rows: int
+    """Output rows of a thread."""
+    group_kernels: int
+    """Output channels of a K group: one instruction stream."""
+    chunk_channels: int
+    """Input channels in shared memory at a time."""
+    stages: int
+    """Chunks in flight, 2 is double buffering."""
+    form: Form = "rolled"
+    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""
+
+    @property
+    def threads(self) -> int:
+        return self.tile_width * self.tile_height
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

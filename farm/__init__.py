@@ -1,0 +1,1 @@
+"""The farm: plans builds, runs them on workers, remembers results."""

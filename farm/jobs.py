@@ -1,0 +1,144 @@
+"""Job, Build, BuildResult and the states they pass through. Frozen values: this is what crosses a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from codegen.layers import LayerSpec, SkippedLayer
+from codegen.tiling import Tiling
+
+
+class Status(StrEnum):
+    """Where a job or a build stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    """The input's fault: the same input fails again."""
+    CRASHED = "CRASHED"
+    """The infrastructure's fault."""
+    CANCELLED = "CANCELLED"
+
+    @property
+    def final(self) -> bool:
+        return self not in (Status.PENDING, Status.RUNNING)
+
+
+ALLOWED_MOVES: dict[Status, frozenset[Status]] = {
+    Status.PENDING: frozenset({Status.RUNNING, Status.CANCELLED, Status.FAILED}),
+    Status.RUNNING: frozenset(
+        {Status.PENDING, Status.SUCCEEDED, Status.FAILED, Status.CRASHED, Status.CANCELLED}
+    ),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset({Status.PENDING}),
+    Status.CRASHED: frozenset({Status.PENDING}),
+    Status.CANCELLED: frozenset({Status.PENDING}),
+}
+"""From a state to the states it may move to; back to PENDING is a retry or a resumption."""
+
+
+class Outcome(StrEnum):
+    """How one cubin came to be."""
+
+    HIT = "hit"
+    BUILT = "built"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a person chose for a whole submission."""
+
+    archs: tuple[str, ...]
+    batch: int = 64
+    form: str = "rolled"
+    optimisation: int = 3
+    """ptxas -O level."""
+    strict: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "archs": list(self.archs),
+            "batch": self.batch,
+            "form": self.form,
+            "optimisation": self.optimisation,
+            "strict": self.strict,
+        }
+
+
+@dataclass(frozen=True)
+class Build:
+    """One layer of a job."""
+
+    id: int
+    """Of the row in the ledger; 0 before it has one."""
+    job: str
+    position: int
+    """In the graph, from 0."""
+    layer: str
+    input: str
+    output: str
+    spec: LayerSpec
+    tiling: Tiling
+    weights: str
+    """Digest of the blob with weights and bias."""
+    nonzeros: int
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """One cubin of one build, or why there is none."""
+
+    build: int
+    arch: str
+    outcome: Outcome
+    template_key: str
+    cubin_key: str
+    cubin: str | None = None
+    """Digest of the cubin's blob."""
+    cubin_bytes: int = 0
+    ptx: str | None = None
+    """Digest of the rewritten PTX."""
+    fmas_kept: int = 0
+    fmas_deleted: int = 0
+    registers: int = 0
+    spill_bytes: int = 0
+    template_seconds: float = 0.0
+    """0 when the template was a hit."""
+    rewrite_seconds: float = 0.0
+    ptxas_seconds: float = 0.0
+    error: str = ""
+    command: str = ""
+    """To run the failed tool again by hand."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checkpoint for some architectures, as the ledger holds it."""
+
+    id: str
+    submission: str
+    submitter: str
+    name: str
+    model: str
+    """Path of the checkpoint as it was given."""
+    model_digest: str
+    options: BuildOptions
+    status: Status
+    reason: str
+    stage: str
+    """What runs now: template, assemble, or empty."""
+    done: int
+    """Cubins finished."""
+    total: int
+    """Layers times architectures."""
+    hits: int
+    tries: int
+    submitted_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    skipped: tuple[SkippedLayer, ...] = field(default=())

@@ -1,0 +1,38 @@
+"""What a store is: bytes under their own digest, and small records that say which bytes an action made.
+
+Blobs are content-addressed and written once. Both kinds are asked with `get`, never with a test for existence:
+between such a test and the read the answer may change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+"""Plain JSON values."""
+
+
+def blob_digest(data: bytes) -> str:
+    """The name of a blob: SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class Store(Protocol):
+    """Raises StoreError where the place behind it cannot be reached; a blob that is missing or damaged is None."""
+
+    def get(self, digest: str) -> bytes | None:
+        """The blob, checked against its digest."""
+
+    def put(self, data: bytes) -> str:
+        """Writes a blob once and gives its digest; replaces one that is damaged."""
+
+    def get_record(self, stage: str, key: str) -> Record | None:
+        """The action record of `key` at `stage` ("template", "cubin")."""
+
+    def put_record(self, stage: str, key: str, record: Record) -> None:
+        """Writes an action record; the last one wins."""
+
+    def describe(self) -> str:
+        """Where it is, for people; without secrets."""
