@@ -23,6 +23,10 @@ class TemplateError(CodegenError):
     """The compiler's PTX does not have the form the rewriter needs."""
 
 
+class PtxError(CodegenError):
+    """A text that is not the PTX this program knows. The message names the line."""
+
+
 class EmulationError(CodegenError):
     """The PTX did something the emulator does not know, or something no program may do."""
 

@@ -23,9 +23,13 @@ def substitute(ptx: str, values: Mapping[int, int]) -> tuple[str, int, int]:
     `values` maps the bits of every placeholder to the bits of its weight; 0 and -0.0 delete. The source must be in SSA
     form where an addend of a deleted instruction is concerned: one that is assigned twice is copied by `mov` instead.
     """
-    weights = {immediate(key): (None if value in (0, 0x80000000) else immediate(value)) for key, value in values.items()}
+    weights = {
+        immediate(key): (None if value in (0, 0x80000000) else immediate(value)) for key, value in values.items()
+    }
     lines = ptx.splitlines()
-    definitions = Counter(match["operands"].split(",")[0].strip() for line in lines if (match := _INSTRUCTION.match(line)))
+    definitions = Counter(
+        match["operands"].split(",")[0].strip() for line in lines if (match := _INSTRUCTION.match(line))
+    )
     same_as: dict[str, str] = {}
     out: list[str] = []
     kept = deleted = 0

@@ -116,10 +116,7 @@ def _taps(spec: Conv2d, tiling: Tiling) -> Iterator[tuple[int, int, list[tuple[i
 def rolled_slots(spec: Conv2d, tiling: Tiling) -> NDArray[np.int64]:
     """The weight of each placeholder of one chunk of one K group: [slots, 4] of (k, c, r, s) within group and chunk."""
     one_channel = [
-        (k, 0, r, s)
-        for _, s, uses in _taps(spec, tiling)
-        for k in range(tiling.group_kernels)
-        for _, r in uses
+        (k, 0, r, s) for _, s, uses in _taps(spec, tiling) for k in range(tiling.group_kernels) for _, r in uses
     ]
     slots = np.tile(np.array(one_channel, dtype=np.int64), (tiling.chunk_channels, 1))
     slots[:, 1] = np.repeat(np.arange(tiling.chunk_channels), len(one_channel))

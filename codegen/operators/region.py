@@ -13,3 +13,8 @@ class Region:
     kernels: slice
     rows: slice
     columns: slice
+
+    @property
+    def index(self) -> tuple[int, slice, slice, slice]:
+        """Selects the box from the output."""
+        return self.image, self.kernels, self.rows, self.columns

@@ -1,0 +1,190 @@
+"""Runs generated PTX on the CPU, all threads at once as NumPy arrays: verification without a GPU.
+
+Every lane has its own place in the program, its own registers and its block's shared memory. What no program may do is an
+EmulationError that names the line, the instruction, the thread and the reason: an access outside of the arguments' arrays or
+misaligned, a barrier that only a part of the block reaches, shared memory that is read before it was written, before
+its `cp.async` was waited for, or without a barrier after another thread wrote it.
+
+What it does not see: a thread that overwrites shared memory before others have read it (the lanes run in step), and
+races in global memory. A NaN is a NaN: its bits are NumPy's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.emulator.arithmetic import DTYPES, Lanes
+from codegen.emulator.fused import FusedMultiplyAdd
+from codegen.emulator.global_memory import GlobalMemory
+from codegen.emulator.machine import Machine
+from codegen.emulator.registers import Registers
+from codegen.emulator.schedule import Schedule
+from codegen.emulator.shared_memory import BASE, AsyncCopies, SharedMemory
+from codegen.errors import EmulationError
+from codegen.ptx_module import Entry, Module, Parameter, parse_module
+
+Dimensions = tuple[int, int, int]
+"""x, y, z."""
+
+Argument = NDArray[Any] | int | float
+
+INSTRUCTION_LIMIT: Final = 5_000_000
+"""Instructions of one run, each over all its lanes, before a loop is taken for endless."""
+
+_MEMORY_BYTES: Final = 1 << 30
+"""For the registers and shared memory of the blocks that run together."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was run."""
+
+    executed: Mapping[str, int]
+    """Opcode, with its suffixes, to how often it was run, counted once per thread; not where its predicate was false."""
+    threads: int
+
+    def per_thread(self, name: str) -> float:
+        """How often a thread ran an instruction on average; `fma` stands for `fma.rn.f32` too."""
+        runs = sum(count for opcode, count in self.executed.items() if f"{opcode}.".startswith(f"{name}."))
+        return runs / self.threads
+
+
+def run(
+    ptx: str | bytes,
+    grid: Dimensions,
+    block: Dimensions,
+    shared_bytes: int,
+    arguments: Sequence[Argument],
+    blocks: Sequence[Dimensions] | NDArray[Any] | None = None,
+    kernel: str | None = None,
+    instruction_limit: int = INSTRUCTION_LIMIT,
+) -> Trace:
+    """Launches a kernel; arrays are its pointers and are changed in place, numbers are its scalars.
+
+    `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]; `kernel` may be left out if
+    the file has one. Raises PtxError for a text that cannot be read and EmulationError for everything else.
+    """
+    module = parse_module(ptx)
+    entry = _entry(module, kernel)
+    if entry.max_threads is not None and prod(block) > entry.max_threads:
+        raise EmulationError(f"{entry.name} is compiled for {entry.max_threads} threads, the launch has {prod(block)}")
+    chosen = _chosen_blocks(grid, blocks)
+    buffers, parameters = _bind(entry, arguments)
+    symbols, window_bytes = _layout(module, entry, shared_bytes)
+    together = max(1, _MEMORY_BYTES // (prod(block) * _lane_bytes(entry) + 6 * window_bytes))
+    executed: Counter[str] = Counter()
+    for start in range(0, len(chosen), together):
+        indices = chosen[start : start + together]
+        lanes = len(indices) * prod(block)
+        shared = SharedMemory(window_bytes, len(indices), prod(block))
+        special = _special_registers(grid, block, indices)
+        machine = Machine(
+            lanes=lanes,
+            registers=Registers(entry.registers, special, symbols, lanes),
+            parameters=parameters,
+            buffers=GlobalMemory(buffers),
+            shared=shared,
+            copies=AsyncCopies(shared, lanes),
+            fused=FusedMultiplyAdd(lanes),
+        )
+        with np.errstate(all="ignore"):
+            schedule = Schedule(machine, entry, prod(block), partial(_place, special))
+            schedule.run(instruction_limit)
+        executed += schedule.executed()
+    return Trace(dict(executed), len(chosen) * prod(block))
+
+
+def _entry(module: Module, kernel: str | None) -> Entry:
+    names = ", ".join(module.entries) or "none"
+    if kernel is not None and kernel not in module.entries:
+        raise EmulationError(f"no kernel {kernel}; the file has: {names}")
+    if kernel is None and len(module.entries) != 1:
+        raise EmulationError(f"name the kernel to run; the file has: {names}")
+    return module.entries[kernel] if kernel is not None else next(iter(module.entries.values()))
+
+
+def _chosen_blocks(grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any] | None) -> NDArray[np.int64]:
+    if blocks is None:
+        x, y, z = (range(size) for size in grid)
+        return np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
+    chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
+    if (outside := np.flatnonzero(((chosen < 0) | (chosen >= np.array(grid))).any(axis=1))).size:
+        raise EmulationError(f"block {tuple(chosen[outside[0]].tolist())} is outside of the grid {grid}")
+    return chosen
+
+
+def _bind(entry: Entry, arguments: Sequence[Argument]) -> tuple[list[NDArray[Any]], dict[str, bytes]]:
+    """The arrays by number, and the bytes of every parameter."""
+    if len(arguments) != len(entry.parameters):
+        raise EmulationError(f"{entry.name} takes {len(entry.parameters)} arguments, {len(arguments)} were given")
+    buffers: list[NDArray[Any]] = []
+    parameters = {}
+    for parameter, argument in zip(entry.parameters, arguments, strict=True):
+        if isinstance(argument, np.ndarray):
+            if not argument.flags.c_contiguous or parameter.type not in ("u64", "s64", "b64"):
+                raise EmulationError(
+                    f"argument {parameter.name}: an array must be contiguous and its parameter a pointer"
+                )
+            parameters[parameter.name] = struct.pack("<Q", GlobalMemory.address(len(buffers)))
+            buffers.append(argument)
+        else:
+            parameters[parameter.name] = _scalar(parameter, argument)
+    return buffers, parameters
+
+
+def _scalar(parameter: Parameter, value: float) -> bytes:
+    dtype = DTYPES.get(parameter.type)
+    if dtype is None:
+        raise EmulationError(f"argument {parameter.name}: parameters of type .{parameter.type} are unknown here")
+    if dtype.kind == "f":
+        return bytes(dtype.type(value).tobytes())
+    if not isinstance(value, int | np.integer):
+        raise EmulationError(f"argument {parameter.name}: {value!r} is no integer, the parameter is .{parameter.type}")
+    return (int(value) % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little")
+
+
+def _layout(module: Module, entry: Entry, shared_bytes: int) -> tuple[dict[str, int], int]:
+    """The addresses of the shared variables, and the bytes of shared memory: extern ones begin where the others end."""
+    variables = [each for each in (*module.variables, *entry.variables) if each.space == "shared"]
+    symbols, end = {}, 0
+    for variable in sorted(variables, key=lambda each: each.extern):
+        start = -(-end // variable.alignment) * variable.alignment
+        symbols[variable.name] = BASE + start
+        if variable.extern:
+            end = max(end, start)
+        else:
+            end = start + variable.size_bytes
+    return symbols, end + shared_bytes
+
+
+def _lane_bytes(entry: Entry) -> int:
+    return 64 + sum(DTYPES[kind].itemsize for kind in entry.registers.values() if kind in DTYPES)
+
+
+def _special_registers(grid: Dimensions, block: Dimensions, blocks: NDArray[np.int64]) -> dict[str, Lanes]:
+    x, y, _ = block
+    lanes = len(blocks) * prod(block)
+    thread = np.arange(lanes) % prod(block)
+    threads = (thread % x, thread // x % y, thread // (x * y))
+    special = {"%laneid": thread % 32}
+    for axis, name in enumerate("xyz"):
+        special[f"%tid.{name}"] = threads[axis]
+        special[f"%ctaid.{name}"] = np.repeat(blocks[:, axis], prod(block))
+        special[f"%ntid.{name}"] = np.full(lanes, block[axis])
+        special[f"%nctaid.{name}"] = np.full(lanes, grid[axis])
+    return {name: values.astype(np.uint32) for name, values in special.items()}
+
+
+def _place(special: Mapping[str, Lanes], lane: int) -> str:
+    thread, block = (tuple(int(special[f"%{name}.{axis}"][lane]) for axis in "xyz") for name in ("tid", "ctaid"))
+    return f"thread {thread} of block {block}"

@@ -1,0 +1,228 @@
+"""PTX files: modules, entries and what they declare.
+
+Comments, `.pragma`, `.loc` and `.file` are left out. A block `{ .reg .pred p; ... }` inside a body, as inline assembly
+makes them, is dissolved: the names that it declares get a `#` and a number, which no name in PTX can have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from codegen.errors import PtxError
+from codegen.ptx import TYPE_BYTES, Instruction, Register, Scope, Symbol, parse_instruction
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable in the state space `space`; an extern one has no size of its own."""
+
+    name: str
+    space: str
+    size_bytes: int
+    alignment: int
+    extern: bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A scalar parameter of an entry."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel; a label is the position of the instruction that follows it."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]
+    registers: Mapping[str, str]
+    """Name to type."""
+    variables: tuple[Variable, ...]
+    """Declared in the body."""
+    max_threads: int | None = None
+    """Of a block (`.maxntid`)."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX file."""
+
+    version: str
+    target: str
+    variables: tuple[Variable, ...]
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+
+def parse_module(text: str | bytes) -> Module:
+    """Reads a PTX file. Raises PtxError, which names the line, for anything it does not know."""
+    return _ModuleParser(text if isinstance(text, str) else text.decode()).parse()
+
+
+_NOISE = re.compile(
+    r'\.pragma\s+"[^"\n]*"\s*;|//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*', re.DOTALL | re.MULTILINE
+)
+_SPACE = re.compile(r"\s*")
+_HEADER = re.compile(r"\.(version|target|address_size)\s+([^\n]*)")
+_LABEL = re.compile(r"([\w$%]+)\s*:(?!:)")
+_BLOCK_TOKEN = re.compile(r"[{}]|" + _LABEL.pattern)
+_REGISTERS = re.compile(r"([\w$%]+)(?:\s*<\s*(\d+)\s*>)?")
+_VARIABLE = re.compile(
+    r"((?:\.(?:visible|extern|weak)\s+)*)\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?"
+    r"\.(\w+)\s+([\w$%]+)((?:\s*\[\s*\d*\s*\])*)"
+)
+_PARAMETER = re.compile(r"\.param\s+\.(\w+)(?:\s+\.\w+(?:\s+\d+)?)*\s+([\w$%]+)")
+_ENTRY = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?([^{;]*)")
+_MAX_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)\s*(?:,\s*(\d+))?\s*(?:,\s*(\d+))?")
+
+
+@dataclass
+class _Body:
+    """One entry's body as it is read."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    registers: dict[str, str] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list)
+    scopes: list[Scope] = field(default_factory=list)
+    declared: int = 0
+
+    def open(self, labels: list[str]) -> None:
+        outer = self.scopes[-1] if self.scopes else None
+        self.scopes.append(Scope(outer))
+        for label in labels:
+            self.declare(label)
+
+    def declare(self, name: str, kind: str | None = None) -> str:
+        """Makes a name known in the innermost scope, a register if it has a type; gives the name to use for it."""
+        unique = name
+        if len(self.scopes) > 1:
+            self.declared += 1
+            unique = f"{name}#{self.declared}"
+        self.scopes[-1].declare(name, Register(unique) if kind else Symbol(unique))
+        if kind:
+            self.registers[unique] = kind
+        return unique
+
+    def statement(self, text: str, line: int) -> None:
+        if not text.startswith("."):
+            self.instructions.append(parse_instruction(text, line, self.scopes[-1]))
+        elif text.startswith(".reg"):
+            kind, names = text[4:].strip().split(None, 1)
+            for name, count in _REGISTERS.findall(names):
+                for each in (f"{name}{i}" for i in range(int(count))) if count else (name,):
+                    self.declare(each, kind.removeprefix("."))
+        elif variable := _variable(text):
+            self.variables.append(replace(variable, name=self.declare(variable.name)))
+        else:
+            raise PtxError(f"line {line}: unknown directive {text!r}")
+
+
+def _variable(text: str) -> Variable | None:
+    if (match := _VARIABLE.fullmatch(text)) is None:
+        return None
+    linkage, space, alignment, kind, name, dimensions = match.groups()
+    size = TYPE_BYTES[kind]
+    extern = "extern" in linkage
+    lengths = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", dimensions)]
+    return Variable(name, space, 0 if extern else size * prod(lengths), int(alignment or size), extern)
+
+
+class _ModuleParser:
+    """A position in a text without its noise."""
+
+    def __init__(self, text: str) -> None:
+        self.text = _NOISE.sub(_without_noise, text)
+        self.position = 0
+        self.line = 1
+        self._counted = 0
+
+    def parse(self) -> Module:
+        header = {"version": "", "target": "", "address_size": ""}
+        variables: list[Variable] = []
+        entries: dict[str, Entry] = {}
+        while self._skip_space():
+            if directive := self._match(_HEADER):
+                header[directive[1]] = directive[2].strip()
+            elif match := self._match(_ENTRY):
+                entries[match[1]] = self._entry(match)
+            else:
+                text = self._until_semicolon()
+                if (variable := _variable(text)) is None:
+                    raise PtxError(f"line {self.line}: unknown directive {text!r}")
+                variables.append(variable)
+        if not header["version"]:
+            raise PtxError("line 1: no .version: this is not a PTX file")
+        return Module(header["version"], header["target"], tuple(variables), entries)
+
+    def _entry(self, match: re.Match[str]) -> Entry:
+        name, parameters, directives = match.groups()
+        body = self._body()
+        limit = _MAX_THREADS.search(directives)
+        return Entry(
+            name,
+            tuple(Parameter(each[2], each[1]) for each in _PARAMETER.finditer(parameters or "")),
+            tuple(body.instructions),
+            body.labels,
+            body.registers,
+            tuple(body.variables),
+            prod(int(size or 1) for size in limit.groups()) if limit else None,
+        )
+
+    def _body(self) -> _Body:
+        body = _Body()
+        while self._skip_space():
+            if self.text[self.position] == "{":
+                self.position += 1
+                body.open(self._labels_ahead() if body.scopes else [])
+            elif self.text[self.position] == "}":
+                self.position += 1
+                body.scopes.pop()
+                if not body.scopes:
+                    return body
+            elif label := self._match(_LABEL):
+                body.labels[body.scopes[-1].resolve(label[1]).name] = len(body.instructions)
+            elif text := self._until_semicolon():
+                body.statement(text, self.line)
+        raise PtxError(f"line {self.line}: the file ends within a body")
+
+    def _labels_ahead(self) -> list[str]:
+        """The labels of the block that begins here, not those of blocks within it."""
+        depth, labels, position = 1, [], self.position
+        for token in _BLOCK_TOKEN.finditer(self.text, position):
+            depth += {"{": 1, "}": -1}.get(token[0], 0)
+            if depth == 0:
+                break
+            if depth == 1 and token[1]:
+                labels.append(token[1])
+        return labels
+
+    def _skip_space(self) -> bool:
+        """Goes to the next token and counts the lines; False at the end."""
+        match = _SPACE.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+        self.line += self.text.count("\n", self._counted, self.position)
+        self._counted = self.position
+        return self.position < len(self.text)
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        if match := pattern.match(self.text, self.position):
+            self.position = match.end()
+        return match
+
+    def _until_semicolon(self) -> str:
+        if (end := self.text.find(";", self.position)) < 0:
+            raise PtxError(f"line {self.line}: no semicolon after {self.text[self.position : self.position + 40]!r}")
+        text = self.text[self.position : end].strip()
+        self.position = end + 1
+        return text
+
+
+def _without_noise(match: re.Match[str]) -> str:
+    return " " + "\n" * match[0].count("\n")
