@@ -93,6 +93,7 @@ class Template:
 
 
 _LABEL = re.compile(r"^(\$\w+):$")
+_BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.shared\.f32\s+(%f\d+),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),(%f\d+);$")
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
@@ -145,7 +146,7 @@ class RolledForm:
         """Finds the loop, its placeholders and loads, and the epilogue."""
         lines = ptx.splitlines()
         labels = [i for i, line in enumerate(lines) if _LABEL.match(line)]
-        branches = [i for i, line in enumerate(lines) if " bra" in line]
+        branches = [i for i, line in enumerate(lines) if _BRANCH.search(line)]
         groups = [i for i, line in enumerate(lines) if line.startswith("// farm.group ")]
         if len(labels) != 1 or len(branches) != 1 or len(groups) != 1:
             raise TemplateError(

@@ -70,16 +70,19 @@ class GlobalMemory:
         for owner in (first,) if one_buffer else np.unique(owners):
             chosen: Selection = slice(None) if one_buffer else np.flatnonzero(owners == owner)
             offsets = addresses[chosen] - (owner << np.uint64(_SPACING_BITS))
+            width = size * count
+            if np.bitwise_or.reduce(offsets) & np.uint64(width - 1):
+                position = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
+                address = int(addresses[chosen][position])
+                raise Fault(
+                    lane_at(lanes, lane_at(chosen, position)), f"address {address:#x} is no multiple of {width}"
+                )
             number = int(owner) - 1
-            length = len(self._bytes[number]) if 0 <= number < len(self._bytes) else -1
-            if length < size * count or offsets.max() > length - size * count:
-                position = 0 if length < size * count else int(offsets.argmax())
+            last = len(self._bytes[number]) - width if 0 <= number < len(self._bytes) else -1
+            if last < 0 or offsets.max() > last:
+                position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
                 address = int(addresses[chosen][position])
                 raise Fault(lane_at(lanes, lane_at(chosen, position)), f"address {address:#x}: {self._place(address)}")
-            if np.bitwise_or.reduce(offsets) & np.uint64(size * count - 1):
-                position = int(np.flatnonzero(offsets & np.uint64(size * count - 1))[0])
-                lane = lane_at(lanes, lane_at(chosen, position))
-                raise Fault(lane, f"address {int(addresses[chosen][position]):#x} is not a multiple of {size * count}")
             yield number, chosen, offsets >> np.uint64(size.bit_length() - 1)
 
     def _place(self, address: int) -> str:

@@ -77,14 +77,15 @@ class SharedMemory:
         """The elements meant by addresses in the window, which wrap around below it."""
         width = size * count
         offsets = addresses - addresses.dtype.type(BASE)
-        if self._size < width or offsets.max(initial=0) > self._size - width:
-            position = int(offsets.argmax())
-            offset = int(addresses[position]) - BASE
-            raise Fault(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
         if np.bitwise_or.reduce(offsets) & offsets.dtype.type(width - 1):
             position = int(np.flatnonzero(offsets & offsets.dtype.type(width - 1))[0])
             address = int(addresses[position])
-            raise Fault(lane_at(lanes, position), f"shared address {address:#x} is not a multiple of {width}")
+            raise Fault(lane_at(lanes, position), f"shared address {address:#x} is no multiple of {width}")
+        last = self._size - width
+        if last < 0 or offsets.max(initial=0) > last:
+            position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
+            offset = int(addresses[position]) - BASE
+            raise Fault(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
         element = offsets >> offsets.dtype.type(size.bit_length() - 1)
         located: NDArray[np.int64] = element.astype(np.int64) + self._origin[size][lanes]
         return located

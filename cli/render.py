@@ -1,0 +1,185 @@
+"""How things look: tables that fit a terminal, durations and sizes in words, --json as one document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from farm.jobs import Job, Status
+
+PIPE_WIDTH = 160
+"""Columns where there is no terminal to ask."""
+
+STATUS_STYLES = {
+    Status.PENDING: "yellow",
+    Status.RUNNING: "cyan",
+    Status.SUCCEEDED: "green",
+    Status.FAILED: "red",
+    Status.CRASHED: "magenta",
+    Status.CANCELLED: "dim",
+}
+
+
+def stdout() -> Console:
+    """For results. Colours only where they are seen, or where FORCE_COLOR asks for them."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """For progress, warnings and errors, so that stdout holds results alone."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def print_json(document: Any) -> None:
+    """The one document of a --json call."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def status_text(status: Status) -> Text:
+    return Text(str(status), style=STATUS_STYLES[status])
+
+
+def duration(seconds: float | None) -> str:
+    """As in 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def size(count_bytes: int) -> str:
+    """As in 812 B, 14 KB, 3.2 MB."""
+    if count_bytes < 1000:
+        return f"{count_bytes} B"
+    if count_bytes < 1_000_000:
+        return f"{count_bytes / 1000:.0f} KB"
+    return f"{count_bytes / 1e6:.1f} MB"
+
+
+def moment(at: datetime, now: datetime) -> str:
+    """A time of today as 14:03:22, an older one as 2026-11-20, in the terminal's own time zone."""
+    local, today = at.astimezone(), now.astimezone()
+    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d")
+
+
+def job_seconds(job: Job, now: datetime) -> float | None:
+    """How long it ran, or has been running."""
+    if job.started_at is None:
+        return None
+    return ((job.finished_at or now) - job.started_at).total_seconds()
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """A job as --json gives it."""
+    now = datetime.now(UTC)
+    return {
+        "id": job.id,
+        "submission": job.submission,
+        "submitter": job.submitter,
+        "name": job.name,
+        "model": job.model,
+        "archs": list(job.options.archs),
+        "batch": job.options.batch,
+        "stage": job.stage,
+        "done": job.done,
+        "total": job.total,
+        "hits": job.hits,
+        "submitted_at": job.submitted_at.isoformat(),
+        "started_at": job.started_at.isoformat() if job.started_at else None,
+        "finished_at": job.finished_at.isoformat() if job.finished_at else None,
+        "seconds": job_seconds(job, now),
+        "tries": job.tries,
+        "status": str(job.status),
+        "reason": job.reason,
+        "skipped": [{"name": s.name, "operator": s.operator, "reason": s.reason} for s in job.skipped],
+    }
+
+
+Column = tuple[str, int, bool]
+"""Name, least width, and whether it stays when the terminal is narrow."""
+
+JOB_COLUMNS: tuple[Column, ...] = (
+    ("ID", 8, True),
+    ("SUBMITTER", 9, False),
+    ("NAME", 10, True),
+    ("MODEL", 16, False),
+    ("ARCHS", 11, True),
+    ("STAGE", 8, True),
+    ("DONE", 5, True),
+    ("CACHE", 5, True),
+    ("SUBMITTED", 10, True),
+    ("DURATION", 8, True),
+    ("TRIES", 5, False),
+    ("STATUS", 9, True),
+    ("REASON", 10, True),
+)
+
+
+def job_table(jobs: Sequence[Job], width: int) -> Table:
+    """The status table; columns that repeat what is known elsewhere leave first when it gets narrow."""
+    now = datetime.now(UTC)
+    columns = list(JOB_COLUMNS)
+    for name in ("SUBMITTER", "TRIES", "MODEL"):
+        if sum(least + 2 for _, least, _ in columns) > width:
+            columns = [column for column in columns if column[0] != name]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name, least, _ in columns:
+        right = name in ("DONE", "CACHE", "DURATION", "TRIES")
+        table.add_column(
+            name,
+            min_width=least if name not in ("REASON", "NAME", "MODEL") else None,
+            no_wrap=name not in ("REASON", "ARCHS"),
+            overflow="fold" if name in ("REASON", "ARCHS") else "ellipsis",
+            justify="right" if right else "left",
+            ratio=1 if name == "REASON" else None,
+        )
+    for job in jobs:
+        cells: Mapping[str, str | Text] = {
+            "ID": job.id[:8],
+            "SUBMITTER": job.submitter,
+            "NAME": job.name,
+            "MODEL": job.model,
+            "ARCHS": ",".join(arch.removeprefix("sm_") for arch in job.options.archs),
+            "STAGE": job.stage or "-",
+            "DONE": f"{job.done}/{job.total}",
+            "CACHE": str(job.hits),
+            "SUBMITTED": moment(job.submitted_at, now),
+            "DURATION": duration(job_seconds(job, now)),
+            "TRIES": str(job.tries),
+            "STATUS": status_text(job.status),
+            "REASON": job.reason or "-",
+        }
+        table.add_row(*(cells[name] for name, _, _ in columns))
+    return table
+
+
+def counts_line(counts: Mapping[Status, int]) -> Text:
+    """One line of how many jobs are in each state."""
+    text = Text()
+    for status in Status:
+        if text:
+            text.append("  ")
+        count = counts.get(status, 0)
+        text.append(f"{count} {status}", style=STATUS_STYLES[status] if count else "dim")
+    return text

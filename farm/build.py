@@ -1,0 +1,204 @@
+"""The worker's body: template, rewrite, assemble, asking the store first. Knows nothing of Ray or of the ledger."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from dataclasses import dataclass
+
+from codegen.assemble import assemble
+from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.keys import CubinKey
+from codegen.layers import Weights
+from codegen.rewrite import Kernel, rewrite, rewriter_digest
+from codegen.template import Template, make_template, template_key
+from codegen.toolchain import Toolchain, ToolLimits
+from farm.errors import BlobLostError, FarmError, NoWorkerError
+from farm.recent import Recent
+from farm.requests import (
+    CubinFacts,
+    CubinRequest,
+    CubinResult,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    TemplateResult,
+    failed,
+)
+from farm.settings import Settings
+from farm.store.contract import Store, blob_digest
+
+TEMPLATE_STAGE = "template"
+CUBIN_STAGE = "cubin"
+
+_REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
+"""What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""
+
+
+def find_template(store: Store, key: str) -> str | None:
+    """The PTX of a template made before. A record whose blob is gone counts as none."""
+    record = store.get_record(TEMPLATE_STAGE, key)
+    if record is None or not isinstance(digest := record.get("ptx"), str):
+        return None
+    ptx = store.get(digest)
+    return None if ptx is None else ptx.decode()
+
+
+def find_cubin(store: Store, key: str) -> CubinResult | None:
+    """A cubin made before, or ptxas' refusal of it. A record whose blob is gone counts as none."""
+    record = store.get_record(CUBIN_STAGE, key)
+    if record is None:
+        return None
+    try:
+        if "error" in record:
+            failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
+            return CubinResult(key, failure, hit=True)
+        facts = CubinFacts.from_json(record)
+    except (KeyError, TypeError, ValueError):
+        return None  # written by something else: made again
+    return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
+
+
+@dataclass(frozen=True)
+class RewrittenKernel:
+    """A kernel, what it took to make, and its name."""
+
+    kernel: Kernel
+    digest: str
+    """Of its PTX."""
+    seconds: float
+
+
+class Worker:
+    """Builds what it is asked for, one request at a time.
+
+    Keeps the last parsed templates and kernels: builds of one layer for several architectures follow each other.
+    """
+
+    def __init__(self, store: Store, toolchain: Toolchain, limits: ToolLimits, *, recache: bool = False) -> None:
+        self._store = store
+        self._toolchain = toolchain
+        self._limits = limits
+        self._recache = recache
+        """Do not believe what the store says was made before."""
+        self._rewriter = rewriter_digest()
+        self._templates: Recent[str, Template] = Recent(8)
+        self._kernels: Recent[tuple[str, str], RewrittenKernel] = Recent(2)
+
+    @staticmethod
+    def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
+        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
+        return Worker(store, toolchain, limits, recache=settings.recache)
+
+    def build(self, request: Request) -> Result:
+        """Does one request. What goes wrong is in the result, not raised."""
+        try:
+            if isinstance(request, TemplateRequest):
+                return self.build_template(request)
+            return self.build_cubin(request)
+        except (ToolTimeout, ToolOutOfMemory) as error:
+            return failed(request, _tool_failure(Fault.INPUT, error))
+        except ToolCrashed as error:
+            return failed(request, _tool_failure(Fault.CRASH, error))
+        except ToolError as error:
+            # ptxas may refuse what a checkpoint's weights led to; nvcc compiles only what this program wrote.
+            fault = Fault.FARM if isinstance(request, TemplateRequest) else Fault.INPUT
+            return failed(request, _tool_failure(fault, error))
+        except (CodegenError, FarmError) as error:
+            return failed(request, Failure(Fault.FARM, str(error)))
+        except Exception as error:
+            message = f"internal error: {type(error).__name__}: {error}"
+            return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
+
+    def build_template(self, request: TemplateRequest) -> TemplateResult:
+        """Makes a template unless the store has it. Raises CodegenError and FarmError."""
+        self._check_template(request)
+        if not self._recache and find_template(self._store, request.key) is not None:
+            return TemplateResult(request.key, hit=True)
+        _, seconds = self._make_template(request)
+        return TemplateResult(request.key, seconds=seconds)
+
+    def build_cubin(self, request: CubinRequest) -> CubinResult:
+        """Makes a cubin unless the store has it; its template too if that is gone. Raises CodegenError and FarmError."""
+        self._check_cubin(request)
+        if not self._recache and (found := find_cubin(self._store, request.key)) is not None:
+            return found
+        rewritten = self._kernels.get(
+            (request.template.key, request.weights), lambda: self._rewrite(request.template, request.weights)
+        )
+        kernel = rewritten.kernel
+        try:
+            cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits)
+        except ToolError as error:
+            error.command += f"  # kernel.ptx: blob {self._store.put(kernel.ptx)} of {self._store.describe()}"
+            if type(error) is ToolError and _REFUSAL.search(error.stderr):
+                refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
+                self._store.put_record(CUBIN_STAGE, request.key, refusal)
+            raise
+        facts = CubinFacts(
+            cubin=self._store.put(cubin.data),
+            cubin_bytes=len(cubin.data),
+            ptx=rewritten.digest,
+            fmas_kept=kernel.fmas_kept,
+            fmas_deleted=kernel.fmas_deleted,
+            registers=cubin.registers,
+            spill_bytes=cubin.spill_bytes,
+            rewrite_seconds=rewritten.seconds,
+            ptxas_seconds=cubin.seconds,
+        )
+        self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
+        return CubinResult(request.key, facts)
+
+    def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
+        start = time.monotonic()
+        template = make_template(
+            request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits
+        )
+        seconds = time.monotonic() - start
+        digest = self._store.put(template.ptx.encode())
+        self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})
+        return template, seconds
+
+    def _template(self, request: TemplateRequest) -> Template:
+        ptx = find_template(self._store, request.key)
+        return self._make_template(request)[0] if ptx is None else Template.from_ptx(ptx)
+
+    def _rewrite(self, request: TemplateRequest, weights: str) -> RewrittenKernel:
+        data = self._store.get(weights)
+        if data is None:
+            raise BlobLostError(f"the weights {weights[:12]} are no longer in {self._store.describe()}: compile again")
+        template = self._templates.get(request.key, lambda: self._template(request))
+        start = time.monotonic()
+        kernel = rewrite(template, Weights.from_bytes(request.spec, data))
+        return RewrittenKernel(kernel, blob_digest(kernel.ptx), time.monotonic() - start)
+
+    def _check_template(self, request: TemplateRequest) -> None:
+        """A template made by another compiler must not lie under this key."""
+        key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain)
+        if key.digest != request.key:
+            raise NoWorkerError(
+                f"this worker's nvcc {self._toolchain.nvcc_version} or its version of this program is not the "
+                "coordinator's: install the same ones on both"
+            )
+
+    def _check_cubin(self, request: CubinRequest) -> None:
+        key = CubinKey(
+            template=request.template.key,
+            weights=request.weights,
+            rewriter_digest=self._rewriter,
+            assembler=self._toolchain.ptxas_version,
+            arch=request.arch,
+            options=request.options,
+        )
+        if key.digest != request.key:
+            raise NoWorkerError(
+                f"this worker's ptxas {self._toolchain.ptxas_version} or its version of this program is not the "
+                "coordinator's: install the same ones on both"
+            )
+
+
+def _tool_failure(fault: Fault, error: ToolError) -> Failure:
+    return Failure(fault, str(error), error.command, error.stderr)

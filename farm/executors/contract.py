@@ -1,0 +1,42 @@
+"""What an executor is: takes requests, gives results back as they come, in any order."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from typing_extensions import Self
+
+from farm.requests import Request, Result
+
+
+class Executor(Protocol):
+    """Runs requests on workers; starts them at the first use of `capacity` or `submit`, so that one unused costs nothing.
+
+    Raises UnreachableError, in words, where the workers cannot be started or reached.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """How many requests are worth having submitted at a time: enough that no worker waits for the next."""
+
+    def submit(self, request: Request) -> None:
+        """Takes a request; its result comes from `wait`, exactly once."""
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        """The results that have come since the last call; at least one unless the time is over or nothing is submitted.
+
+        A worker that dies is a result too, with a failure whose fault is CRASH.
+        """
+
+    def cancel_all(self) -> None:
+        """Drops what is submitted and ends the tools that run; no result of it comes any more."""
+
+    def close(self) -> None:
+        """Cancels what is left and gives the workers back; may be called twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,43 @@
+"""Runs requests in this process, one at a time: for tests, debugging and machines without Ray."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+
+from typing_extensions import Self
+
+from farm.build import Worker
+from farm.requests import Request, Result
+
+
+class InlineExecutor:
+    """Builds when it is waited for; the time limit of `wait` does not interrupt a build."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._submitted: deque[Request] = deque()
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    def submit(self, request: Request) -> None:
+        self._submitted.append(request)
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        return [self._worker.build(self._submitted.popleft())] if self._submitted else []
+
+    def cancel_all(self) -> None:
+        self._submitted.clear()
+
+    def close(self) -> None:
+        self.cancel_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""What has to be made for some jobs: every distinct template and every distinct cubin, once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from codegen.arch import virtual_arch
+from codegen.keys import CubinKey, TemplateKey
+from codegen.layers import LayerSpec
+from codegen.rewrite import rewriter_digest
+from codegen.template import template_key
+from codegen.tiling import Tiling
+from codegen.toolchain import Toolchain
+from farm.jobs import Build, BuildOptions, Job
+from farm.requests import CubinRequest, TemplateRequest
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who needs a cubin: one build of one job, for one architecture."""
+
+    job: str
+    build: int
+    """Of the row in the ledger."""
+    arch: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Requests, most expensive first, and who waits for them."""
+
+    templates: tuple[TemplateRequest, ...]
+    cubins: tuple[CubinRequest, ...]
+    targets: Mapping[str, tuple[Target, ...]]
+    """By the cubin's key; two layers with the same shape and weights share one cubin."""
+    template_fields: Mapping[str, Mapping[str, str]]
+    """By the template's key: what went into it."""
+    cubin_fields: Mapping[str, Mapping[str, str]]
+
+
+def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> Plan:
+    """Plans all builds of all jobs together, so that what they share is made once.
+
+    Builds of one layer for several architectures stay neighbours: a worker rewrites once for all of them. Raises
+    ArchError for an architecture that the toolchain does not know.
+    """
+    rewriter = rewriter_digest()
+
+    @cache
+    def key_of_template(spec: LayerSpec, tiling: Tiling, virtual: str) -> TemplateKey:
+        return template_key(spec, tiling, virtual, toolchain)
+
+    templates: dict[str, TemplateRequest] = {}
+    cubins: dict[str, CubinRequest] = {}
+    targets: dict[str, list[Target]] = {}
+    template_fields: dict[str, Mapping[str, str]] = {}
+    cubin_fields: dict[str, Mapping[str, str]] = {}
+    for job, builds in work:
+        options = ptxas_options(job.options)
+        for build in builds:
+            for arch in job.options.archs:
+                of_template = key_of_template(build.spec, build.tiling, virtual_arch(arch))
+                template = _template_request(of_template)
+                of_cubin = CubinKey(
+                    template=template.key,
+                    weights=build.weights,
+                    rewriter_digest=rewriter,
+                    assembler=toolchain.ptxas_version,
+                    arch=arch,
+                    options=options,
+                )
+                key = of_cubin.digest
+                cost = build.nonzeros * build.tiling.rows
+                templates.setdefault(template.key, template)
+                cubins.setdefault(key, CubinRequest(template, build.weights, arch, options, key, cost))
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch))
+                template_fields.setdefault(template.key, of_template.fields())
+                cubin_fields.setdefault(key, of_cubin.fields())
+    return Plan(
+        templates=tuple(sorted(templates.values(), key=lambda request: -request.cost)),
+        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.cost)),
+        targets={key: tuple(who) for key, who in targets.items()},
+        template_fields=template_fields,
+        cubin_fields=cubin_fields,
+    )
+
+
+def ptxas_options(options: BuildOptions) -> tuple[str, ...]:
+    """What ptxas is told beside the architecture."""
+    return (f"-O{options.optimisation}",)
+
+
+def _template_request(key: TemplateKey) -> TemplateRequest:
+    return TemplateRequest(spec=key.spec, tiling=key.tiling, virtual_arch=key.virtual_arch, key=key.digest)

@@ -1,0 +1,34 @@
+"""What a coordinator tells while it works; the command line shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farm.jobs import Build, BuildResult, Job
+from farm.plan import Plan
+from farm.requests import Failure, Request, TemplateResult
+
+
+class Progress:
+    """Shows nothing; a subclass overrides what it wants to show. All calls come from the thread that runs the jobs."""
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
+        """What is to be done for these jobs, builds by their id; nothing was looked up yet."""
+
+    def submitted(self, request: Request) -> None:
+        """A worker has it, or will soon."""
+
+    def retried(self, request: Request, failure: Failure) -> None:
+        """Its worker died, so it waits for another."""
+
+    def template_done(self, result: TemplateResult) -> None:
+        """A template is there or has failed; its key is in the plan."""
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """A cubin of a build is there, hit or built, or has failed."""
+
+    def job_done(self, job: Job) -> None:
+        """A job has reached its final state."""
+
+    def elsewhere(self, job: Job) -> None:
+        """Another coordinator runs this job; said once, before waiting for it."""

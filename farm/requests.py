@@ -1,0 +1,141 @@
+"""What crosses to a worker and back: requests and results, frozen values of names and digests. Bytes travel by the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from codegen.layers import LayerSpec
+from codegen.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class TemplateRequest:
+    """Make the template of one shape."""
+
+    spec: LayerSpec
+    tiling: Tiling
+    virtual_arch: str
+    key: str
+    """Digest of the template's key; the worker checks that its own toolchain gives the same."""
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds that nvcc compiles: what its time grows with."""
+        if self.tiling.form == "full":
+            return self.spec.weights_count * self.tiling.rows
+        group = self.tiling.group_kernels * self.tiling.rows * self.tiling.chunk_channels
+        return group * self.spec.kernel_height * self.spec.kernel_width
+
+
+@dataclass(frozen=True)
+class CubinRequest:
+    """Put one layer's weights into its template and assemble it for one architecture."""
+
+    template: TemplateRequest
+    weights: str
+    """Digest of the blob with weights and bias."""
+    arch: str
+    options: tuple[str, ...]
+    """Of ptxas, in order."""
+    key: str
+    """Digest of the cubin's key."""
+    cost: int
+    """Predicted, in non-zero weights."""
+
+
+Request = TemplateRequest | CubinRequest
+
+
+class Fault(StrEnum):
+    """Whose fault a failure is, which decides whether it is tried again."""
+
+    INPUT = "input"
+    """The same input fails again: final."""
+    CRASH = "crash"
+    """A process died: may go well the next time."""
+    FARM = "farm"
+    """The store, the toolchain or this program: final, and not the input's fault."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no result, in words."""
+
+    fault: Fault
+    message: str
+    command: str = ""
+    """To run the failed tool again by hand."""
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class TemplateResult:
+    """A template now lies in the store, or why it does not."""
+
+    key: str
+    hit: bool = False
+    seconds: float = 0.0
+    """That it took to make now: 0 for a hit."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class CubinFacts:
+    """What is known of one cubin: its action record in the store."""
+
+    cubin: str
+    """Digest of the cubin's blob."""
+    cubin_bytes: int
+    ptx: str
+    """Digest of the rewritten PTX."""
+    fmas_kept: int
+    fmas_deleted: int
+    registers: int
+    spill_bytes: int
+    rewrite_seconds: float
+    ptxas_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> CubinFacts:
+        """Reads what `to_json` wrote. Raises KeyError or ValueError on anything else."""
+        return CubinFacts(
+            cubin=str(record["cubin"]),
+            cubin_bytes=int(record["cubin_bytes"]),
+            ptx=str(record["ptx"]),
+            fmas_kept=int(record["fmas_kept"]),
+            fmas_deleted=int(record["fmas_deleted"]),
+            registers=int(record["registers"]),
+            spill_bytes=int(record["spill_bytes"]),
+            rewrite_seconds=float(record["rewrite_seconds"]),
+            ptxas_seconds=float(record["ptxas_seconds"]),
+        )
+
+
+@dataclass(frozen=True)
+class CubinResult:
+    """A cubin now lies in the store, or why it does not."""
+
+    key: str
+    made: CubinFacts | Failure
+    hit: bool = False
+    """Known from before, be it a cubin or a failure."""
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.made if isinstance(self.made, Failure) else None
+
+
+Result = TemplateResult | CubinResult
+
+
+def failed(request: Request, failure: Failure) -> Result:
+    """The result of a request that came to nothing."""
+    if isinstance(request, TemplateRequest):
+        return TemplateResult(request.key, failure=failure)
+    return CubinResult(request.key, failure)

@@ -1,0 +1,210 @@
+"""The rewriter against hand-checked PTX and against a naive one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from codegen.errors import TemplateError
+from codegen.layers import Weights
+from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate
+from codegen.rewrite import rewrite, rewriter_digest
+from codegen.template import Template
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+ROLLED = (GOLDEN / "rolled_template.ptx").read_text()
+FULL = (GOLDEN / "full_template.ptx").read_text()
+SHAPE = (3, 3, 2, 1)
+
+GOLDEN_WEIGHTS = Weights(
+    np.array(
+        [
+            [[[0.5], [0]], [[0], [-2]], [[0], [0]]],
+            [[[0], [0]], [[0], [0]], [[0], [0]]],
+            [[[1], [-0.0]], [[3], [0]], [[0], [1e-40]]],
+        ],
+        dtype=np.float32,
+    ),
+    np.array([0, 0.25, -1], dtype=np.float32),
+)
+
+weight_values = st.one_of(
+    st.sampled_from([0.0, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0**-149, float(np.finfo(np.float32).max)]),
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+any_weights = st.builds(
+    Weights,
+    hnp.arrays(np.float32, SHAPE, elements=weight_values),
+    hnp.arrays(np.float32, SHAPE[0], elements=weight_values),
+)
+
+
+def bits(value: np.float32) -> str:
+    return immediate(int(np.asarray(value, dtype=np.float32).view(np.uint32)))
+
+
+def naive_streams(template: Template, weights: Weights) -> list[str]:
+    """Every K group's instructions, one line at a time, as method.md says it."""
+    lines = template.ptx.splitlines()
+    label = next(i for i, line in enumerate(lines) if line.startswith("$L"))
+    branch = next(i for i, line in enumerate(lines) if " bra" in line)
+    turn = [line for line in lines[label + 1 : branch] if not line.startswith(".pragma")]
+    tail = lines[branch + 1 : lines.index("ret;") + 1]
+    group_kernels, chunk_channels = template.tiling.group_kernels, template.tiling.chunk_channels
+    taps = [(0, [0]), (1, [1, 0]), (2, [1])]  # input row: kernel rows of output rows 0 and 1 that use it
+    slots = [
+        (k, c, r)
+        for c in range(chunk_channels)
+        for _, kernel_rows in taps
+        for k in range(group_kernels)
+        for r in kernel_rows
+    ]
+
+    def weight(slot: int, group: int, chunk: int) -> np.float32:
+        k, c, r = slots[slot]
+        k, c = k + group * group_kernels, c + chunk * chunk_channels
+        return weights.kernel[k, c, r, 0] if k < SHAPE[0] and c < SHAPE[1] else np.float32(0)
+
+    streams = []
+    for group in range(2):
+        out: list[str] = []
+        for chunk in range(2):
+            values = {immediate(FIRST_WEIGHT + slot): weight(slot, group, chunk) for slot in range(len(slots))}
+            copy = []
+            for line in turn:
+                placeholder = next((p for p in re.findall(r"0f\w{8}", line) if p in values and "fma" in line), None)
+                if placeholder is None:
+                    copy.append(line)
+                elif values[placeholder] != 0:
+                    copy.append(line.replace(placeholder, bits(values[placeholder])))
+            used = " ".join(line.split(",")[1] + "," for line in copy if line.startswith("fma"))
+            for line in copy:
+                load = re.match(r"ld\.shared\.f32\s+(%f\d+),", line)
+                if load is None or f"{load[1]}," in used:
+                    out.append(line)
+        for line in tail:
+            kernel = re.search(r"// farm\.(?:bias|store) (\d+)", line)
+            if kernel is None:
+                out.append(line)
+                continue
+            k = group * group_kernels + int(kernel[1])
+            if k < SHAPE[0] and ("farm.store" in line or weights.bias[k] != 0):
+                out.append(line.replace(immediate(FIRST_BIAS + int(kernel[1])), bits(weights.bias[k])))
+        streams.append("\n".join(out))
+    return streams
+
+
+def test_the_rolled_kernel_is_the_one_checked_by_hand() -> None:
+    assert rewrite(Template.from_ptx(ROLLED), GOLDEN_WEIGHTS).ptx.decode() == (GOLDEN / "rolled_kernel.ptx").read_text()
+
+
+def test_the_full_kernel_is_the_one_checked_by_hand() -> None:
+    assert rewrite(Template.from_ptx(FULL), GOLDEN_WEIGHTS).ptx.decode() == (GOLDEN / "full_kernel.ptx").read_text()
+
+
+@given(any_weights)
+def test_the_vectorised_rewriter_agrees_with_a_naive_one(weights: Weights) -> None:
+    template = Template.from_ptx(ROLLED)
+    kernel = rewrite(template, weights).ptx.decode()
+    first, second = naive_streams(template, weights)
+    assert kernel.count(first) == 1
+    assert kernel.endswith(f"$from1:\n{second}\n}}\n")
+    head = ROLLED[: ROLLED.index("$L__BB0_1")]
+    assert kernel.startswith(head)
+    assert len(kernel) - len(head) - len(first) - len(second) < 150  # nothing but the branch between the groups
+
+
+@given(any_weights, st.sampled_from([ROLLED, FULL]))
+def test_kept_and_deleted_multiply_adds_add_up_and_match_the_text(weights: Weights, text: str) -> None:
+    template = Template.from_ptx(text)
+    kernel = rewrite(template, weights)
+    assert kernel.ptx.decode().count("fma.rn.f32") == kernel.fmas_kept
+    assert kernel.fmas_kept == template.tiling.rows * weights.nonzeros
+    rolled_copies = 2 * 2 * 16
+    dense = rolled_copies if text is ROLLED else template.tiling.rows * weights.kernel.size
+    assert kernel.fmas_kept + kernel.fmas_deleted == dense
+
+
+def test_placeholders_put_back_for_themselves_keep_every_instruction() -> None:
+    template = Template.from_ptx(FULL)
+    from codegen.operators.conv2d import full_placeholders
+
+    kernel_bits, bias_bits = full_placeholders(template.spec)
+    identity = Weights(kernel_bits.view(np.float32), bias_bits.view(np.float32))
+    kernel = rewrite(template, identity)
+    assert kernel.fmas_deleted == 0
+    # Constants go from registers of their own back into the instructions; nothing else changes.
+    without_constants = [line for line in FULL.splitlines() if not re.match(r"mov\.f32\s+%f\d+, 0f3F", line)]
+    assert len(kernel.ptx.decode().splitlines()) == len(without_constants)
+
+
+def test_a_rolled_template_rewritten_with_its_own_placeholders_repeats_its_loop_unchanged() -> None:
+    template = Template.from_ptx(ROLLED)
+    from codegen.operators.conv2d import rolled_slots
+
+    kernel = np.zeros(SHAPE, dtype=np.float32)
+    placeholders = np.arange(FIRST_WEIGHT, FIRST_WEIGHT + 16, dtype=np.uint32).view(np.float32)
+    slots = rolled_slots(template.spec, template.tiling)
+    once = {tuple(slot): value for slot, value in zip(slots.tolist(), placeholders, strict=True)}
+    for (k, c, r, s), value in once.items():
+        kernel[k, c, r, s] = value
+    text = rewrite(template, Weights(kernel, np.zeros(3, dtype=np.float32))).ptx.decode()
+    label, branch = ROLLED.index("$L__BB0_1:"), ROLLED.index(" bra")
+    for line in ROLLED[label:branch].splitlines():
+        if match := re.match(r"(fma\.rn\.f32 .*,)0f(\w{8})(,.*)", line):
+            k, c, r, s = slots[int(match[2], 16) - FIRST_WEIGHT]
+            assert f"{match[1]}{bits(kernel[k, c, r, s])}{match[3]}" in text
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    other = Weights(np.zeros((3, 3, 2, 2), dtype=np.float32), np.zeros(3, dtype=np.float32))
+    with pytest.raises(ValueError, match="for a template of"):
+        rewrite(Template.from_ptx(ROLLED), other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.split("\n", 1)[1], "not a template"),
+        (lambda text: text.replace("ret;", "bra $L__BB0_1;\nret;"), "one loop and one group"),
+        (lambda text: text.replace("// farm.body.begin\n", ""), "body markers"),
+        (lambda text: re.sub(r"fma\.rn\.f32 .*3F800003.*\n", "", text), "not consecutive"),
+        (lambda text: re.sub(r"(fma\.rn\.f32 .*3F800003.*\n)", r"\1\1", text), "stands twice"),
+        (lambda text: re.sub(r"\{.*// farm\.store 1\n", "", text, count=1), "not stored once"),
+        (lambda text: re.sub(r"(fma\.rn\.f32 )(%f\d+)(.*3F800003)", r"\1%f0\3", text), "not in place"),
+        (lambda text: text.replace("// farm.bias 1", "// farm.bias 0"), "another kernel's line"),
+        (lambda text: re.sub(r"ld\.shared\.f32", "ld.global.f32", text, count=1), "not loaded from shared"),
+    ],
+)
+def test_a_template_without_the_form_the_rewriter_needs_is_refused(damage, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TemplateError, match=message):
+        Template.from_ptx(damage(ROLLED))
+
+
+def test_the_digest_of_the_rewriter_is_stable_within_a_version() -> None:
+    assert rewriter_digest() == rewriter_digest()
+    assert len(rewriter_digest()) == 64
+
+
+def test_an_addend_assigned_twice_is_copied_not_renamed() -> None:
+    from codegen.substitute import substitute
+
+    ptx = "mov.f32 %f1, %f9;\nmov.f32 %f1, %f8;\nfma.rn.f32 %f2, %f3, 0f3F800001, %f1;\nst.global.f32 [%rd1], %f2;\n"
+    text, kept, deleted = substitute(ptx, {0x3F800001: 0})
+    assert (kept, deleted) == (0, 1)
+    assert text == "mov.f32 %f1, %f9;\nmov.f32 %f1, %f8;\nmov.f32 %f2,%f1;\nst.global.f32 [%rd1], %f2;\n"
+
+
+def test_a_chain_of_deleted_multiply_adds_leaves_its_first_addend() -> None:
+    from codegen.substitute import substitute
+
+    lines = [f"fma.rn.f32 %f{i + 1}, %f9, 0f{0x3F800001 + i:08X}, %f{i};" for i in range(1, 5)]
+    ptx = "\n".join([*lines, "st.global.f32 [%rd1], %f5;"]) + "\n"
+    values = {0x3F800001 + i: 0 for i in range(1, 5)}
+    assert substitute(ptx, values)[0] == "st.global.f32 [%rd1], %f1;\n"
