@@ -38,7 +38,9 @@ def status(
     def render(console: Console) -> RenderableType:
         jobs = ledger.jobs(states=states, model=model, arch=arch, limit=most)
         lines: list[RenderableType] = [counts_line(ledger.counts())]
-        lines.append(job_table(jobs, console.width) if jobs else "no jobs: farm compile model.onnx --arch sm_90 makes one")
+        lines.append(
+            job_table(jobs, console.width) if jobs else "no jobs: farm compile model.onnx --arch sm_90 makes one"
+        )
         return Group(*lines)
 
     if as_json:

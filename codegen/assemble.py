@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.errors import ToolError
-from codegen.toolchain import Toolchain, ToolLimits, run_tool
+from codegen.errors import ToolchainError, ToolCrashed, ToolError
+from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits, run_tool
 
 PTX_LIMIT_BYTES = 64 * 2**20
-"""ptxas never finished a PTX of 361 MB (measurements.md); what is larger than this is not even tried."""
+"""ptxas never finished a PTX of 361 MB; what is larger than this is not even tried."""
+_ELF_HEADER_BYTES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,37 +38,67 @@ def ptxas_options(optimisation: int) -> tuple[str, ...]:
 
 
 def assemble(
-    ptx: bytes, arch: str, toolchain: Toolchain, options: tuple[str, ...], limits: ToolLimits
+    ptx: bytes,
+    arch: str,
+    toolchain: Toolchain,
+    options: tuple[str, ...] = ("-O3",),
+    limits: ToolLimits = DEFAULT_LIMITS,
+    *,
+    size_limit_bytes: int = PTX_LIMIT_BYTES,
 ) -> Cubin:
-    """Assembles PTX. Raises ToolError (the PTX is at fault), ToolTimeout, ToolOutOfMemory or ToolCrashed.
+    """Assembles the PTX of one kernel for one real architecture.
 
-    The command that such an error carries reads `kernel.ptx`, which is gone by then: the caller says how to get it.
+    Raises ToolError (the PTX is at fault: it would fail again), ToolTimeout, ToolOutOfMemory or ToolCrashed. Their
+    command reads `kernel.ptx`, a file with the bytes given here, and says which SHA-256 it has.
     """
-    command = f"{toolchain.ptxas} -arch={arch} {' '.join(options)} -v -o kernel.cubin kernel.ptx"
-    if len(ptx) > PTX_LIMIT_BYTES:
+    argv = [str(toolchain.ptxas), f"-arch={arch}", *options, "-v", "-o", "kernel.cubin", "kernel.ptx"]
+    again = f"{shlex.join(argv)}  # kernel.ptx has SHA-256 {hashlib.sha256(ptx).hexdigest()}"
+    if len(ptx) > size_limit_bytes:
         raise ToolError(
-            f"the kernel's PTX has {len(ptx) / 2**20:.0f} MiB and ptxas is given at most {PTX_LIMIT_BYTES // 2**20}: "
-            "prune the layer further or leave it out",
-            command=command,
+            f"the kernel's PTX has {len(ptx):,} bytes and ptxas is given at most {size_limit_bytes:,}, since its time "
+            "grows faster than the size: prune the layer further or leave it out",
+            command=again,
         )
     with tempfile.TemporaryDirectory(prefix="farm-assemble-") as name:
-        folder = Path(name)
-        (folder / "kernel.ptx").write_bytes(ptx)
-        argv = [toolchain.ptxas, f"-arch={arch}", *options, "-v", "-o", "kernel.cubin", "kernel.ptx"]
-        done = run_tool(argv, limits=limits, cwd=folder)
-        data = (folder / "kernel.cubin").read_bytes()
-    registers = re.search(r"Used (\d+) registers", done.stderr)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
-    return Cubin(data, arch, int(registers[1]) if registers else 0, sum(map(int, spills)), done.seconds)
+        scratch = Path(name)
+        (scratch / "kernel.ptx").write_bytes(ptx)
+        try:
+            done = run_tool(argv, limits=limits, scratch=scratch)
+        except ToolError as error:
+            error.command = again
+            raise
+        data = (scratch / "kernel.cubin").read_bytes()
+    if not _is_whole(data):
+        raise ToolCrashed("ptxas wrote a part of the cubin only: is the disk full?", command=again, stderr=done.stderr)
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
+    spills = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)]
+    if not registers:
+        raise ToolError("ptxas reports no kernel: the PTX has no .entry", command=again, stderr=done.stderr)
+    return Cubin(data, arch, max(registers), sum(spills), done.seconds)
 
 
-def fat_binary(cubins: Mapping[str, bytes], toolchain: Toolchain, limits: ToolLimits) -> bytes:
-    """One file that holds the cubins of several architectures; the driver picks."""
+def _is_whole(cubin: bytes) -> bool:
+    """Whether all that the ELF header promises is there: on a full disk ptxas succeeds with a part of the file."""
+    if len(cubin) < _ELF_HEADER_BYTES or not cubin.startswith(b"\x7fELF"):
+        return False
+
+    def field(start: int, size: int) -> int:
+        return int.from_bytes(cubin[start : start + size], "little")
+
+    program_headers_end = field(32, 8) + field(54, 2) * field(56, 2)
+    section_headers_end = field(40, 8) + field(58, 2) * field(60, 2)
+    return len(cubin) >= max(program_headers_end, section_headers_end)
+
+
+def fat_binary(cubins: Mapping[str, bytes], toolchain: Toolchain, limits: ToolLimits = DEFAULT_LIMITS) -> bytes:
+    """One file that holds the cubins of several architectures; the driver picks. Raises ToolError."""
+    if toolchain.fatbinary is None:
+        raise ToolchainError(f"there is no fatbinary beside {toolchain.nvcc}: name the nvcc of a whole CUDA toolkit")
     with tempfile.TemporaryDirectory(prefix="farm-fatbinary-") as name:
-        folder = Path(name)
+        scratch = Path(name)
         images = []
-        for arch, data in cubins.items():
-            (folder / f"{arch}.cubin").write_bytes(data)
+        for arch in sorted(cubins):
+            (scratch / f"{arch}.cubin").write_bytes(cubins[arch])
             images.append(f"--image3=kind=elf,sm={arch.removeprefix('sm_')},file={arch}.cubin")
-        run_tool([toolchain.fatbinary, "-64", "--create=all.fatbin", *images], limits=limits, cwd=folder)
-        return (folder / "all.fatbin").read_bytes()
+        run_tool([toolchain.fatbinary, "-64", "--create=all.fatbin", *images], limits=limits, scratch=scratch)
+        return (scratch / "all.fatbin").read_bytes()

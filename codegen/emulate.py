@@ -1,9 +1,9 @@
 """Runs generated PTX on the CPU, all threads at once as NumPy arrays: verification without a GPU.
 
-Every lane has its own place in the program, its own registers and its block's shared memory. What no program may do is an
-EmulationError that names the line, the instruction, the thread and the reason: an access outside of the arguments' arrays or
-misaligned, a barrier that only a part of the block reaches, shared memory that is read before it was written, before
-its `cp.async` was waited for, or without a barrier after another thread wrote it.
+Every lane has its own place in the program, its own registers and its block's shared memory. What no program may do
+is an EmulationError that names the line, the instruction, the thread and the reason: an access outside of the
+arguments' arrays or misaligned, a barrier that only a part of the block reaches, shared memory that is read before it
+was written, before its `cp.async` was waited for, or without a barrier after another thread wrote it.
 
 What it does not see: a thread that overwrites shared memory before others have read it (the lanes run in step), and
 races in global memory. A NaN is a NaN: its bits are NumPy's.
@@ -50,7 +50,7 @@ class Trace:
     """What was run."""
 
     executed: Mapping[str, int]
-    """Opcode, with its suffixes, to how often it was run, counted once per thread; not where its predicate was false."""
+    """Opcode, with its suffixes, to how often it was run: once per thread whose predicate held."""
     threads: int
 
     def per_thread(self, name: str) -> float:
@@ -71,8 +71,8 @@ def run(
 ) -> Trace:
     """Launches a kernel; arrays are its pointers and are changed in place, numbers are its scalars.
 
-    `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]; `kernel` may be left out if
-    the file has one. Raises PtxError for a text that cannot be read and EmulationError for everything else.
+    `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]; `kernel` may be left out
+    if the file has one. Raises PtxError for a text that cannot be read and EmulationError for everything else.
     """
     module = parse_module(ptx)
     entry = _entry(module, kernel)
@@ -160,10 +160,7 @@ def _layout(module: Module, entry: Entry, shared_bytes: int) -> tuple[dict[str, 
     for variable in sorted(variables, key=lambda each: each.extern):
         start = -(-end // variable.alignment) * variable.alignment
         symbols[variable.name] = BASE + start
-        if variable.extern:
-            end = max(end, start)
-        else:
-            end = start + variable.size_bytes
+        end = max(end, start) if variable.extern else start + variable.size_bytes
     return symbols, end + shared_bytes
 
 

@@ -98,7 +98,7 @@ def _immediate(text: str) -> Immediate | None:
     return None
 
 
-class _Unknown(Exception):
+class _UnknownOperandError(Exception):
     """The text of an operand."""
 
 
@@ -111,10 +111,12 @@ class Scope:
         self.operands: dict[str, Operand] = {}
 
     def declare(self, name: str, operand: Register | Symbol) -> None:
+        """Makes `name` mean `operand` from here on."""
         self.names[name] = operand
         self.operands.clear()
 
     def resolve(self, name: str) -> Register | Symbol:
+        """What a name means here: of the innermost block that declares it."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -123,6 +125,7 @@ class Scope:
         return Register(name) if name.startswith("%") else Symbol(name)
 
     def operand(self, text: str) -> Operand:
+        """Reads one operand."""
         if (known := self.operands.get(text)) is None:
             known = self.operands[text] = self._parse(text)
         return known
@@ -138,19 +141,19 @@ class Scope:
             return immediate
         if _NAME.fullmatch(text):
             return self.resolve(text)
-        raise _Unknown(text)
+        raise _UnknownOperandError(text)
 
     def _element(self, text: str) -> Register | Immediate | Symbol:
         if isinstance(operand := self.operand(text), Address | Vector):
-            raise _Unknown(text)
+            raise _UnknownOperandError(text)
         return operand
 
     def _address(self, text: str) -> Address:
         if (match := _ADDRESS.fullmatch(text)) is None:
-            raise _Unknown(text)
+            raise _UnknownOperandError(text)
         name, offset, absolute = match.groups()
         if (value := _integer(offset or absolute or "0")) is None:
-            raise _Unknown(text)
+            raise _UnknownOperandError(text)
         return Address(self.resolve(name) if name else None, value)
 
 
@@ -166,7 +169,7 @@ def parse_instruction(text: str, line: int = 1, scope: Scope | None = None) -> I
     negated, guard, opcode, rest = match.groups()
     try:
         operands = tuple(scope.operand(part) for part in _OPERAND.findall(rest))
-    except _Unknown as error:
+    except _UnknownOperandError as error:
         raise PtxError(f"line {line}: unknown operand {str(error)!r} in {text!r}") from None
     predicate = Register(scope.resolve(guard).name, negated == "!") if guard else None
     return Instruction(opcode, operands, predicate, line, text)

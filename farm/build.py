@@ -41,9 +41,10 @@ _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
 def find_template(store: Store, key: str) -> str | None:
     """The PTX of a template made before. A record whose blob is gone counts as none."""
     record = store.get_record(TEMPLATE_STAGE, key)
-    if record is None or not isinstance(digest := record.get("ptx"), str):
-        return None
-    ptx = store.get(digest)
+    try:
+        ptx = None if record is None else store.get(str(record["ptx"]))
+    except (KeyError, ValueError):
+        return None  # written by something else: made again
     return None if ptx is None else ptx.decode()
 
 
@@ -57,9 +58,9 @@ def find_cubin(store: Store, key: str) -> CubinResult | None:
             failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
             return CubinResult(key, failure, hit=True)
         facts = CubinFacts.from_json(record)
+        return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
     except (KeyError, TypeError, ValueError):
         return None  # written by something else: made again
-    return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Worker:
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
+        """A worker with the limits that the settings name."""
         limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
         return Worker(store, toolchain, limits, recache=settings.recache)
 
@@ -109,7 +111,7 @@ class Worker:
             return failed(request, _tool_failure(fault, error))
         except (CodegenError, FarmError) as error:
             return failed(request, Failure(Fault.FARM, str(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a bug here must not take the other builds with it
             message = f"internal error: {type(error).__name__}: {error}"
             return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
 
@@ -122,7 +124,10 @@ class Worker:
         return TemplateResult(request.key, seconds=seconds)
 
     def build_cubin(self, request: CubinRequest) -> CubinResult:
-        """Makes a cubin unless the store has it; its template too if that is gone. Raises CodegenError and FarmError."""
+        """Makes a cubin unless the store has it; its template too if that is gone.
+
+        Raises CodegenError and FarmError.
+        """
         self._check_cubin(request)
         if not self._recache and (found := find_cubin(self._store, request.key)) is not None:
             return found
@@ -154,9 +159,7 @@ class Worker:
 
     def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
         start = time.monotonic()
-        template = make_template(
-            request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits
-        )
+        template = make_template(request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits)
         seconds = time.monotonic() - start
         digest = self._store.put(template.ptx.encode())
         self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})

@@ -31,6 +31,7 @@ class Claim:
 
     @property
     def total(self) -> int:
+        """Layers times architectures."""
         return len(self.builds) * len(self.job.options.archs)
 
     @property
@@ -51,9 +52,9 @@ class Claims:
         self._progress = progress
         self._claims: dict[str, Claim] = {}
         """Of jobs that have not ended."""
-        for id in job_ids:
-            job, builds = ledger.job(id), ledger.builds(id)
-            self._claims[id] = Claim(job, builds, left=len(builds) * len(job.options.archs))
+        for job_id in job_ids:
+            job, builds = ledger.job(job_id), ledger.builds(job_id)
+            self._claims[job_id] = Claim(job, builds, left=len(builds) * len(job.options.archs))
         self._builds = {build.id: build for claim in self._claims.values() for build in claim.builds}
         self._template_seconds: dict[str, float] = {}
         self._results: list[BuildResult] = []
@@ -61,6 +62,7 @@ class Claims:
         self._written_at = time.monotonic()
 
     def work(self) -> list[tuple[Job, Sequence[Build]]]:
+        """What is to be planned."""
         return [(claim.job, claim.builds) for claim in self._claims.values()]
 
     def start(self, plan: Plan) -> None:
@@ -74,11 +76,14 @@ class Claims:
         self._ledger.record_keys("cubin", plan.cubin_fields)
         text = f"planned: {len(plan.templates)} templates, {len(plan.cubins)} cubins"
         for claim in self._claims.values():
+            if claim.job.tries > 1:
+                self._ledger.forget_results(claim.job.id)
             self._say(claim, "info", text)
             self._set_stage(claim, "template")
         self._progress.planned([claim.job for claim in self._claims.values()], self._builds, plan)
 
     def take(self, result: Result) -> None:
+        """Gives a final result to every job that waits for it."""
         if isinstance(result, TemplateResult):
             self._take_template(result)
             return
@@ -90,8 +95,8 @@ class Claims:
 
     def _take_template(self, result: TemplateResult) -> None:
         self._template_seconds[result.key] = result.seconds
-        for id in self._jobs_of_template[result.key] & self._claims.keys():
-            claim, name = self._claims[id], f"template {result.key[:12]}"
+        for job_id in self._jobs_of_template[result.key] & self._claims.keys():
+            claim, name = self._claims[job_id], f"template {result.key[:12]}"
             if result.failure is not None:
                 self._say(claim, "error", _explain(name, result.failure))
             else:
@@ -154,8 +159,7 @@ class Claims:
 
     def _flush(self) -> None:
         self._ledger.record_results(self._results)
-        for event in self._events:
-            self._ledger.add_event(*event)
+        self._ledger.add_events(self._events)
         self._results, self._events = [], []
         self._written_at = time.monotonic()
 

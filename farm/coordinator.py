@@ -54,10 +54,10 @@ class Coordinator:
         unfinished = list(dict.fromkeys(job_ids))
         told: set[str] = set()
         while unfinished:
-            claimed = [id for id in unfinished if self._ledger.claim(id, self.name, LEASE_SECONDS)]
+            claimed = [each for each in unfinished if self._ledger.claim(each, self.name, LEASE_SECONDS)]
             if claimed:
                 self._run_claimed(claimed)
-            jobs = [job for id in unfinished if not (job := self._ledger.job(id)).status.final]
+            jobs = [job for each in unfinished if not (job := self._ledger.job(each)).status.final]
             unfinished = [job.id for job in jobs]
             for job in jobs:
                 if job.id not in told:
@@ -65,7 +65,7 @@ class Coordinator:
                     self._progress.elsewhere(job)
             if unfinished and not claimed:
                 time.sleep(POLL_SECONDS)
-        return [self._ledger.job(id) for id in job_ids]
+        return [self._ledger.job(each) for each in job_ids]
 
     def _run_claimed(self, job_ids: Sequence[str]) -> None:
         with Lease(self._ledger, self.name):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from codegen.layers import LayerSpec, SkippedLayer
-from codegen.tiling import Tiling
+from codegen.tiling import Form, Tiling
 
 
 class Status(StrEnum):
@@ -30,9 +31,7 @@ class Status(StrEnum):
 
 ALLOWED_MOVES: dict[Status, frozenset[Status]] = {
     Status.PENDING: frozenset({Status.RUNNING, Status.CANCELLED, Status.FAILED}),
-    Status.RUNNING: frozenset(
-        {Status.PENDING, Status.SUCCEEDED, Status.FAILED, Status.CRASHED, Status.CANCELLED}
-    ),
+    Status.RUNNING: frozenset({Status.PENDING, Status.SUCCEEDED, Status.FAILED, Status.CRASHED, Status.CANCELLED}),
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset({Status.PENDING}),
     Status.CRASHED: frozenset({Status.PENDING}),
@@ -55,12 +54,18 @@ class BuildOptions:
 
     archs: tuple[str, ...]
     batch: int = 64
-    form: str = "rolled"
+    form: Form = "rolled"
     optimisation: int = 3
     """ptxas -O level."""
     strict: bool = False
 
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> BuildOptions:
+        """Reads what `to_json` wrote."""
+        return BuildOptions(**{**value, "archs": tuple(value["archs"])})
+
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
         return {
             "archs": list(self.archs),
             "batch": self.batch,
@@ -142,3 +147,38 @@ class Job:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     skipped: tuple[SkippedLayer, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job on its way into the ledger."""
+
+    id: str
+    name: str
+    model: str
+    model_digest: str
+    request_digest: str
+    """Of namespace, model and options: an unfinished job with the same one is taken up instead of a new one."""
+    options: BuildOptions
+    builds: tuple[Build, ...]
+    skipped: tuple[SkippedLayer, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class NewSubmission:
+    """One call: a group of jobs that go into the ledger together or not at all."""
+
+    id: str
+    submitter: str
+    jobs: tuple[NewJob, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a job's log."""
+
+    id: int
+    at: datetime
+    level: str
+    """info, warning or error."""
+    text: str

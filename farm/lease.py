@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import Self
 
 from farm.errors import LedgerError
 from farm.ledger import Ledger
@@ -25,10 +25,8 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
-            try:
+            with suppress(LedgerError):  # the next beat tries again; the lease outlasts several
                 self._ledger.extend_lease(self._coordinator, LEASE_SECONDS)
-            except LedgerError:
-                pass  # the next beat tries again; the lease outlasts several
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""What crosses to a worker and back: requests and results, frozen values of names and digests. Bytes travel by the store."""
+"""What crosses to a worker and back: frozen values of names and digests. Bytes travel through the store."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ class CubinFacts:
     ptxas_seconds: float
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
         return asdict(self)
 
     @staticmethod
@@ -128,6 +129,7 @@ class CubinResult:
 
     @property
     def failure(self) -> Failure | None:
+        """Why there is no cubin; None if there is one."""
         return self.made if isinstance(self.made, Failure) else None
 
 

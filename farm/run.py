@@ -74,11 +74,7 @@ class Run:
         while self._queue or self._submitted:
             while self._queue and len(self._submitted) < self._executor.capacity:
                 self._submit(heapq.heappop(self._queue)[-1])
-            yield [
-                final
-                for result in self._executor.wait(WAIT_SECONDS)
-                for final in self._take(result)
-            ]
+            yield [final for result in self._executor.wait(WAIT_SECONDS) for final in self._take(result)]
 
     def _look_up_template(self, template: TemplateRequest) -> list[Result]:
         if self._recache or find_template(self._store, template.key) is None:
@@ -87,9 +83,7 @@ class Run:
         return self._take_template(TemplateResult(template.key, hit=True))
 
     def _enqueue(self, request: Request) -> None:
-        heapq.heappush(
-            self._queue, (isinstance(request, CubinRequest), -request.cost, next(self._order), request)
-        )
+        heapq.heappush(self._queue, (isinstance(request, CubinRequest), -request.cost, next(self._order), request))
 
     def _submit(self, request: Request) -> None:
         self._submitted[request.key] = request

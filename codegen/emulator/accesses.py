@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import DTYPES, Lanes
-from codegen.emulator.faults import Fault, Unsupported
+from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.global_memory import GlobalMemory, Selection
 from codegen.emulator.machine import Machine, Mask, Step, expect, selected
 from codegen.emulator.shared_memory import SharedMemory
@@ -72,14 +72,14 @@ def async_copy_step(machine: Machine, parts: list[str], operands: tuple[Operand,
         case ["ca" | "cg", "shared" | "shared::cta", "global", *hints]:
             if all(hint.startswith(_HINT_PREFIXES) for hint in hints):
                 return _async_copy(machine, operands)
-    raise Unsupported("the emulator does not know this instruction")
+    raise UnsupportedError("the emulator does not know this instruction")
 
 
 def _async_copy(machine: Machine, operands: tuple[Operand, ...]) -> Step:
     target, source, size_operand, *rest = operands
     size = _literal(size_operand)
     if size not in (4, 8, 16) or len(rest) > 1:
-        raise Unsupported(f"a copy of {size} bytes with {len(operands)} operands")
+        raise UnsupportedError(f"a copy of {size} bytes with {len(operands)} operands")
     into, out_of = _addresses(machine, target, "shared"), _addresses(machine, source, "global")
     wanted = np.broadcast_to(machine.registers.source(rest[0] if rest else Immediate(size), "u32"), machine.lanes)
 
@@ -97,7 +97,9 @@ def _fetch(
     """What a copy brings, [lanes, words]: the first `wanted` bytes of each lane, the others zero."""
     if (odd := np.flatnonzero((addresses & np.uint64(size - 1)) | (wanted > size))).size:
         address, bytes_wanted = int(addresses[odd[0]]), int(wanted[odd[0]])
-        raise Fault(int(lanes[odd[0]]), f"{bytes_wanted} of {size} bytes from {address:#x}: misaligned or too many")
+        raise FaultError(
+            int(lanes[odd[0]]), f"{bytes_wanted} of {size} bytes from {address:#x}: misaligned or too many"
+        )
     words = np.zeros((len(lanes), size // 4), dtype=np.uint32)
     whole, partly = np.flatnonzero(wanted == size), np.flatnonzero((wanted > 0) & (wanted < size))
     element = min(size, 8)
@@ -123,9 +125,9 @@ def _form(qualifiers: list[str], kind: str) -> tuple[str, int, int]:
             and each not in ("v2", "v4")
             and not each.startswith(_HINT_PREFIXES)
         ):
-            raise Unsupported(f"the emulator does not know .{each}")
+            raise UnsupportedError(f"the emulator does not know .{each}")
     if len(spaces) != 1 or len(counts) > 1 or kind not in DTYPES or kind == "pred":
-        raise Unsupported("the emulator knows loads and stores that name one state space and a type")
+        raise UnsupportedError("the emulator knows loads and stores that name one state space and a type")
     return spaces[0], counts[0] if counts else 1, DTYPES[kind].itemsize
 
 
@@ -136,7 +138,7 @@ def _elements(operand: Operand, count: int) -> tuple[Operand, ...]:
 
 def _literal(operand: Operand) -> int:
     if not isinstance(operand, Immediate):
-        raise Unsupported("a number is needed here")
+        raise UnsupportedError("a number is needed here")
     return operand.value
 
 
@@ -145,19 +147,19 @@ def _parameter(machine: Machine, operand: Operand, size: int) -> NDArray[np.uint
         data = machine.parameters.get(operand.base.name, b"")[operand.offset :][:size]
         if len(data) == size and operand.offset >= 0:
             return np.frombuffer(data, dtype=np.uint8)
-    raise Unsupported("no such parameter, or not as many bytes")
+    raise UnsupportedError("no such parameter, or not as many bytes")
 
 
 def _memory(machine: Machine, space: str) -> GlobalMemory | SharedMemory:
     if space == "param":
-        raise Unsupported("parameters are read only")
+        raise UnsupportedError("parameters are read only")
     return machine.buffers if space == "global" else machine.shared
 
 
 def _addresses(machine: Machine, operand: Operand, space: str) -> Callable[[Selection], Lanes]:
     """Computes the addresses of the chosen lanes."""
     if not isinstance(operand, Address):
-        raise Unsupported("an address is needed here")
+        raise UnsupportedError("an address is needed here")
     base = operand.base if operand.base is not None else Immediate(0)
     kind = "u64"
     if space == "shared" and isinstance(base, Register):

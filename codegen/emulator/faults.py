@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """An instruction, or a form of one, that the emulator does not know. The text is the reason."""
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """Something no program may do; `lane` is who did it."""
 
     def __init__(self, lane: int, reason: str) -> None:

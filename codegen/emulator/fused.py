@@ -16,9 +16,9 @@ _TIES = np.int64(0x0FFFFFFF)
 class FusedMultiplyAdd:
     """Computes a * b + c for all lanes, in memory that is reused.
 
-    The product of two float32 is exact in float64. Their sum with a third is rounded to 53 bits, and once more to 24 when
+    The product of two float32 is exact in float64. Its sum with a third is rounded to 53 bits, and once more to 24 when
     it is assigned: that is wrong only if the first rounding ended on a tie of the second. Such sums are rounded to odd
-    instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Transactions on Computers 57, 2008).
+    instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008).
     """
 
     def __init__(self, lanes: int) -> None:

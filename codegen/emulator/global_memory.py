@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import Lanes
-from codegen.emulator.faults import Fault
+from codegen.emulator.faults import FaultError
 
 Selection = slice | NDArray[np.intp]
 """Which lanes take part: all of them, or these."""
@@ -36,7 +36,7 @@ class GlobalMemory:
         return (number + 1) << _SPACING_BITS
 
     def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
-        """Reads `count` elements of `size` bytes at 64-bit addresses. Raises Fault outside of the buffers."""
+        """Reads `count` elements of `size` bytes at 64-bit addresses. Raises FaultError outside of the buffers."""
         values = [np.empty(len(addresses), dtype=f"u{size}") for _ in range(count)]
         for number, chosen, index in self._locate(addresses, lanes, size, count):
             view = self._view(number, size)
@@ -50,7 +50,7 @@ class GlobalMemory:
             view = self._view(number, size)
             if not view.flags.writeable:
                 first = 0 if isinstance(chosen, slice) else int(chosen[0])
-                raise Fault(lane_at(lanes, first), f"a store to buffer {number}, which is read-only")
+                raise FaultError(lane_at(lanes, first), f"a store to buffer {number}, which is read-only")
             for i, value in enumerate(values):
                 view[index + np.uint64(i)] = value[chosen]
 
@@ -74,7 +74,7 @@ class GlobalMemory:
             if np.bitwise_or.reduce(offsets) & np.uint64(width - 1):
                 position = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
                 address = int(addresses[chosen][position])
-                raise Fault(
+                raise FaultError(
                     lane_at(lanes, lane_at(chosen, position)), f"address {address:#x} is no multiple of {width}"
                 )
             number = int(owner) - 1
@@ -82,7 +82,9 @@ class GlobalMemory:
             if last < 0 or offsets.max() > last:
                 position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
                 address = int(addresses[chosen][position])
-                raise Fault(lane_at(lanes, lane_at(chosen, position)), f"address {address:#x}: {self._place(address)}")
+                raise FaultError(
+                    lane_at(lanes, lane_at(chosen, position)), f"address {address:#x}: {self._place(address)}"
+                )
             yield number, chosen, offsets >> np.uint64(size.bit_length() - 1)
 
     def _place(self, address: int) -> str:

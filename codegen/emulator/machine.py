@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.faults import Unsupported
+from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory, Selection
 from codegen.emulator.registers import Registers
@@ -46,5 +46,5 @@ def selected(mask: Mask) -> Selection:
 def expect(operands: tuple[Operand, ...], count: int) -> tuple[Operand, ...]:
     """The operands, if there are as many as that."""
     if len(operands) != count:
-        raise Unsupported(f"{len(operands)} operands, {count} expected")
+        raise UnsupportedError(f"{len(operands)} operands, {count} expected")
     return operands

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from codegen.emulator.arithmetic import DTYPES, Lanes
-from codegen.emulator.faults import Unsupported
+from codegen.emulator.faults import UnsupportedError
 from codegen.ptx import Immediate, Operand, Register, Symbol
 
 JUNK: Final = {1: 0xDC, 2: 0xFFDC, 4: 0xFFFCDCDC, 8: 0xFFFCDCDCFFFCDCDC}
@@ -28,18 +28,15 @@ class Registers:
         self._lanes = lanes
 
     def row(self, name: str) -> Lanes:
-        """The bits of a register, or booleans. Raises Unsupported if nothing declares it."""
+        """The bits of a register, or booleans. Raises UnsupportedError if nothing declares it."""
         if (row := self._rows.get(name)) is None:
             kind = self._types.get(name)
             if kind not in DTYPES:
-                raise Unsupported(f"register {name} is unknown" if kind is None else f"registers of type .{kind}")
+                raise UnsupportedError(f"register {name} is unknown" if kind is None else f"registers of type .{kind}")
             size = DTYPES[kind].itemsize
             row = np.full(self._lanes, True if kind == "pred" else JUNK[size], "?" if kind == "pred" else f"u{size}")
             self._rows[name] = row
         return row
-
-    def predicate(self, register: Register) -> Lanes:
-        return self._exact(register, "pred")
 
     def source(self, operand: Operand, kind: str, *, narrowing: bool = False) -> Lanes | Any:
         """An operand read as type `kind`: a view that stays current, or a scalar.
@@ -48,7 +45,7 @@ class Registers:
         """
         if isinstance(operand, Register):
             if operand.negated:
-                raise Unsupported("a negated predicate here")
+                raise UnsupportedError("a negated predicate here")
             row = self.row(operand.name)
             dtype = DTYPES[kind]
             if narrowing and kind != "pred" and row.dtype.kind == "u" and row.dtype.itemsize > dtype.itemsize:
@@ -59,14 +56,14 @@ class Registers:
             return _constant(operand, kind)
         if isinstance(operand, Symbol):
             if operand.name not in self._symbols:
-                raise Unsupported(f"{operand.name} is not a shared variable")
+                raise UnsupportedError(f"{operand.name} is not a shared variable")
             return DTYPES[kind].type(self._symbols[operand.name])
-        raise Unsupported("such an operand here")
+        raise UnsupportedError("such an operand here")
 
     def destination(self, operand: Operand, kind: str, *, widening: bool = False) -> Lanes:
-        """A register to write values of type `kind` to; `widening` allows wider registers, which take the extended value."""
+        """A register to write values of type `kind` to; `widening` allows wider ones, which take the extended value."""
         if not isinstance(operand, Register) or operand.name in self._special:
-            raise Unsupported("a destination that is no register")
+            raise UnsupportedError("a destination that is no register")
         row, dtype = self.row(operand.name), DTYPES[kind]
         if widening and dtype.kind in "ui" and row.dtype.kind == "u" and row.dtype.itemsize > dtype.itemsize:
             return row.view(f"{dtype.kind}{row.dtype.itemsize}")
@@ -75,7 +72,7 @@ class Registers:
     def _exact(self, register: Register, kind: str) -> Lanes:
         row, dtype = self.row(register.name), DTYPES[kind]
         if row.dtype.itemsize != dtype.itemsize or (row.dtype.kind == "b") != (kind == "pred"):
-            raise Unsupported(f"{register.name} as .{kind}, which it is not declared as")
+            raise UnsupportedError(f"{register.name} as .{kind}, which it is not declared as")
         return row.view(dtype)
 
 
@@ -86,8 +83,8 @@ def _constant(immediate: Immediate, kind: str) -> Any:
     bits = 8 * dtype.itemsize
     if dtype.kind == "f" and immediate.kind != kind:
         if immediate.kind != "f64":
-            raise Unsupported(f"an immediate of this kind as .{kind}")
+            raise UnsupportedError(f"an immediate of this kind as .{kind}")
         return np.uint64(immediate.value).view(np.float64).astype(dtype)
     if immediate.kind != "integer" and immediate.kind != f"f{bits}":
-        raise Unsupported(f"an immediate of this kind as .{kind}")
+        raise UnsupportedError(f"an immediate of this kind as .{kind}")
     return np.dtype(f"u{dtype.itemsize}").type(immediate.value % (1 << bits)).view(dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import Lanes
-from codegen.emulator.faults import Fault, Unsupported
+from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
 from codegen.emulator.steps import guard, make_step
 from codegen.errors import EmulationError
@@ -50,8 +50,8 @@ class Schedule:
         self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
         self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
 
-    def run(self, limit: int) -> int:
-        """Runs every lane to its end and gives the number of steps. Raises EmulationError, also after `limit` steps."""
+    def run(self, limit: int) -> None:
+        """Runs every lane to its end. Raises EmulationError, also after `limit` instructions, each over all lanes."""
         steps = 0
         while (number := int(self._next.min(initial=_EXITED))) != _EXITED:
             if number == _WAITING:
@@ -61,11 +61,10 @@ class Schedule:
             steps += len(segment.instructions)
             if steps > limit:
                 raise EmulationError(
-                    f"{_at(segment.instructions[0])}: more than {limit} instructions were run: the loop around this one "
-                    "does not end, or the limit needs to be raised"
+                    f"{_at(segment.instructions[0])}: more than {limit} instructions were run: the loop around this "
+                    "one does not end, or the limit needs to be raised"
                 )
             self._run(segment, number)
-        return steps
 
     def executed(self) -> Counter[str]:
         """How often each opcode was run, counted once per lane."""
@@ -85,7 +84,7 @@ class Schedule:
         try:
             for step in segment.steps:
                 step(mask)
-        except Fault as fault:
+        except FaultError as fault:
             instruction = next(i for s, i in zip(segment.steps, segment.instructions, strict=False) if s is step)
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
         following = number + 1 if number + 1 < len(self._segments) else _EXITED
@@ -113,7 +112,8 @@ class Schedule:
             here = self._segments[int(self._barrier[lane])].instructions[-1]
             other = self._segments[int(first[lane // self._threads, 0])].instructions[-1]
             raise EmulationError(
-                f"{_at(other)}: only a part of the block waits at this barrier: {self._place(lane)} waits at line {here.line}"
+                f"{_at(other)}: only a part of the block waits at this barrier: "
+                f"{self._place(lane)} waits at line {here.line}"
             )
         following = self._barrier + 1
         following[following == len(self._segments)] = _EXITED
@@ -139,7 +139,7 @@ def _segments(machine: Machine, entry: Entry) -> list[Segment]:
         for instruction in segment.instructions:
             try:
                 _decode(machine, entry, segment, instruction, starts)
-            except Unsupported as reason:
+            except UnsupportedError as reason:
                 raise EmulationError(f"{_at(instruction)}: {reason}") from None
     return segments
 
@@ -164,12 +164,12 @@ def _decode(machine: Machine, entry: Entry, segment: Segment, instruction: Instr
     if control == "branch":
         (label,) = expect(instruction.operands, 1)
         if not isinstance(label, Symbol) or label.name not in entry.labels:
-            raise Unsupported("no such label")
+            raise UnsupportedError("no such label")
         segment.target = starts[entry.labels[label.name]]
     elif control == "barrier":
         (identifier,) = expect(instruction.operands, 1)
         if not isinstance(identifier, Immediate):
-            raise Unsupported("a barrier whose number is in a register")
+            raise UnsupportedError("a barrier whose number is in a register")
 
 
 def _control_of(instruction: Instruction) -> _Control | None:

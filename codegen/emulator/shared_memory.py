@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import Lanes
-from codegen.emulator.faults import Fault
+from codegen.emulator.faults import FaultError
 from codegen.emulator.global_memory import Selection, lane_at
 from codegen.emulator.registers import JUNK
 
@@ -24,8 +24,8 @@ _NOBODY = -1
 class SharedMemory:
     """One window of `size` bytes per block.
 
-    It knows of each byte whether it was written since the block began, and by which lane since the last barrier: to read
-    what was never written, or what another lane wrote with no barrier in between, is a Fault.
+    It knows of each byte whether it was written since the block began, and by which lane since the last barrier: to
+    read what was never written, or what another lane wrote with no barrier in between, is a FaultError.
     """
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
@@ -80,12 +80,12 @@ class SharedMemory:
         if np.bitwise_or.reduce(offsets) & offsets.dtype.type(width - 1):
             position = int(np.flatnonzero(offsets & offsets.dtype.type(width - 1))[0])
             address = int(addresses[position])
-            raise Fault(lane_at(lanes, position), f"shared address {address:#x} is no multiple of {width}")
+            raise FaultError(lane_at(lanes, position), f"shared address {address:#x} is no multiple of {width}")
         last = self._size - width
         if last < 0 or offsets.max(initial=0) > last:
             position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
             offset = int(addresses[position]) - BASE
-            raise Fault(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
+            raise FaultError(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
         element = offsets >> offsets.dtype.type(size.bit_length() - 1)
         located: NDArray[np.int64] = element.astype(np.int64) + self._origin[size][lanes]
         return located
@@ -97,7 +97,7 @@ class SharedMemory:
             unwritten = self._written[size][index] != _all_written(size)
             if unwritten.any():
                 position = int(np.flatnonzero(unwritten)[0])
-                raise Fault(
+                raise FaultError(
                     lane_at(lanes, position),
                     f"byte {self._byte(index, lanes, position, size)} of shared memory was never written, "
                     "or its cp.async was not waited for",
@@ -107,7 +107,7 @@ class SharedMemory:
             foreign = ((writers != _NOBODY) & (writers != self._lanes[lanes][:, None])).any(axis=1)
             if foreign.any():
                 position = int(np.flatnonzero(foreign)[0])
-                raise Fault(
+                raise FaultError(
                     lane_at(lanes, position),
                     f"byte {self._byte(index, lanes, position, size)} of shared memory was written by another thread "
                     "since the last barrier",
@@ -156,6 +156,7 @@ class AsyncCopies:
         self._pending.append(_Copy(lanes, self._committed[lanes], first, words))
 
     def commit(self, lanes: Selection) -> None:
+        """Ends the lanes' current group."""
         self._committed[lanes] += 1
 
     def wait(self, lanes: Selection, keep: int) -> None:
@@ -172,5 +173,6 @@ class AsyncCopies:
                 self._pending.append(copy.part(~ready))
 
     def wait_all(self, lanes: Selection) -> None:
+        """Lands every copy of the lanes, also of a group that has not ended."""
         self.commit(lanes)
         self.wait(lanes, 0)

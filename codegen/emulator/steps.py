@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.emulator.accesses import async_copy_step, load_step, store_step
 from codegen.emulator.arithmetic import DTYPES, Lanes, Operation, operation
-from codegen.emulator.faults import Unsupported
+from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
 from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
 
@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu")
 
 
 def make_step(machine: Machine, instruction: Instruction) -> Step:
-    """The step of an instruction that is no branch, barrier or end. Raises Unsupported."""
+    """The step of an instruction that is no branch, barrier or end. Raises UnsupportedError."""
     step = _unguarded(machine, instruction)
     if instruction.predicate is None:
         return step
@@ -60,8 +60,8 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
         case ["cp", "async", *parts]:
             return async_copy_step(machine, parts, operands)
         case [name, *_] if name in _WITHOUT_EFFECT:
-            return lambda mask: None
-    raise Unsupported("the emulator does not know this instruction")
+            return lambda _: None
+    raise UnsupportedError("the emulator does not know this instruction")
 
 
 def _where(mask: Mask) -> Lanes | bool:
@@ -125,11 +125,11 @@ def _pack_or_unpack(machine: Machine, kind: str, target: Operand, source: Operan
     vector = target if isinstance(target, Vector) else source
     single = source if isinstance(target, Vector) else target
     if not (isinstance(vector, Vector) and isinstance(single, Register) and DTYPES[kind].kind == "u"):
-        raise Unsupported("only registers are packed and unpacked")
+        raise UnsupportedError("only registers are packed and unpacked")
     count, registers = len(vector.elements), machine.registers
     part = f"b{8 * DTYPES[kind].itemsize // count}"
     if part not in DTYPES:
-        raise Unsupported(f"{count} parts of .{kind}")
+        raise UnsupportedError(f"{count} parts of .{kind}")
     whole = registers.source(single, kind).view(DTYPES[part])
     parts = [(i, each) for i, each in enumerate(vector.elements) if each != Symbol("_")]
     if vector is target:
@@ -148,7 +148,7 @@ def _generic_address(machine: Machine, parts: list[str], operands: tuple[Operand
     """A global address is its own generic address; a shared one is moved by the window."""
     distance = {"global": 0, "shared": SHARED_WINDOW}.get(parts[-1])
     if distance is None or parts[:-1] not in ([], ["to"]):
-        raise Unsupported("only global and shared addresses are converted")
+        raise UnsupportedError("only global and shared addresses are converted")
     target, source = expect(operands, 2)
     row, value = machine.registers.destination(target, "u64"), machine.registers.source(source, "u64")
     change = np.uint64((-distance if parts[0] == "to" else distance) % (1 << 64))

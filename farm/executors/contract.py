@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
-
-from typing_extensions import Self
+from typing import Protocol, Self
 
 from farm.requests import Request, Result
 
 
 class Executor(Protocol):
-    """Runs requests on workers; starts them at the first use of `capacity` or `submit`, so that one unused costs nothing.
+    """Runs requests on workers, which start at the first use of `capacity` or `submit`: one unused costs nothing.
 
     Raises UnreachableError, in words, where the workers cannot be started or reached.
     """

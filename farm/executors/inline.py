@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import Self
 
 from farm.build import Worker
 from farm.requests import Request, Result
@@ -20,18 +19,23 @@ class InlineExecutor:
 
     @property
     def capacity(self) -> int:
+        """See Executor."""
         return 1
 
     def submit(self, request: Request) -> None:
+        """See Executor."""
         self._submitted.append(request)
 
-    def wait(self, timeout_seconds: float) -> list[Result]:
+    def wait(self, timeout_seconds: float) -> list[Result]:  # noqa: ARG002
+        """One result, after its whole build."""
         return [self._worker.build(self._submitted.popleft())] if self._submitted else []
 
     def cancel_all(self) -> None:
+        """See Executor."""
         self._submitted.clear()
 
     def close(self) -> None:
+        """See Executor."""
         self.cancel_all()
 
     def __enter__(self) -> Self:

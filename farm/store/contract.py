@@ -7,6 +7,7 @@ between such a test and the read the answer may change.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,16 @@ Record = Mapping[str, Any]
 def blob_digest(data: bytes) -> str:
     """The name of a blob: SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_STAGE = re.compile(r"[a-z]+")
+
+
+def check_name(stage: str, name: str) -> None:
+    """Refuses anything but a digest, so that no name leads out of a store's root. Raises ValueError."""
+    if not _DIGEST.fullmatch(name) or not _STAGE.fullmatch(stage):
+        raise ValueError(f"not a name in a store: {stage}/{name}")
 
 
 class Store(Protocol):

@@ -150,8 +150,7 @@ def test_a_loop_runs_as_often_as_each_lane_needs() -> None:
     assert trace.per_thread("bra") == (5 + 10) / 5
 
 
-def test_lanes_that_parted_meet_again() -> None:
-    """A barrier after an if and else is one that every lane reaches."""
+def test_a_barrier_after_a_branch_is_for_every_lane() -> None:
     out = words(8)
     launch(
         INDEX + FIRST + SHARED + "and.b32 %r4, %r0, 1; setp.eq.u32 %p1, %r4, 0; @%p1 bra even;\n"
@@ -188,8 +187,8 @@ def test_a_predicate_decides_lane_by_lane(guard: str) -> None:
 
 def test_an_instruction_may_write_its_own_predicate() -> None:
     out = words(4)
-    body = "setp.lt.u32 %p1, %r0, 3; @%p1 setp.lt.u32 %p1, %r0, 1; selp.u32 %r4, 1, 0, %p1; st.global.u32 [%rd1], %r4; ret;"
-    launch(INDEX + FIRST + body, [out])
+    body = "setp.lt.u32 %p1, %r0, 3; @%p1 setp.lt.u32 %p1, %r0, 1; selp.u32 %r4, 1, 0, %p1;"
+    launch(INDEX + FIRST + body + "st.global.u32 [%rd1], %r4; ret;", [out])
     assert out.tolist() == [1, 0, 0, 0]
 
 
@@ -423,12 +422,19 @@ def test_another_threads_word_needs_a_barrier() -> None:
         launch(INDEX + FIRST + SHARED + "st.shared.u32 [%r2], %r0;" + NEIGHBOUR, [out], shared_bytes=16)
 
 
+def test_what_a_barrier_published_stays_readable() -> None:
+    out = words(4)
+    body = "st.shared.u32 [%r2], %r0; bar.sync 0; st.shared.u32 [%r2+16], %r0;" + NEIGHBOUR
+    launch(INDEX + FIRST + SHARED + body, [out], shared_bytes=32)
+    assert out.tolist() == [1, 0, 3, 2]
+
+
 @pytest.mark.parametrize(
     "body",
     [
         "@%p1 bar.sync 0; bar.sync 0; ret;",
         "@%p1 bra a; bar.sync 0; bra b; a: bar.sync 0; b: ret;",
-        "mov.u32 %r4, 0; l: bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, %r0; @%p2 bra l; barrier.sync 0; ret;",
+        "mov.u32 %r4, 0; l: bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, %r0; @%p2 bra l; bar.sync 0; ret;",
     ],
 )
 def test_a_barrier_for_a_part_of_the_block_is_an_error(body: str) -> None:
@@ -475,9 +481,9 @@ def test_a_copy_is_there_after_the_wait(wait: str) -> None:
     ],
 )
 def test_a_copy_that_was_not_waited_for_is_noticed(wait: str) -> None:
-    with pytest.raises(EmulationError, match="its cp.async was not waited for"):
+    with pytest.raises(EmulationError, match=r"its cp\.async was not waited for"):
         copies(COPY + wait + READ)
-    with pytest.raises(EmulationError, match="its cp.async was not waited for"):
+    with pytest.raises(EmulationError, match=r"its cp\.async was not waited for"):
         copies("st.shared.u32 [%r2], 3; bar.sync 0;" + COPY + wait + READ)
 
 
@@ -492,7 +498,7 @@ def test_the_latest_groups_may_stay_in_flight() -> None:
     body = INDEX + FIRST + SHARED + COPY + COMMIT + second + "cp.async.wait_group 1;"
     launch(body + READ, [memory], shared_bytes=32)
     assert memory.tolist() == [10, 11, 12, 13]
-    with pytest.raises(EmulationError, match="byte 16 of shared memory .* not waited for"):
+    with pytest.raises(EmulationError, match=r"byte 16 of shared memory .* not waited for"):
         launch(body + READ.replace("[%r2]", "[%r2+16]"), [memory], shared_bytes=32)
 
 
@@ -502,6 +508,11 @@ def test_lanes_count_their_own_groups() -> None:
     assert copies(head + "@!%p1 ret; " + READ) == [0, 1, 12, 13]
     with pytest.raises(EmulationError, match=r"thread \(0, 0, 0\).*not waited for"):
         copies(head + READ)
+
+
+def test_a_lane_waits_for_its_own_copies_only() -> None:
+    with pytest.raises(EmulationError, match=r"thread \(2, 0, 0\).*not waited for"):
+        copies(COPY + COMMIT + "setp.lt.u32 %p1, %r0, 2; @%p1 cp.async.wait_group 0; bar.sync 0;" + READ)
 
 
 def test_a_copy_brings_what_was_there_when_it_was_issued() -> None:
@@ -518,7 +529,8 @@ def test_a_copy_fills_up_with_zeros(size: int, wanted: int) -> None:
     target = np.full(16, 99, dtype=np.uint8)
     body = (
         "ld.param.u64 %rd0, [a]; ld.param.u64 %rd1, [b]; ld.param.u32 %r1, [n]; mov.u32 %r2, tile;"
-        f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global.L2::128B [%r2], [%rd0], {size}, %r1; cp.async.wait_all;\n"
+        f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global.L2::128B [%r2], [%rd0], {size}, %r1;"
+        "cp.async.wait_all;"
     ) + "".join(f"ld.shared.u8 %rs1, [%r2+{i}]; st.global.u8 [%rd1+{i}], %rs1;" for i in range(size))
     parameters = ".param .u64 a, .param .u64 b, .param .u32 n"
     if wanted > size:

@@ -1,0 +1,184 @@
+"""Farm: what people and programs do with the farm, one method for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from codegen.arch import check_archs
+from codegen.checkpoint import read_checkpoint
+from codegen.layers import Checkpoint
+from codegen.toolchain import Toolchain, find_toolchain
+from farm import doctor
+from farm.bundle import write_bundle
+from farm.coordinator import Coordinator
+from farm.errors import CancelledError, JobFailedError, UnfinishedError
+from farm.executors import open_executor
+from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewSubmission, Status
+from farm.ledger import Ledger, open_ledger
+from farm.progress import Progress
+from farm.settings import Settings
+from farm.store import open_store
+from farm.store.contract import Store
+from farm.submission import Submission, dense_warnings, new_id, new_job
+from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
+
+
+@dataclass(frozen=True)
+class JobDetail:
+    """A job with all its layers, in graph order, and their cubins."""
+
+    job: Job
+    builds: tuple[Build, ...]
+    results: tuple[BuildResult, ...]
+
+    def results_of(self, build: Build) -> list[BuildResult]:
+        """In the order of the job's architectures; those still to come are absent."""
+        order = {arch: i for i, arch in enumerate(self.job.options.archs)}
+        return sorted((each for each in self.results if each.build == build.id), key=lambda each: order[each.arch])
+
+
+class Farm:
+    """A store, a ledger, and what runs jobs. Raises FarmError and CodegenError, each with the way out."""
+
+    def __init__(self, settings: Settings, store: Store, ledger: Ledger) -> None:
+        self._settings = settings
+        self._store = store
+        self._ledger = ledger
+
+    @staticmethod
+    def open(settings: Settings) -> Farm:
+        """The farm that the settings describe."""
+        return Farm(settings, open_store(settings), open_ledger(settings))
+
+    def close(self) -> None:
+        """Gives the connections back."""
+        self._ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def toolchain(self) -> Toolchain:
+        """Found when it is first needed: reading the ledger needs none."""
+        return find_toolchain(self._settings.nvcc, self._settings.ptxas)
+
+    def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+        """Reads an ONNX file. Raises CheckpointError."""
+        return read_checkpoint(path, input_shapes)
+
+    def submit(
+        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
+    ) -> Submission:
+        """One job for each checkpoint, called `name` or after its file; nothing runs yet.
+
+        An unfinished job of the same input stands in for a new one. Raises ArchError and UsageError before anything is
+        submitted.
+        """
+        options = replace(options, archs=check_archs(options.archs, self.toolchain))
+        jobs = [
+            new_job(
+                checkpoint,
+                options,
+                namespace=self._settings.namespace,
+                name=name or checkpoint.name,
+                store=self._store,
+            )
+            for checkpoint in checkpoints
+        ]
+        submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
+        return Submission(submission.id, tuple(self._ledger.record_submission(submission)))
+
+    def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
+        """Runs jobs to their end, in this process and its workers. A failed job is a result, not an exception."""
+        with open_executor(self._settings, self._store, self.toolchain) as executor:
+            coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
+            return coordinator.run(job_ids)
+
+    def compile(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        options: BuildOptions,
+        *,
+        name: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[Job]:
+        """Submits and runs."""
+        submission = self.submit(checkpoints, options, name=name)
+        return self.run([job.id for job in submission.jobs], progress)
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[Status] | None = None,
+        model: str | None = None,
+        arch: str | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Newest first."""
+        return self._ledger.jobs(states=states, model=model, arch=arch, name=name, limit=limit)
+
+    def counts(self) -> dict[Status, int]:
+        """How many jobs are in each state."""
+        return self._ledger.counts()
+
+    def job(self, job_id: str) -> Job:
+        """By a unique prefix of its id, or "latest". Raises NotFoundError and UsageError."""
+        return self._ledger.job(job_id)
+
+    def inspect(self, job_id: str) -> JobDetail:
+        """A job with its layers and cubins."""
+        job = self.job(job_id)
+        return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
+
+    def warnings(self, job_id: str) -> list[str]:
+        """What a person should know of a job's layers although it compiles."""
+        return dense_warnings(self._ledger.builds(self.job(job_id).id))
+
+    def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
+        """What happened, oldest first, after the event with that id."""
+        return self._ledger.events(self.job(job_id).id, after_id)
+
+    def fetch(self, job_id: str, directory: Path) -> Path:
+        """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError."""
+        detail = self._succeeded(job_id)
+        return write_bundle(
+            directory, detail.job, detail.builds, detail.results, self._tool_versions(detail.results), self._store
+        )
+
+    def verify(self, job_id: str, *, gpu: bool = False, batch: int = 2, seed: int = 0) -> Iterator[LayerVerification]:
+        """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on this GPU."""
+        detail = self._succeeded(job_id)
+        verify = verify_on_gpu if gpu else verify_on_cpu
+        return verify(self._store, detail.builds, detail.results, batch=batch, seed=seed)
+
+    def doctor(self) -> Iterator[doctor.Check]:
+        """Tries everything that a compile needs."""
+        return doctor.checks(self._settings)
+
+    def _succeeded(self, job_id: str) -> JobDetail:
+        detail = self.inspect(job_id)
+        job = detail.job
+        if not job.status.final:
+            raise UnfinishedError(f"job {job.id} is {job.status}: wait for it, or run farm compile again")
+        if job.status is Status.CANCELLED:
+            raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
+        if job.status is not Status.SUCCEEDED:
+            raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
+        return detail
+
+    def _tool_versions(self, results: Sequence[BuildResult]) -> dict[str, str]:
+        """Of the tools that made the cubins, as their keys say."""
+        template = self._ledger.key_fields(results[0].template_key) or {}
+        cubin = self._ledger.key_fields(results[0].cubin_key) or {}
+        return {"nvcc": template["compiler"], "ptxas": cubin["assembler"]}

@@ -1,0 +1,107 @@
+"""Checks that everything a compile needs works here, each by using it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.arch import virtual_arch
+from codegen.assemble import assemble
+from codegen.device import Device
+from codegen.errors import CodegenError, DeviceError
+from codegen.layers import Conv2d, Weights
+from codegen.rewrite import rewrite
+from codegen.template import make_template
+from codegen.tiling import Tiling
+from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from farm.errors import FarmError
+from farm.ledger import database_revision, open_ledger
+from farm.settings import Settings
+from farm.store import open_store
+
+ARCH = "sm_90"
+PROBE = b"farm doctor"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried."""
+
+    name: str
+    ok: bool
+    text: str
+    """What was found, or what is wrong."""
+    way_out: str = ""
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """Tries the toolchain, the store, the database and the executor, in the order in which a compile needs them."""
+    yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
+    yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
+    yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder that can be written")
+    yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a file that can be written")
+    yield _try("executor", lambda: _executor(settings), "pip install ray, or set FARM_EXECUTOR=inline")
+    yield _gpu()
+
+
+def _try(name: str, use: Callable[[], str], way_out: str) -> Check:
+    try:
+        return Check(name, True, use())
+    except (CodegenError, FarmError) as error:
+        return Check(name, False, str(error), way_out)
+
+
+def _tools(settings: Settings) -> Toolchain:
+    return find_toolchain(settings.nvcc, settings.ptxas)
+
+
+def _toolchain(settings: Settings) -> str:
+    tools = _tools(settings)
+    archs = tools.archs
+    return f"nvcc {tools.nvcc_version}, ptxas {tools.ptxas_version}, {archs[0]} to {archs[-1]}, at {tools.ptxas.parent}"
+
+
+def _compile(settings: Settings) -> str:
+    """The smallest layer, through every tool."""
+    tools = _tools(settings)
+    limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
+    spec = Conv2d(channels=1, height=4, width=4, kernels=1, kernel_height=1, kernel_width=1)
+    tiling = Tiling(tile_width=4, tile_height=4, rows=1, group_kernels=1, chunk_channels=1, stages=2)
+    template = make_template(spec, tiling, virtual_arch(ARCH), tools, limits)
+    kernel = rewrite(template, Weights(np.ones(spec.weights_shape, np.float32), np.zeros(1, np.float32)))
+    cubin = assemble(kernel.ptx, ARCH, tools, ("-O3",), limits)
+    return f"a 1x1 convolution became {len(cubin.data)} bytes of {ARCH} code in {cubin.seconds:.2f} s of ptxas"
+
+
+def _store(settings: Settings) -> str:
+    store = open_store(settings)
+    if settings.read_only:
+        return f"{store.describe()}, read-only"
+    if store.get(store.put(PROBE)) != PROBE:
+        raise FarmError(f"{store.describe()} does not give back what was written")
+    return store.describe()
+
+
+def _database(settings: Settings) -> str:
+    counts = open_ledger(settings).counts()
+    return f"{settings.database_url}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
+
+
+def _executor(settings: Settings) -> str:
+    if settings.executor == "inline":
+        return "inline: one build at a time, in the command itself"
+    if importlib.util.find_spec("ray") is None:
+        raise FarmError("Ray is not installed")
+    return f"Ray, {settings.ray_address or f'started on this machine with {settings.jobs} CPUs when there is work'}"
+
+
+def _gpu() -> Check:
+    """None is needed, so none is fine."""
+    try:
+        with Device() as device:
+            return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
+    except DeviceError as error:
+        return Check("gpu", True, f"none is needed; farm verify --gpu is off: {error}")

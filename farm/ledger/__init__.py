@@ -1,0 +1,37 @@
+"""The ledger: jobs, builds and results in SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from farm.errors import LedgerError
+from farm.ledger.engine import open_engine
+from farm.ledger.ledger import Ledger
+from farm.ledger.schema import HEAD, revision, upgrade
+from farm.settings import Settings
+
+__all__ = ["Ledger", "database_revision", "open_ledger", "upgrade_database"]
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """The configured ledger; an embedded database is made, and brought up to date, where that is needed."""
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"the folder of the database {path} cannot be made: {error.strerror}") from None
+    engine = open_engine(settings.database_url)
+    if revision(engine) != HEAD:
+        upgrade(engine)
+    return Ledger(engine)
+
+
+def database_revision(settings: Settings) -> tuple[str | None, str]:
+    """The database's revision and this program's."""
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    return (revision(open_engine(settings.database_url)) if path.exists() else None), HEAD
+
+
+def upgrade_database(settings: Settings) -> None:
+    """What `farm db upgrade` does; opening an embedded ledger does the same."""
+    open_ledger(settings)

@@ -1,0 +1,225 @@
+"""Every query of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, Text, and_, cast, func, insert, or_, select, update
+
+from farm.errors import LedgerError, NotFoundError, UsageError
+from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, NewJob, NewSubmission, Status
+from farm.ledger.engine import insert_or_replace, reading, writing
+from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+
+_RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in ("build", "arch"))
+_JOB = select(jobs, submissions.c.submitter, now().label("now")).join(
+    submissions, jobs.c.submission == submissions.c.id
+)
+_ABANDONED = and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until < now())
+
+
+class Ledger:
+    """Jobs, builds and results. Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def close(self) -> None:
+        """Gives the database's connections back."""
+        self._engine.dispose()
+
+    def record_submission(self, submission: NewSubmission) -> list[Job]:
+        """Writes a submission's jobs and builds, in one transaction.
+
+        Where an unfinished job with the same request stands, and no coordinator has it, that one is given instead.
+        """
+        ids: list[str] = []
+        with writing(self._engine) as connection:
+            new: list[NewJob] = []
+            unclaimed = or_(jobs.c.status == Status.PENDING, _ABANDONED)
+            for job in submission.jobs:
+                same = select(jobs.c.id).where(jobs.c.request_digest == job.request_digest, unclaimed)
+                found = connection.execute(same.order_by(jobs.c.number.desc()).limit(1)).scalar()
+                ids.append(found or job.id)
+                if found is None:
+                    new.append(job)
+            if new:
+                at = connection.execute(select(now())).scalar_one()
+                row = {"id": submission.id, "submitter": submission.submitter, "submitted_at": at}
+                connection.execute(insert(submissions), row)
+                connection.execute(insert(jobs), [job_row(job, submission.id, at) for job in new])
+                rows = [build_row(build, job.id) for job in new for build in job.builds]
+                if rows:
+                    connection.execute(insert(builds), rows)
+        by_id = {job.id: job for job in self._jobs_by_id(ids)}
+        return [by_id[id] for id in ids]
+
+    def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
+        """Takes a job that is pending, or whose coordinator let its lease end; False if somebody alive has it."""
+        free = or_(jobs.c.status == Status.PENDING, _ABANDONED)
+        taken = {
+            "status": Status.RUNNING,
+            "reason": "",
+            "coordinator": coordinator,
+            "lease_until": now() + lease_seconds,
+            "tries": jobs.c.tries + 1,
+            "started_at": now(),
+            "finished_at": None,
+        }
+        with writing(self._engine) as connection:
+            statement = update(jobs).where(jobs.c.id == job_id, free).values(taken)
+            return connection.execute(statement).rowcount == 1
+
+    def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
+        """The heartbeat of a coordinator, for all its jobs."""
+        mine = and_(jobs.c.coordinator == coordinator, jobs.c.status == Status.RUNNING)
+        with writing(self._engine) as connection:
+            connection.execute(update(jobs).where(mine).values(lease_until=now() + lease_seconds))
+
+    def release(self, job_id: str, reason: str) -> None:
+        """Gives a running job back: it is pending again, for that reason."""
+        self._move(job_id, Status.PENDING, reason)
+
+    def finish(self, job_id: str, status: Status, reason: str) -> None:
+        """Ends a job. Raises LedgerError for a move that a job cannot make."""
+        self._move(job_id, status, reason)
+
+    def _move(self, job_id: str, status: Status, reason: str) -> None:
+        values: dict[str, Any] = {
+            "status": status,
+            "reason": reason,
+            "stage": "",
+            "coordinator": None,
+            "lease_until": None,
+        }
+        if status.final:
+            values["finished_at"] = now()
+        sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
+        with writing(self._engine) as connection:
+            statement = update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(values)
+            if connection.execute(statement).rowcount == 1:
+                return
+            found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
+        if found is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        raise LedgerError(f"job {job_id} is {found} and cannot become {status}")
+
+    def set_stage(self, job_id: str, stage: str) -> None:
+        """What runs of the job now."""
+        with writing(self._engine) as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(stage=stage))
+
+    def record_results(self, batch: Sequence[BuildResult]) -> None:
+        """Writes results, in place of older ones of the same builds, and each job's counts with them."""
+        if not batch:
+            return
+        with writing(self._engine) as connection:
+            ids = {result.build for result in batch}
+            owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_(ids))
+            job_of = {row.id: row.job for row in connection.execute(owners)}
+            statement = insert_or_replace(self._engine, results, ("build", "arch"), _RESULT_COLUMNS)
+            connection.execute(statement, [result_row(result, job_of[result.build]) for result in batch])
+            mine = results.c.job == jobs.c.id
+            count = select(func.count()).select_from(results).where(mine)
+            counts = {
+                "done": count.scalar_subquery(),
+                "hits": count.where(results.c.outcome == "hit").scalar_subquery(),
+            }
+            connection.execute(update(jobs).where(jobs.c.id.in_(set(job_of.values()))).values(counts))
+
+    def forget_results(self, job_id: str) -> None:
+        """Drops the results of an earlier try, before a job runs again."""
+        with writing(self._engine) as connection:
+            connection.execute(results.delete().where(results.c.job == job_id))
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(done=0, hits=0))
+
+    def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:
+        """Keeps what went into keys, by their digests; a digest that is there stays."""
+        if fields:
+            rows = [{"digest": digest, "stage": stage, "fields": dict(parts)} for digest, parts in fields.items()]
+            with writing(self._engine) as connection:
+                connection.execute(insert_or_replace(self._engine, keys, ("digest",), ()), rows)
+
+    def key_fields(self, digest: str) -> dict[str, str] | None:
+        """What went into a key."""
+        with reading(self._engine) as connection:
+            return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar()
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[Status] | None = None,
+        name: str | None = None,
+        model: str | None = None,
+        arch: str | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Jobs, newest first; `name` and `model` are parts of the text, `arch` is whole."""
+        query = _JOB.order_by(jobs.c.number.desc())
+        if states is not None:
+            query = query.where(jobs.c.status.in_(states))
+        if name is not None:
+            query = query.where(jobs.c.name.contains(name, autoescape=True))
+        if model is not None:
+            query = query.where(jobs.c.model.contains(model, autoescape=True))
+        if arch is not None:
+            # The options are JSON text; an architecture's quotes keep sm_90 apart from sm_90a.
+            query = query.where(cast(jobs.c.options, Text).contains(f'"{arch}"', autoescape=True))
+        with reading(self._engine) as connection:
+            return [job_of_row(row) for row in connection.execute(query.limit(limit) if limit else query)]
+
+    def counts(self) -> dict[Status, int]:
+        """How many jobs are in each state."""
+        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
+        with reading(self._engine) as connection:
+            return {Status(status): count for status, count in connection.execute(query)}
+
+    def job(self, prefix: str) -> Job:
+        """The job whose id begins so, or the `latest`. Raises NotFoundError, or UsageError naming the candidates."""
+        query = _JOB.order_by(jobs.c.number.desc())
+        query = query.limit(1) if prefix == "latest" else query.where(jobs.c.id.startswith(prefix, autoescape=True))
+        with reading(self._engine) as connection:
+            found = [job_of_row(row) for row in connection.execute(query.limit(5))]
+        if not found:
+            missing = "there are no jobs yet" if prefix == "latest" else f"there is no job '{prefix}'"
+            raise NotFoundError(f"{missing}: farm status lists them")
+        if len(found) > 1 and found[0].id != prefix:
+            ids = ", ".join(job.id for job in found)
+            raise UsageError(f"'{prefix}' begins more than one job's id ({ids}): give more of it")
+        return found[0]
+
+    def _jobs_by_id(self, ids: Sequence[str]) -> list[Job]:
+        with reading(self._engine) as connection:
+            return [job_of_row(row) for row in connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))]
+
+    def builds(self, job_id: str) -> list[Build]:
+        """The layers of a job, in graph order."""
+        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position)
+        with reading(self._engine) as connection:
+            return [build_of_row(row) for row in connection.execute(query)]
+
+    def results(self, job_id: str) -> list[BuildResult]:
+        """What came of a job's builds, so far."""
+        query = select(results).where(results.c.job == job_id).order_by(results.c.build, results.c.arch)
+        with reading(self._engine) as connection:
+            return [result_of_row(row) for row in connection.execute(query)]
+
+    def add_event(self, job_id: str, level: str, text: str) -> None:
+        """A line for the job's log."""
+        self.add_events([(job_id, level, text)])
+
+    def add_events(self, lines: Sequence[tuple[str, str, str]]) -> None:
+        """Lines for the logs of jobs: job, level and text of each, in this order."""
+        if lines:
+            with writing(self._engine) as connection:
+                at = connection.execute(select(now())).scalar_one()
+                rows = [{"job": job_id, "at": at, "level": level, "text": text} for job_id, level, text in lines]
+                connection.execute(insert(events), rows)
+
+    def events(self, job_id: str, after_id: int = 0) -> list[Event]:
+        """A job's log, oldest first, from after an event."""
+        query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
+        with reading(self._engine) as connection:
+            return [event_of_row(row) for row in connection.execute(query)]

@@ -1,0 +1,105 @@
+"""Rows of the tables as the farm's values, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from codegen.layers import SkippedLayer, spec_from_json
+from codegen.tiling import Tiling
+from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewJob, Outcome, Status
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "submission": submission,
+        "name": job.name,
+        "model": job.model,
+        "model_digest": job.model_digest,
+        "request_digest": job.request_digest,
+        "options": job.options.to_json(),
+        "skipped": [asdict(layer) for layer in job.skipped],
+        "status": Status.PENDING,
+        "reason": "",
+        "stage": "",
+        "done": 0,
+        "total": len(job.builds) * len(job.options.archs),
+        "hits": 0,
+        "tries": 0,
+        "submitted_at": at,
+    }
+
+
+def job_of_row(row: Any) -> Job:
+    """A job; one that runs under a lease which has ended says so."""
+    status, reason = Status(row.status), row.reason
+    if status is Status.RUNNING and row.lease_until is not None and row.lease_until < row.now:
+        reason = f"no coordinator for {row.now - row.lease_until:.0f} s: run farm compile again"
+    return Job(
+        id=row.id,
+        submission=row.submission,
+        submitter=row.submitter,
+        name=row.name,
+        model=row.model,
+        model_digest=row.model_digest,
+        options=BuildOptions.from_json(row.options),
+        status=status,
+        reason=reason,
+        stage=row.stage,
+        done=row.done,
+        total=row.total,
+        hits=row.hits,
+        tries=row.tries,
+        submitted_at=datetime.fromtimestamp(row.submitted_at, UTC),
+        started_at=_moment(row.started_at),
+        finished_at=_moment(row.finished_at),
+        skipped=tuple(SkippedLayer(**layer) for layer in row.skipped),
+    )
+
+
+def build_row(build: Build, job_id: str) -> dict[str, Any]:
+    return {
+        "job": job_id,
+        "position": build.position,
+        "layer": build.layer,
+        "input": build.input,
+        "output": build.output,
+        "spec": build.spec.to_json(),
+        "tiling": build.tiling.to_json(),
+        "weights": build.weights,
+        "nonzeros": build.nonzeros,
+    }
+
+
+def build_of_row(row: Any) -> Build:
+    return Build(
+        id=row.id,
+        job=row.job,
+        position=row.position,
+        layer=row.layer,
+        input=row.input,
+        output=row.output,
+        spec=spec_from_json(row.spec),
+        tiling=Tiling(**row.tiling),
+        weights=row.weights,
+        nonzeros=row.nonzeros,
+    )
+
+
+def result_row(result: BuildResult, job_id: str) -> dict[str, Any]:
+    return {**asdict(result), "job": job_id}
+
+
+def result_of_row(row: Any) -> BuildResult:
+    values = {name: value for name, value in row._mapping.items() if name != "job"}
+    return BuildResult(**{**values, "outcome": Outcome(values["outcome"])})
+
+
+def event_of_row(row: Any) -> Event:
+    return Event(row.id, datetime.fromtimestamp(row.at, UTC), row.level, row.text)

@@ -1,0 +1,147 @@
+"""The tables. Times are seconds since 1970 by the database's clock; what is only kept, not asked for, is JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in an INTEGER
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("submitter", Text, nullable=False),
+    Column("submitted_at", Double, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", _Id, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("submission", ForeignKey("submissions.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("model_digest", String(64), nullable=False),
+    Column("request_digest", String(64), nullable=False),
+    Column("options", JSON, nullable=False),
+    Column("skipped", JSON, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("stage", String(16), nullable=False),
+    Column("done", Integer, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("hits", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("submitted_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("coordinator", Text),
+    Column("lease_until", Double),
+    Index(None, "status"),
+    Index(None, "request_digest"),
+    Index(None, "coordinator"),
+)
+
+builds = Table(
+    "builds",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("job", ForeignKey("jobs.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("layer", Text, nullable=False),
+    Column("input", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("tiling", JSON, nullable=False),
+    Column("weights", String(64), nullable=False),
+    Column("nonzeros", Integer, nullable=False),
+    Index(None, "job"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("build", ForeignKey("builds.id"), nullable=False),
+    Column("arch", String(16), nullable=False),
+    Column("job", String(32), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("template_key", String(64), nullable=False),
+    Column("cubin_key", String(64), nullable=False),
+    Column("cubin", String(64)),
+    Column("cubin_bytes", Integer, nullable=False),
+    Column("ptx", String(64)),
+    Column("fmas_kept", Integer, nullable=False),
+    Column("fmas_deleted", Integer, nullable=False),
+    Column("registers", Integer, nullable=False),
+    Column("spill_bytes", Integer, nullable=False),
+    Column("template_seconds", Double, nullable=False),
+    Column("rewrite_seconds", Double, nullable=False),
+    Column("ptxas_seconds", Double, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("command", Text, nullable=False),
+    PrimaryKeyConstraint("build", "arch"),
+    Index(None, "job"),
+    Index(None, "cubin"),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("stage", String(16), nullable=False),
+    Column("fields", JSON, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("job", ForeignKey("jobs.id"), nullable=False),
+    Column("at", Double, nullable=False),
+    Column("level", String(16), nullable=False),
+    Column("text", Text, nullable=False),
+    Index(None, "job"),
+)
+
+
+class now(FunctionElement[float]):  # noqa: N801 - it stands where a column's name would
+    """The database's clock, in seconds since 1970: clients' clocks differ."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
+    return "extract(epoch from clock_timestamp())"

@@ -1,0 +1,232 @@
+"""Settings: environment over configuration file over default. The only reader of either."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from farm.errors import UsageError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be configured, each value already checked."""
+
+    store_url: str
+    s3_endpoint: str | None
+    database_url: str
+    ray_address: str | None
+    """None: Ray on this machine."""
+    namespace: str
+    job_timeout_seconds: float
+    tool_timeout_seconds: float
+    """For one run of nvcc or ptxas."""
+    tool_memory_bytes: int
+    max_retries: int
+    """Of a build whose worker died."""
+    recache: bool
+    """Build everything anew, also what the cache holds."""
+    read_only: bool
+    jobs: int
+    """Processes at once."""
+    nvcc: Path | None
+    """None: the pinned wheels."""
+    ptxas: Path | None
+    executor: str
+    submitter: str
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each value came from, in words."""
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _optional(value: Any) -> str | None:
+    return None if value == "" else _text(value)
+
+
+def _path(value: Any) -> Path | None:
+    return None if value == "" else Path(_text(value)).expanduser()
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "": False, "0": False, "false": False, "no": False}
+    if str(value).lower() not in {**words, "off": False}:
+        raise ValueError("true or false")
+    return words.get(str(value).lower(), False)
+
+
+def _number(least: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if isinstance(value, bool) or not least <= number < float("inf"):
+            raise ValueError(f"a number of at least {least:g}")
+        return number
+
+    return read
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)) or int(value) < least:
+            raise ValueError(f"a whole number of at least {least}")
+        return int(value)
+
+    return read
+
+
+def _bytes(value: Any) -> int:
+    match = re.fullmatch(r"(\d+)\s*(|KiB|MiB|GiB)", str(value))
+    if not match or int(match[1]) == 0:
+        raise ValueError("a size such as 8GiB, 512MiB or a number of bytes")
+    return int(match[1]) * {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}[match[2]]
+
+
+def _store_url(value: Any) -> str:
+    text = _text(value)
+    if text.startswith("/"):
+        text = f"file://{text}"
+    if not text.startswith("file:///"):
+        raise ValueError("file:///an/absolute/folder")
+    return text
+
+
+def _database_url(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith("sqlite:///"):
+        raise ValueError("sqlite:////an/absolute/file.db")
+    return text
+
+
+def _executor(value: Any) -> str:
+    if value not in ("ray", "inline"):
+        raise ValueError("ray or inline")
+    return str(value)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """Where one setting is read: its variable, its place in the file, how its value is checked."""
+
+    variable: str
+    section: str
+    key: str
+    read: Callable[[Any], Any]
+    default: Callable[[], Any]
+
+
+def _data_folder() -> Path:
+    return Path(platformdirs.user_data_dir("farm"))
+
+
+_OPTIONS: dict[str, _Option] = {
+    "store_url": _Option("FARM_STORE", "store", "url", _store_url, lambda: f"file://{_data_folder() / 'store'}"),
+    "s3_endpoint": _Option("FARM_S3_ENDPOINT", "store", "s3_endpoint", _optional, lambda: ""),
+    "read_only": _Option("FARM_READ_ONLY", "store", "read_only", _flag, lambda: False),
+    "recache": _Option("FARM_RECACHE", "store", "recache", _flag, lambda: False),
+    "namespace": _Option("FARM_NAMESPACE", "store", "namespace", _text, lambda: "default"),
+    "database_url": _Option(
+        "FARM_DATABASE_URL", "database", "url", _database_url, lambda: f"sqlite:///{_data_folder() / 'farm.db'}"
+    ),
+    "ray_address": _Option("FARM_RAY_ADDRESS", "ray", "address", _optional, lambda: ""),
+    "executor": _Option("FARM_EXECUTOR", "ray", "executor", _executor, lambda: "ray"),
+    "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),
+    "job_timeout_seconds": _Option("FARM_JOB_TIMEOUT", "ray", "job_timeout", _number(1), lambda: 86_400.0),
+    "max_retries": _Option("FARM_MAX_RETRIES", "ray", "max_retries", _whole(0), lambda: 2),
+    "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, getpass.getuser),
+    "nvcc": _Option("FARM_NVCC", "toolchain", "nvcc", _path, lambda: ""),
+    "ptxas": _Option("FARM_PTXAS", "toolchain", "ptxas", _path, lambda: ""),
+    "tool_timeout_seconds": _Option("FARM_TOOL_TIMEOUT", "toolchain", "timeout", _number(1), lambda: 600.0),
+    "tool_memory_bytes": _Option("FARM_TOOL_MEMORY", "toolchain", "memory", _bytes, lambda: 8 * GIB),
+}
+
+
+def config_path(environ: Mapping[str, str] | None = None) -> Path:
+    """The configuration file that is read, whether it exists or not."""
+    named = (os.environ if environ is None else environ).get("FARM_CONFIG")
+    return Path(named).expanduser() if named else Path(platformdirs.user_config_dir("farm")) / "config.toml"
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Reads the settings; `overrides` (from the command line) come first.
+
+    Raises UsageError that names the variable or the place in the file, the value, and what is allowed.
+    """
+    environ = os.environ if environ is None else environ
+    path = config_file or config_path(environ)
+    document = _read_file(path, required=config_file is not None or "FARM_CONFIG" in environ)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, option in _OPTIONS.items():
+        section = document.get(option.section, {})
+        if overrides and overrides.get(name) is not None:
+            value, origin = overrides[name], "command line"
+        elif option.variable in environ:
+            value, origin = environ[option.variable], f"environment {option.variable}"
+        elif option.key in section:
+            value, origin = section[option.key], f"{path} [{option.section}] {option.key}"
+        else:
+            value, origin = option.default(), "default"
+        try:
+            values[name] = option.read(value)
+        except ValueError as error:
+            raise UsageError(f"{origin}: {value!r} will not do, it takes {error}") from None
+        origins[name] = origin
+    return Settings(**values, origins=origins)
+
+
+def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if required:
+            raise UsageError(f"there is no configuration file {path}: create it or unset FARM_CONFIG") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the configuration file {path} cannot be read: {error}") from None
+    known: dict[str, set[str]] = {}
+    for option in _OPTIONS.values():
+        known.setdefault(option.section, set()).add(option.key)
+    for section, content in document.items():
+        if section not in known or not isinstance(content, dict):
+            names = ", ".join(f"[{name}]" for name in sorted(known))
+            raise UsageError(f"{path}: '{section}' is not a section, there are {names}")
+        for key in content:
+            if key not in known[section]:
+                raise UsageError(
+                    f"{path} [{section}]: '{key}' is not known, there are {', '.join(sorted(known[section]))}"
+                )
+    return document
+
+
+def setting_names() -> dict[str, tuple[str, str]]:
+    """For `farm config show`: each setting's variable and its place in the file, in the file's order."""
+    return {name: (option.variable, f"[{option.section}] {option.key}") for name, option in _OPTIONS.items()}
+
+
+def set_environment_defaults(values: Mapping[str, str]) -> None:
+    """Sets variables that a library reads from the environment, unless the user has set them."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,101 @@
+"""A checkpoint becomes a job: its weights go to the store, each layer gets its tiling, the ledger gets the builds."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.choice import choose_tiling
+from codegen.errors import TilingError
+from codegen.keys import digest_fields
+from codegen.layers import Checkpoint, Layer, SkippedLayer
+from farm.errors import UsageError
+from farm.jobs import Build, BuildOptions, Job, NewJob
+from farm.store.contract import Store
+
+DENSE_BELOW = 0.5
+"""Sparsity under which the dense libraries are faster (method.md)."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One call: a group of jobs."""
+
+    id: str
+    jobs: tuple[Job, ...]
+    """One for each checkpoint, in their order; a job that was unfinished already stands for itself."""
+
+
+def new_id() -> str:
+    """Twelve hex digits, never given twice."""
+    return uuid.uuid4().hex[:12]
+
+
+def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, name: str, store: Store) -> NewJob:
+    """Stores the weights and gives the job for the ledger.
+
+    A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
+    `strict`.
+    """
+    job_id = new_id()
+    builds: list[Build] = []
+    skipped = list(checkpoint.skipped)
+    for layer in checkpoint.layers:
+        try:
+            builds.append(_build(job_id, len(builds), layer, options, store))
+        except TilingError as error:
+            skipped.append(SkippedLayer(layer.name, str(layer.spec.to_json()["operator"]), str(error)))
+    _check(checkpoint, options, builds, skipped)
+    request = {"namespace": namespace, "model": checkpoint.digest, "options": json.dumps(options.to_json())}
+    return NewJob(
+        id=job_id,
+        name=name,
+        model=checkpoint.path,
+        model_digest=checkpoint.digest,
+        request_digest=digest_fields(request),
+        options=options,
+        builds=tuple(builds),
+        skipped=tuple(skipped),
+    )
+
+
+def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: Store) -> Build:
+    kernel = layer.weights.kernel
+    nonzeros = np.count_nonzero(kernel.reshape(len(kernel), -1), axis=1)
+    tiling = choose_tiling(layer.spec, options.batch, nonzeros, form=options.form)
+    return Build(
+        id=0,
+        job=job,
+        position=position,
+        layer=layer.name,
+        input=layer.input,
+        output=layer.output,
+        spec=layer.spec,
+        tiling=tiling,
+        weights=store.put(layer.weights.to_bytes()),
+        nonzeros=layer.weights.nonzeros,
+    )
+
+
+def _check(
+    checkpoint: Checkpoint, options: BuildOptions, builds: Sequence[Build], skipped: Sequence[SkippedLayer]
+) -> None:
+    if skipped and (options.strict or not builds):
+        first = skipped[0]
+        also = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        why = "--strict allows no skipped layer" if options.strict else "no layer can be compiled"
+        raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
+
+
+def dense_warnings(builds: Sequence[Build]) -> list[str]:
+    """A line for each layer that will not gain from the method."""
+    sparsities: Mapping[str, float] = {build.layer: 1 - build.nonzeros / build.spec.weights_count for build in builds}
+    return [
+        f"{layer}: sparsity {sparsity:.2f}, too dense to gain from the method: prune it further"
+        for layer, sparsity in sparsities.items()
+        if sparsity < DENSE_BELOW
+    ]

@@ -1,0 +1,111 @@
+"""Keys: every ingredient counts, and the function itself cannot change unnoticed."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.keys import CubinKey, TemplateKey, digest_fields
+from codegen.layers import Conv2d
+from codegen.tiling import Tiling
+
+TEMPLATE = TemplateKey(
+    spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
+    tiling=Tiling(32, 4, 1, 16, 8, 2),
+    operator_digest="a" * 64,
+    compiler="13.0.88",
+    flags=("-ptx", "-O3"),
+    virtual_arch="compute_80",
+)
+CUBIN = CubinKey(
+    template="b" * 64,
+    weights="c" * 64,
+    rewriter_digest="d" * 64,
+    assembler="13.0.88",
+    arch="sm_90",
+    options=("-O3",),
+)
+
+TEMPLATE_CHANGES: dict[str, Any] = {
+    "operator_digest": "f" * 64,
+    "compiler": "13.0.89",
+    "flags": ("-O3", "-ptx"),
+    "virtual_arch": "compute_75",
+}
+CUBIN_CHANGES: dict[str, Any] = {
+    "template": "f" * 64,
+    "weights": "f" * 64,
+    "rewriter_digest": "f" * 64,
+    "assembler": "13.0.89",
+    "arch": "sm_80",
+    "options": ("-O1",),
+}
+SPEC_CHANGES: dict[str, Any] = {
+    "channels": 65,
+    "height": 57,
+    "width": 49,
+    "kernels": 33,
+    "kernel_height": 4,
+    "kernel_width": 4,
+    "stride": (2, 1),
+    "padding": (2, 1, 2, 1),
+}
+TILING_CHANGES: dict[str, Any] = {
+    "tile_width": 16,
+    "tile_height": 8,
+    "rows": 2,
+    "group_kernels": 8,
+    "chunk_channels": 4,
+    "stages": 3,
+    "form": "full",
+}
+
+
+def test_the_digests_of_known_keys_are_these() -> None:
+    # A change here is a change of every key in every store: raise codegen.keys.SCHEMA with it, on purpose.
+    assert TEMPLATE.digest == "3dad7f28e5d45ed63f9a6e8db7355e1c991a70beea64c23cc882b369008d2b79"
+    assert CUBIN.digest == "020484f3ef208e56aea8dd6f8b3674bfc202a22f72270a63ed8a08eee0c33294"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TemplateKey) if field.name not in ("spec", "tiling")])
+def test_each_ingredient_of_a_template_changes_its_key(name: str) -> None:
+    assert replace(TEMPLATE, **{name: TEMPLATE_CHANGES[name]}).digest != TEMPLATE.digest
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Conv2d)])
+def test_each_part_of_the_layer_spec_changes_the_template_key(name: str) -> None:
+    changed = replace(TEMPLATE, spec=replace(TEMPLATE.spec, **{name: SPEC_CHANGES[name]}))
+    assert changed.digest != TEMPLATE.digest
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Tiling)])
+def test_each_part_of_the_tiling_changes_the_template_key(name: str) -> None:
+    changed = replace(TEMPLATE, tiling=replace(TEMPLATE.tiling, **{name: TILING_CHANGES[name]}))
+    assert changed.digest != TEMPLATE.digest
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CubinKey)])
+def test_each_ingredient_of_a_cubin_changes_its_key(name: str) -> None:
+    assert replace(CUBIN, **{name: CUBIN_CHANGES[name]}).digest != CUBIN.digest
+
+
+def test_the_schema_number_is_part_of_both_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = TEMPLATE.digest, CUBIN.digest
+    monkeypatch.setattr("codegen.keys.SCHEMA", 10**6)
+    assert TEMPLATE.digest != before[0]
+    assert CUBIN.digest != before[1]
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.text(max_size=5)), st.dictionaries(st.text(max_size=5), st.text(max_size=5))
+)
+def test_two_field_lists_have_one_digest_only_if_they_are_equal(a: dict[str, str], b: dict[str, str]) -> None:
+    assert (digest_fields(a) == digest_fields(b)) == (a == b)
+
+
+def test_moving_a_character_between_neighbouring_fields_changes_the_digest() -> None:
+    assert digest_fields({"a": "bc", "d": ""}) != digest_fields({"a": "b", "d": "c"})

@@ -1,0 +1,240 @@
+"""The ledger on a real SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from codegen.layers import Conv2d, SkippedLayer
+from codegen.tiling import Tiling
+from farm.errors import LedgerError, NotFoundError, UsageError
+from farm.jobs import (
+    ALLOWED_MOVES,
+    Build,
+    BuildOptions,
+    BuildResult,
+    NewJob,
+    NewSubmission,
+    Outcome,
+    Status,
+)
+from farm.ledger import Ledger, open_ledger
+from farm.settings import Settings, load_settings
+
+SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
+OPTIONS = BuildOptions(archs=("sm_80", "sm_90"))
+
+
+def settings_in(folder: Path) -> Settings:
+    return load_settings({"FARM_DATABASE_URL": f"sqlite:///{folder / 'deep' / 'farm.db'}"})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return open_ledger(settings_in(tmp_path))
+
+
+def new_job(id: str = "aaaa1111", request: str = "r1", layers: int = 2, options: BuildOptions = OPTIONS) -> NewJob:
+    builds = tuple(
+        Build(0, id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, Tiling(8, 8, 1, 4, 3, 2), "ab" * 32, 10 + i)
+        for i in range(layers)
+    )
+    skipped = (SkippedLayer("pool", "MaxPool", "no weights"),)
+    return NewJob(id, "net", "/models/net.onnx", "cd" * 32, request.ljust(64, "0"), options, builds, skipped)
+
+
+def submit(ledger: Ledger, *jobs: NewJob) -> list[str]:
+    return [job.id for job in ledger.record_submission(NewSubmission(f"s-{jobs[0].id}", "ada", jobs))]
+
+
+def result(build: int, arch: str = "sm_80", outcome: Outcome = Outcome.BUILT) -> BuildResult:
+    return BuildResult(
+        build, arch, outcome, "11" * 32, "22" * 32, "33" * 32, 4096, "44" * 32, 5, 6, 40, 8, 0.5, 0.01, 0.2, "e", "c"
+    )
+
+
+def test_a_job_comes_back_as_it_was_submitted(ledger: Ledger) -> None:
+    before = datetime.now(UTC)
+    submit(ledger, new_job())
+    job = ledger.job("aaaa1111")
+    assert (job.name, job.model, job.submitter, job.options) == ("net", "/models/net.onnx", "ada", OPTIONS)
+    assert (job.status, job.done, job.total, job.hits, job.tries) == (Status.PENDING, 0, 4, 0, 0)
+    assert job.skipped == (SkippedLayer("pool", "MaxPool", "no weights"),)
+    assert abs((job.submitted_at - before).total_seconds()) < 5
+    builds = ledger.builds(job.id)
+    assert [replace(build, id=0) for build in builds] == list(new_job().builds)
+    assert len({build.id for build in builds}) == 2
+
+
+def test_results_come_back_and_are_counted(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    first, second = (build.id for build in ledger.builds("aaaa1111"))
+    sent = [result(first), result(first, "sm_90", Outcome.HIT), result(second, "sm_80", Outcome.FAILED)]
+    ledger.record_results(sent)
+    assert ledger.results("aaaa1111") == sent
+    assert (ledger.job("aaaa1111").done, ledger.job("aaaa1111").hits) == (3, 1)
+
+
+def test_a_result_of_a_later_try_replaces_the_earlier(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    build = ledger.builds("aaaa1111")[0].id
+    ledger.record_results([result(build, outcome=Outcome.FAILED)])
+    ledger.record_results([result(build, outcome=Outcome.HIT)])
+    assert [r.outcome for r in ledger.results("aaaa1111")] == [Outcome.HIT]
+    assert (ledger.job("aaaa1111").done, ledger.job("aaaa1111").hits) == (1, 1)
+    ledger.forget_results("aaaa1111")
+    assert ledger.results("aaaa1111") == []
+    assert ledger.job("aaaa1111").done == 0
+
+
+def test_of_many_coordinators_one_gets_a_job(tmp_path: Path) -> None:
+    ledgers = [open_ledger(settings_in(tmp_path)) for _ in range(8)]
+    submit(ledgers[0], *[new_job(f"{i:08x}", f"r{i}") for i in range(10)])
+    barrier = threading.Barrier(8)
+
+    def claim_all(number: int) -> list[bool]:
+        barrier.wait()
+        return [ledgers[number].claim(f"{i:08x}", f"c{number}", 60) for i in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        wins = list(pool.map(claim_all, range(8)))
+    assert [sum(column) for column in zip(*wins, strict=True)] == [1] * 10
+
+
+def test_a_job_whose_lease_ended_can_be_taken_over_and_says_so(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    assert ledger.claim("aaaa1111", "first", 0.2)
+    assert not ledger.claim("aaaa1111", "second", 60)
+    time.sleep(0.4)
+    assert "no coordinator for" in ledger.job("aaaa1111").reason
+    assert ledger.claim("aaaa1111", "second", 60)
+    job = ledger.job("aaaa1111")
+    assert (job.tries, job.reason, job.status) == (2, "", Status.RUNNING)
+
+
+def test_a_heartbeat_keeps_the_lease(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    ledger.claim("aaaa1111", "first", 0.3)
+    ledger.extend_lease("first", 60)
+    time.sleep(0.5)
+    assert not ledger.claim("aaaa1111", "second", 60)
+
+
+def test_the_same_request_takes_up_the_unfinished_job(ledger: Ledger) -> None:
+    assert submit(ledger, new_job("aaaa1111", "same")) == ["aaaa1111"]
+    assert submit(ledger, new_job("bbbb2222", "same"), new_job("cccc3333", "other")) == ["aaaa1111", "cccc3333"]
+    ledger.claim("aaaa1111", "alive", 60)
+    assert submit(ledger, new_job("dddd4444", "same")) == ["dddd4444"]
+    for id in ("dddd4444", "aaaa1111"):
+        ledger.claim(id, "alive", 60)
+        ledger.finish(id, Status.SUCCEEDED, "")
+    assert submit(ledger, new_job("eeee5555", "same")) == ["eeee5555"]
+
+
+@pytest.mark.parametrize("target", list(Status))
+@pytest.mark.parametrize("source", list(Status))
+def test_a_job_moves_only_as_allowed(ledger: Ledger, source: Status, target: Status) -> None:
+    submit(ledger, new_job())
+    if source is not Status.PENDING:
+        ledger.claim("aaaa1111", "c", 60)
+    if source.final:
+        ledger.finish("aaaa1111", source, "why")
+    if target in ALLOWED_MOVES[source]:
+        ledger.finish("aaaa1111", target, "because")
+        job = ledger.job("aaaa1111")
+        assert (job.status, job.reason, job.finished_at is not None) == (target, "because", target.final or source.final)
+    else:
+        with pytest.raises(LedgerError, match=f"is {source} and cannot become {target}"):
+            ledger.finish("aaaa1111", target, "because")
+
+
+def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    ledger.claim("aaaa1111", "c", 60)
+    ledger.set_stage("aaaa1111", "template")
+    assert ledger.job("aaaa1111").stage == "template"
+    ledger.release("aaaa1111", "no coordinator")
+    job = ledger.job("aaaa1111")
+    assert (job.status, job.reason, job.stage) == (Status.PENDING, "no coordinator", "")
+    assert ledger.claim("aaaa1111", "d", 60)
+
+
+def test_jobs_are_found_by_prefix_or_latest(ledger: Ledger) -> None:
+    with pytest.raises(NotFoundError, match="no jobs yet"):
+        ledger.job("latest")
+    submit(ledger, new_job("aaaa1111", "a"), new_job("aaaa2222", "b"), new_job("bbbb", "c"))
+    assert ledger.job("b").id == "bbbb"
+    assert ledger.job("latest").id == "bbbb"
+    with pytest.raises(UsageError, match="aaaa2222, aaaa1111"):
+        ledger.job("aaaa")
+    for missing in ("x", "%", "_aaa"):
+        with pytest.raises(NotFoundError, match="farm status"):
+            ledger.job(missing)
+
+
+def test_jobs_are_filtered_newest_first(ledger: Ledger) -> None:
+    submit(ledger, new_job("a", "a"), new_job("b", "b", options=BuildOptions(("sm_90a",))), new_job("c", "c"))
+    ledger.claim("c", "x", 60)
+    assert [job.id for job in ledger.jobs()] == ["c", "b", "a"]
+    assert [job.id for job in ledger.jobs(limit=2)] == ["c", "b"]
+    assert [job.id for job in ledger.jobs(states=[Status.PENDING])] == ["b", "a"]
+    assert [job.id for job in ledger.jobs(arch="sm_90")] == ["c", "a"]
+    assert [job.id for job in ledger.jobs(arch="sm_90a")] == ["b"]
+    assert ledger.jobs(model="other") == []
+    assert len(ledger.jobs(model="net.onnx")) == 3
+    assert ledger.counts() == {Status.PENDING: 2, Status.RUNNING: 1}
+
+
+def test_key_fields_are_kept_once(ledger: Ledger) -> None:
+    ledger.record_keys("template", {"aa" * 32: {"arch": "compute_80"}})
+    ledger.record_keys("template", {"aa" * 32: {"arch": "changed"}, "bb" * 32: {}})
+    assert ledger.key_fields("aa" * 32) == {"arch": "compute_80"}
+    assert ledger.key_fields("bb" * 32) == {}
+    assert ledger.key_fields("cc" * 32) is None
+
+
+def test_events_follow_one_another(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    ledger.add_event("aaaa1111", "info", "one")
+    ledger.add_event("aaaa1111", "error", "two")
+    first, second = ledger.events("aaaa1111")
+    assert (first.text, second.text, second.level) == ("one", "two", "error")
+    assert ledger.events("aaaa1111", after_id=first.id) == [second]
+
+
+def test_a_failed_submission_leaves_nothing(ledger: Ledger) -> None:
+    submit(ledger, new_job("aaaa1111", "a"))
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        ledger.record_submission(NewSubmission("s-2", "ada", (new_job("bbbb", "b"), new_job("aaaa1111", "c"))))
+    assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
+
+
+def test_a_file_that_is_no_database_is_an_error_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "farm.db"
+    path.write_text("not a database " * 100)
+    with pytest.raises(LedgerError, match="not a database"):
+        open_ledger(load_settings({"FARM_DATABASE_URL": f"sqlite:///{path}"}))
+
+
+def test_a_database_in_a_folder_that_cannot_be_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="cannot be made"):
+        open_ledger(load_settings({"FARM_DATABASE_URL": f"sqlite:///{tmp_path / 'file' / 'farm.db'}"}))
+
+
+def test_a_reader_is_not_kept_waiting_by_a_writer(tmp_path: Path, ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    other = sqlite3.connect(tmp_path / "deep" / "farm.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    start = time.monotonic()
+    assert ledger.job("latest").id == "aaaa1111"
+    assert time.monotonic() - start < 5
+    other.execute("ROLLBACK")
+    other.close()

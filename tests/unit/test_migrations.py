@@ -1,0 +1,71 @@
+"""The migrations make the tables that the code speaks of."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+import migrations
+from farm.errors import LedgerError
+from farm.ledger import database_revision, open_ledger
+from farm.ledger.engine import open_engine
+from farm.ledger.schema import HEAD
+from farm.ledger.tables import metadata
+from farm.settings import Settings, load_settings
+
+
+def settings_in(folder: Path) -> Settings:
+    return load_settings({"FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}"})
+
+
+def open_and_count(folder: Path) -> int:
+    return sum(open_ledger(settings_in(folder)).counts().values())
+
+
+def test_the_migrated_database_has_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
+    open_ledger(settings_in(tmp_path))
+    with open_engine(f"sqlite:///{tmp_path / 'farm.db'}").connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_newest_revision_is_the_one_the_code_asks_for() -> None:
+    assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == HEAD
+
+
+def test_opening_twice_migrates_once(tmp_path: Path) -> None:
+    assert database_revision(settings_in(tmp_path)) == (None, HEAD)
+    open_ledger(settings_in(tmp_path))
+    assert database_revision(settings_in(tmp_path)) == (HEAD, HEAD)
+    open_ledger(settings_in(tmp_path))
+
+
+def test_four_processes_may_open_a_fresh_database_at_once(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        assert pool.map(open_and_count, [tmp_path] * 4) == [0] * 4
+
+
+def test_a_database_of_a_newer_program_is_refused_in_words(tmp_path: Path) -> None:
+    open_ledger(settings_in(tmp_path))
+    with sqlite3.connect(tmp_path / "farm.db") as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    connection.close()
+    with pytest.raises(LedgerError, match="revision 9999"):
+        open_ledger(settings_in(tmp_path))
+
+
+def test_an_up_to_date_ledger_opens_without_alembic(tmp_path: Path) -> None:
+    open_ledger(settings_in(tmp_path))
+    code = (
+        "import sys; from pathlib import Path; from farm.ledger import open_ledger; from farm.settings import load_settings;"
+        f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{tmp_path / 'farm.db'}'}}));"
+        "sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

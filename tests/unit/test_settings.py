@@ -1,0 +1,95 @@
+"""Settings: environment over file over default, and each wrong value named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.errors import UsageError
+from farm.settings import load_settings, setting_names
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_defaults_are_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    settings = load_settings({})
+    assert settings.store_url == f"file://{tmp_path}/data/farm/store"
+    assert settings.database_url == f"sqlite:///{tmp_path}/data/farm/farm.db"
+    assert (settings.ray_address, settings.nvcc, settings.executor, settings.recache) == (None, None, "ray", False)
+    assert settings.jobs >= 1
+    assert set(settings.origins.values()) == {"default"}
+    assert set(settings.origins) == set(setting_names())
+
+
+def test_the_command_line_beats_the_environment_beats_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[ray]\njobs = 3\nexecutor = "inline"\nmax_retries = 7\n')
+    settings = load_settings({"FARM_JOBS": "4", "FARM_EXECUTOR": "ray"}, path, {"jobs": 5, "executor": None})
+    assert (settings.jobs, settings.executor, settings.max_retries) == (5, "ray", 7)
+    assert settings.origins["jobs"] == "command line"
+    assert settings.origins["executor"] == "environment FARM_EXECUTOR"
+    assert settings.origins["max_retries"] == f"{path} [ray] max_retries"
+
+
+def test_farm_config_names_another_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[store]\nurl = "/srv/store"\n')
+    assert load_settings({"FARM_CONFIG": str(path)}).store_url == "file:///srv/store"
+    with pytest.raises(UsageError, match="unset FARM_CONFIG"):
+        load_settings({"FARM_CONFIG": str(tmp_path / "missing.toml")})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("FARM_STORE", "ftp://x", "file:///an/absolute/folder"),
+        ("FARM_STORE", "", "file:///an/absolute/folder|not empty"),
+        ("FARM_DATABASE_URL", "mysql://x", "sqlite:"),
+        ("FARM_JOBS", "0", "whole number of at least 1"),
+        ("FARM_JOBS", "two", "whole number of at least 1"),
+        ("FARM_MAX_RETRIES", "-1", "whole number of at least 0"),
+        ("FARM_JOB_TIMEOUT", "nan", "number of at least 1"),
+        ("FARM_JOB_TIMEOUT", "inf", "number of at least 1"),
+        ("FARM_TOOL_MEMORY", "8 gigs", "a size such as 8GiB"),
+        ("FARM_RECACHE", "maybe", "true or false"),
+        ("FARM_EXECUTOR", "slurm", "ray or inline"),
+        ("FARM_NAMESPACE", "", "not empty"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_it_and_what_is_allowed(variable: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load_settings({variable: value})
+    assert variable in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[stor]\nurl = 1\n", r"'stor' is not a section, there are \[database\], \[ray\], \[store\], \[toolchain\]"),
+        ("[store]\nuri = 1\n", "'uri' is not known, there are namespace, read_only"),
+        ("[store]\nurl = 7\n", r"\[store\] url: 7 will not do"),
+        ("store = 1\n", "'store' is not a section"),
+        ("[store\n", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_the_place(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_settings({}, path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 * 2**30), ("512 MiB", 2**29), ("1024", 1024)])
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert load_settings({"FARM_TOOL_MEMORY": text}).tool_memory_bytes == size
+
+
+@pytest.mark.parametrize(("text", "flag"), [("1", True), ("true", True), ("off", False), ("0", False), ("", False)])
+def test_flags_are_read_from_words(text: str, flag: bool) -> None:
+    assert load_settings({"FARM_RECACHE": text}).recache is flag
