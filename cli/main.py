@@ -9,20 +9,18 @@ from collections.abc import Sequence
 import click
 import typer
 
-from cli import (
-    bundle_command,
-    compile_command,
-    config_command,
-    database_command,
-    demo_command,
-    doctor_command,
-    inspect_command,
-    logs_command,
-    status_command,
-    verify_command,
-)
+from cli.bundle_command import fetch
+from cli.compile_command import compile_models
+from cli.config_command import app as config_app
+from cli.database_command import app as database_app
+from cli.demo_command import demo
+from cli.doctor_command import doctor
 from cli.exit_codes import INTERNAL, INTERRUPTED, USAGE, exit_code_of
+from cli.inspect_command import inspect
+from cli.logs_command import logs
 from cli.render import stderr
+from cli.status_command import status
+from cli.verify_command import verify
 
 app = typer.Typer(
     name="farm",
@@ -51,16 +49,16 @@ def options(
     """Compiles pruned neural networks to GPU machine code made for one set of weights."""
 
 
-app.command("compile")(compile_command.compile_models)
-app.command("status")(status_command.status)
-app.command("inspect")(inspect_command.inspect)
-app.command("logs")(logs_command.logs)
-app.command("fetch")(bundle_command.fetch)
-app.command("verify")(verify_command.verify)
-app.command("doctor")(doctor_command.doctor)
-app.command("demo")(demo_command.demo)
-app.add_typer(config_command.app, name="config")
-app.add_typer(database_command.app, name="db")
+app.command("compile")(compile_models)
+app.command("status")(status)
+app.command("inspect")(inspect)
+app.command("logs")(logs)
+app.command("fetch")(fetch)
+app.command("verify")(verify)
+app.command("doctor")(doctor)
+app.command("demo")(demo)
+app.add_typer(config_app, name="config")
+app.add_typer(database_app, name="db")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from codegen.convolution import UnknownSize, Unsupported
+from codegen.convolution import UnknownSizeError, UnsupportedError
 from codegen.errors import CheckpointError
 from codegen.external_data import ExternalData, find_external_data
 from codegen.input_shapes import Size, check_input_shapes, unknown_size_reason
@@ -88,9 +88,7 @@ def _check_opset(model: ModelProto) -> None:
 
 def _inputs(graph: GraphProto) -> dict[str, Size | None]:
     """Without the weights, which ONNX lists among the inputs of old models."""
-    weights = {tensor.name for tensor in graph.initializer} | {
-        tensor.values.name for tensor in graph.sparse_initializer
-    }
+    weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
     return {_text(value.name): _size(value) for value in graph.input if value.name not in weights}
 
 
@@ -123,7 +121,7 @@ def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
     for field in ("node", "input", "output", "value_info"):
         getattr(slim.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
-        stub = slim.graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+        stub = slim.graph.initializer.add(name=_text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
         external = _external_data(tensor, folder)  # checked even if no layer needs it
         if prod(tensor.dims) > SMALL_TENSOR:
             continue
@@ -132,10 +130,10 @@ def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
         else:
             stub.raw_data = external.read()
     for sparse in model.graph.sparse_initializer:
-        slim.graph.initializer.add(name=sparse.values.name, dims=sparse.dims, data_type=sparse.values.data_type)
+        slim.graph.initializer.add(name=_text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
     try:
         graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
         raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
     return {value.name: value for value in (*graph.value_info, *graph.output, *graph.input)}
 
@@ -195,8 +193,9 @@ def _element_type(number: int) -> str:
     """NumPy's name of an ONNX element type where there is one."""
     import onnx
 
-    names = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
-    return {"float": "float32", "double": "float64"}.get(name := names.get(number, f"type {number}"), name)
+    names: dict[int, str] = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+    name = names.get(number, f"type {number}")
+    return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _text(name: str | bytes) -> str:
@@ -214,9 +213,9 @@ def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[Skip
     for function in model.functions:
         nodes += _nodes_with_weights(function, {}, f"the function {function.name}")
     values = _infer_shapes(model, folder)
-    weights = {name for node in nodes if node.operator == "Conv" for name in node.inputs if name in constants}
+    weights = {name for node in nodes if node.operator == "Conv" and not node.owner for name in node.inputs[1:3]}
     tensors = Tensors(
-        {name: _stored(constants[name], folder) for name in weights},
+        {name: _stored(constants[name], folder) for name in weights & constants.keys()},
         {name: _element_type(number) for name, value in values.items() if (number := value.type.tensor_type.elem_type)},
         {name: _size(value) for name, value in values.items()},
     )
@@ -224,9 +223,9 @@ def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[Skip
     for node, name in zip(nodes, unique_names(nodes), strict=True):
         try:
             layers.append(read_node(node, name, tensors))
-        except Unsupported as reason:
+        except UnsupportedError as reason:
             skipped.append(SkippedLayer(name, node.operator, str(reason)))
-        except UnknownSize:
+        except UnknownSizeError:
             skipped.append(SkippedLayer(name, node.operator, unknown_size_reason(inputs)))
         except CheckpointError as error:
             raise CheckpointError(f"layer '{name}': {error}") from error
@@ -257,11 +256,8 @@ def _plain(node: NodeProto, owner: str) -> Node:
         _text(node.name),
         tuple(map(_text, node.input)),
         tuple(map(_text, node.output)),
-        {
-            name: (a.i,) if a.type == a.INT else tuple(a.ints)
-            for name, a in attributes.items()
-            if a.type in (a.INT, a.INTS)
-        },
+        {name: (a.i,) for name, a in attributes.items() if a.type == a.INT}
+        | {name: tuple(a.ints) for name, a in attributes.items() if a.type == a.INTS},
         {name: a.s.decode(errors="replace") for name, a in attributes.items() if a.type == a.STRING},
         owner,
     )

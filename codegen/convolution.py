@@ -9,11 +9,11 @@ from codegen.input_shapes import Size, size_in_words
 from codegen.layers import Conv2d
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """Why a node is not compiled, in words."""
 
 
-class UnknownSize(Exception):
+class UnknownSizeError(Exception):
     """Height or width of the input is not known before the model runs."""
 
 
@@ -52,17 +52,17 @@ class ConvAttributes:
 def conv2d_spec(attributes: ConvAttributes, weights_shape: tuple[int, ...], input_size: Size | None) -> Conv2d:
     """The spec of a Conv with weights [K, C, R, S] on an input [N, C, H, W]; None where the input is not known.
 
-    Raises Unsupported for what is not compiled, UnknownSize if height or width is not known, and CheckpointError
-    for a node that no program could run.
+    Raises UnsupportedError for what is not compiled, UnknownSizeError if height or width is not known, and
+    CheckpointError for a node that no program could run.
     """
     if len(weights_shape) != 4 or min(weights_shape) < 1:
         raise CheckpointError(
             f"its weights have the shape {list(weights_shape)}, not [K, C, R, S]: export the model again"
         )
     if attributes.group != 1:
-        raise Unsupported(f"it is a convolution in {attributes.group} groups; only group 1 is compiled")
+        raise UnsupportedError(f"it is a convolution in {attributes.group} groups; only group 1 is compiled")
     if attributes.dilations != (1, 1):
-        raise Unsupported(f"its dilations are {list(attributes.dilations)}; only dilation 1 is compiled")
+        raise UnsupportedError(f"its dilations are {list(attributes.dilations)}; only dilation 1 is compiled")
     kernels, channels, kernel_height, kernel_width = weights_shape
     kernel = kernel_height, kernel_width
     if attributes.kernel_shape not in (None, kernel):
@@ -70,14 +70,14 @@ def conv2d_spec(attributes: ConvAttributes, weights_shape: tuple[int, ...], inpu
     if min(attributes.strides) < 1:
         raise CheckpointError(f"its strides are {list(attributes.strides)}, less than 1: export the model again")
     if min(attributes.pads) < 0:
-        raise Unsupported(f"its pads are {list(attributes.pads)}; negative padding (cropping) is not compiled")
+        raise UnsupportedError(f"its pads are {list(attributes.pads)}; negative padding (cropping) is not compiled")
     if input_size is None:
-        raise UnknownSize
+        raise UnknownSizeError
     if len(input_size) != 4 or input_size[1] not in (None, channels):
         raise _misfit(weights_shape, f"an input of the shape {size_in_words(input_size)}")
     height, width = input_size[2:]
     if height is None or width is None:
-        raise UnknownSize
+        raise UnknownSizeError
     stride_y, stride_x = attributes.strides
     padding = attributes.padding((height, width), kernel)
     spec = Conv2d(channels, height, width, kernels, *kernel, (stride_y, stride_x), padding)

@@ -80,7 +80,9 @@ class Device:
         try:
             return LoadedKernel(self._driver.module_from_buffer(cubin).get_function(launch.kernel), launch)
         except self._driver.Error as error:
-            raise DeviceError(f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}") from None
+            raise DeviceError(
+                f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
+            ) from None
 
     def run(self, cubin: bytes, launch: Launch, x: FloatArray, output_shape: tuple[int, ...]) -> FloatArray:
         """Runs a layer on a batch [N, C, H, W]; gives the output, NaN where the kernel wrote nothing."""

@@ -9,7 +9,7 @@ from itertools import chain, count
 
 import numpy as np
 
-from codegen.convolution import ConvAttributes, Unsupported, conv2d_spec
+from codegen.convolution import ConvAttributes, UnsupportedError, conv2d_spec
 from codegen.errors import CheckpointError
 from codegen.input_shapes import Size
 from codegen.layers import Layer, Weights
@@ -57,27 +57,32 @@ class Tensors:
         if len(node.inputs) <= index or not node.inputs[index]:
             return None
         if (constant := self.constants.get(node.inputs[index])) is None:
-            raise Unsupported(f"its {what} are computed while the model runs; fold constants before or in the export")
+            raise UnsupportedError(
+                f"its {what} are computed while the model runs; fold constants before or in the export"
+            )
         if constant.element_type != "float32":
-            raise Unsupported(f"its {what} are {constant.element_type}; only float32 is compiled")
+            raise UnsupportedError(f"its {what} are {constant.element_type}; only float32 is compiled")
         return constant
 
 
 def read_node(node: Node, name: str, tensors: Tensors) -> Layer:
-    """The layer that a node is. Raises Unsupported, UnknownSize, or CheckpointError if no program could run it."""
+    """The layer that a node is.
+
+    Raises UnsupportedError, UnknownSizeError, and CheckpointError for a node that no program could run.
+    """
     if node.owner:
-        raise Unsupported(f"it is inside {node.owner}; only the nodes of the main graph are compiled")
+        raise UnsupportedError(f"it is inside {node.owner}; only the nodes of the main graph are compiled")
     if reason := NOT_COMPILED.get(node.operator):
-        raise Unsupported(reason)
+        raise UnsupportedError(reason)
     if node.domain not in ONNX_DOMAINS:
-        raise Unsupported(f"it is an operator of the domain '{node.domain}', not ONNX's Conv")
+        raise UnsupportedError(f"it is an operator of the domain '{node.domain}', not ONNX's Conv")
     kernel, bias = tensors.weights(node, 1, "weights"), tensors.weights(node, 2, "biases")
     if kernel is None or not node.outputs:
         raise CheckpointError("it has no weights or no output: export the model again")
     if len(kernel.shape) in (3, 5):
-        raise Unsupported(f"it is a {len(kernel.shape) - 2}-D convolution; only 2-D convolutions are compiled")
+        raise UnsupportedError(f"it is a {len(kernel.shape) - 2}-D convolution; only 2-D convolutions are compiled")
     if (element_type := tensors.element_types.get(node.inputs[0], "float32")) != "float32":
-        raise Unsupported(f"its input is {element_type}; only float32 is compiled")
+        raise UnsupportedError(f"its input is {element_type}; only float32 is compiled")
     spec = conv2d_spec(conv_attributes(node), kernel.shape, tensors.sizes.get(node.inputs[0]))
     if bias is not None and bias.shape != (spec.kernels,):
         raise CheckpointError(

@@ -13,6 +13,7 @@ from codegen.errors import CheckpointError
 from codegen.external_data import ExternalData
 from codegen.layers import FloatArray
 
+READABLE = ("float32", "int64")
 LARGEST_SPARSE_ELEMENTS = 2**29
 """A dense tensor is as large as its data; a sparse one may claim anything: up to 2 GB of float32 are believed."""
 
@@ -23,11 +24,15 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     element_type: str
-    """NumPy's name of it; float32 and int64 can be read."""
+    """NumPy's name of it where there is one."""
     data: bytes | ExternalData | Sequence[float]
 
     def read(self) -> NDArray[np.generic]:
-        """The values. Raises CheckpointError if there are more or fewer than the shape says."""
+        """The values. Raises CheckpointError if there are more or fewer than the shape says, or of another type."""
+        if self.element_type not in READABLE:
+            raise CheckpointError(
+                f"a constant is {self.element_type}, not {' or '.join(READABLE)}: export the model again"
+            )
         dtype = np.dtype(self.element_type).newbyteorder("<")
         data = self.data.read() if isinstance(self.data, ExternalData) else self.data
         if isinstance(data, bytes):
@@ -54,6 +59,7 @@ class SparseStoredTensor:
 
     @property
     def element_type(self) -> str:
+        """That of the values."""
         return self.values.element_type
 
     def read(self) -> NDArray[np.generic]:

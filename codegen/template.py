@@ -94,7 +94,7 @@ class Template:
 
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
-_LOAD = re.compile(r"^ld\.shared\.f32\s+(%f\d+),")
+_LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.f32\s+(%f\d+|\{[^}]*\}),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),(%f\d+);$")
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
 _STORE = re.compile(r"^\{.*st\.global.*\} // farm\.store (\d+)$")
@@ -161,9 +161,10 @@ class RolledForm:
         if "ret;" not in tail:
             raise TemplateError("a rolled template ends in 'ret' after its loop")
         slots, immediate_column, sources = _weights(turn)
-        loads = {match.group(1): i for i, line in enumerate(turn) if (match := _LOAD.match(line))}
-        load_index = {register: i for i, register in enumerate(loads)}
-        missing = set(sources) - loads.keys()
+        # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
+        loads = [(i, re.findall(r"%f\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
+        load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
+        missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
         biases = [(i, line.index("0f") + 2, m) for i, line in enumerate(tail) if (m := _BIAS.match(line))]
@@ -177,7 +178,7 @@ class RolledForm:
             tail=Lines.of(tail[: tail.index("ret;") + 1]),
             weight_line=slots,
             immediate_column=immediate_column,
-            load_lines=np.array(list(loads.values()), dtype=np.int64),
+            load_lines=np.array([i for i, _ in loads], dtype=np.int64),
             load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
             bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
             bias_columns=np.array([column for _, column, _ in biases], dtype=np.int64),

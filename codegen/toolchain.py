@@ -31,7 +31,7 @@ _WHEEL_FILES = {
 }
 _OUTPUT_BYTES = 2**20
 """Of what a tool writes to stdout or stderr, the beginning: compilers name the cause first."""
-_FILE_BYTES = 2**30
+_FILE_BYTES = 2**28
 """No file that a tool writes grows beyond this."""
 
 # Runs a tool so that nothing is left of it, whatever ends this process: the kernel tells the shell that its parent is

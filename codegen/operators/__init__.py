@@ -20,14 +20,18 @@ from codegen.tiling import Tiling
 class Operator(Protocol):
     """What an operator's module holds."""
 
-    SOURCES: tuple[str, ...]
-    """The files of this folder that shape its template, the .cu first."""
+    @property
+    def SOURCES(self) -> tuple[str, ...]:  # noqa: N802 - a module's constant
+        """The files of this folder that shape its template, the .cu first."""
 
     def sources(self, spec: Conv2d, tiling: Tiling) -> dict[str, str]:
         """The generated headers that the .cu includes."""
 
     def launch_of(self, spec: Conv2d, tiling: Tiling) -> Launch:
         """Grid, block and shared memory of the kernel."""
+
+    def tiles(self, spec: Conv2d, tiling: Tiling) -> tuple[int, int]:
+        """Blocks per image and K group: down and across."""
 
     def block_region(self, spec: Conv2d, tiling: Tiling, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes."""

@@ -131,7 +131,8 @@ def _rolled_body(spec: Conv2d, tiling: Tiling) -> str:
     statements = []
     for c in range(tiling.chunk_channels):
         for y, taps in groupby(_taps(spec, tiling), key=lambda tap: tap[0]):
-            inputs, lines = [], []
+            inputs: list[str] = []
+            lines: list[str] = []
             for _, s, uses in taps:
                 x = len(sums) + len(inputs)
                 inputs.append(f'"f"(in[({c} * INPUT_TILE_HEIGHT + {y}) * INPUT_TILE_WIDTH + {s}])')

@@ -179,9 +179,10 @@ class Ledger:
     def job(self, prefix: str) -> Job:
         """The job whose id begins so, or the `latest`. Raises NotFoundError, or UsageError naming the candidates."""
         query = _JOB.order_by(jobs.c.number.desc())
-        query = query.limit(1) if prefix == "latest" else query.where(jobs.c.id.startswith(prefix, autoescape=True))
+        if prefix != "latest":
+            query = query.where(jobs.c.id.startswith(prefix, autoescape=True))
         with reading(self._engine) as connection:
-            found = [job_of_row(row) for row in connection.execute(query.limit(5))]
+            found = [job_of_row(row) for row in connection.execute(query.limit(1 if prefix == "latest" else 5))]
         if not found:
             missing = "there are no jobs yet" if prefix == "latest" else f"there is no job '{prefix}'"
             raise NotFoundError(f"{missing}: farm status lists them")

@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import Engine, inspect, text
 
 from farm.errors import LedgerError
+from farm.ledger.engine import reading
 
 HEAD = "0001"
 """The newest revision in migrations/versions."""
@@ -18,7 +19,7 @@ HEAD = "0001"
 
 def revision(engine: Engine) -> str | None:
     """What the database has; None for an empty one."""
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         if not inspect(connection).has_table("alembic_version"):
             return None
         return connection.execute(text("select version_num from alembic_version")).scalar()

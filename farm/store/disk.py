@@ -57,7 +57,7 @@ class DiskStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"the store cannot read {path} ({error.strerror}): check the folder's owner") from None
+            raise StoreError(f"the store cannot read {path} ({error.strerror}): name a folder of yours in FARM_STORE") from None
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._read_only:

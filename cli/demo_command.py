@@ -1,0 +1,50 @@
+"""`farm demo`: two pruned checkpoints from nothing to verified machine code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.bundle_command import fetch
+from cli.compile_command import compile_models
+from cli.render import stderr
+from cli.status_command import status
+from cli.verify_command import verify
+
+ARCHS = "sm_80,sm_90,sm_120"
+SPARSITY = 0.9
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where models and bundles are written.")] = Path("demo"),
+) -> int:
+    """Make LeNet-5 and Cifar10-AlexNet at sparsity 0.9, compile them for three architectures, verify on the CPU."""
+    from codegen.networks import alexnet_cifar10, lenet5, write_network
+    from farm.api import Farm
+    from farm.settings import load_settings
+
+    folder.mkdir(parents=True, exist_ok=True)
+    models = [folder / "lenet5.onnx", folder / "alexnet.onnx"]
+    _say(f"# two networks with random weights, pruned by magnitude to sparsity {SPARSITY}")
+    for path, make in zip(models, (lenet5, alexnet_cifar10), strict=True):
+        write_network(path, make(SPARSITY, seed=0))
+    _say(f"$ farm compile {models[0]} {models[1]} --arch {ARCHS} --batch 64")
+    code = compile_models(models, [ARCHS])
+    _say("$ farm status -n 2")
+    status(limit=2)
+    with Farm.open(load_settings()) as farm:
+        jobs = [job.id[:8] for job in farm.jobs(limit=len(models))]
+    for job in reversed(jobs):
+        _say(f"$ farm verify {job}")
+        code = code or verify(job)
+    bundle = folder / "bundle"
+    _say(f"$ farm fetch {jobs[0]} -o {bundle}")
+    fetch(jobs[0], bundle)
+    return code
+
+
+def _say(text: str) -> None:
+    stderr().print(f"\n{text}", style="bold", markup=False)
+

@@ -1,0 +1,37 @@
+"""Values of options that need reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.tiling import Form
+from farm.errors import UsageError
+
+
+def archs_of(values: Sequence[str]) -> tuple[str, ...]:
+    """Architectures from options that may be repeated and may hold several each."""
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
+
+def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes as in NAME:1,3,224,224. Raises UsageError."""
+    shapes = {}
+    for value in values:
+        name, _, sizes = value.rpartition(":")
+        try:
+            shape = tuple(int(part) for part in sizes.replace("x", ",").split(","))
+        except ValueError:
+            shape = ()
+        if not name or not shape or min(shape) < 1:
+            raise UsageError(f"--input-shape {value}: it is a name and sizes, as in input:1,3,224,224")
+        shapes[name] = shape
+    return shapes
+
+
+def form_of(value: str) -> Form:
+    """The form of the templates. Raises UsageError."""
+    match value:
+        case "rolled" | "full":
+            return value
+        case _:
+            raise UsageError(f"--template {value}: it is rolled or full")

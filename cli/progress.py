@@ -1,0 +1,120 @@
+"""What `farm compile` shows while it works: bars and what runs now on a terminal, a line per result elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from cli.render import duration, size
+from farm.jobs import Build, BuildResult, Job, Outcome
+from farm.plan import Plan
+from farm.progress import Progress
+from farm.requests import Failure, Request, TemplateRequest, TemplateResult
+
+RUNNING_SHOWN = 8
+"""Lines of what runs now."""
+
+
+class CompileProgress(Progress):
+    """Shows one call of `farm compile`; counts what its last line needs. Use it in a `with` block."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self.hits = 0
+        self.built = 0
+        self.failed = 0
+        self.templates_made = 0
+        self._console = console
+        self._quiet = quiet
+        self._running: dict[str, tuple[str, float]] = {}
+        self._layer_of_cubin: dict[str, str] = {}
+        self._bars = Bars(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._templates = self._bars.add_task("templates", total=None, note="")
+        self._cubins = self._bars.add_task("cubins", total=None, note="")
+        self._live = Live(get_renderable=self._picture, console=console, refresh_per_second=8, transient=True)
+        self._shows = console.is_terminal and not quiet
+
+    def __enter__(self) -> Self:
+        if self._shows:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shows:
+            self._live.stop()
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
+        names = {job.id: job.name for job in jobs}
+        self._bars.update(self._templates, total=len(plan.templates))
+        self._bars.update(self._cubins, total=sum(len(targets) for targets in plan.targets.values()))
+        for key, targets in plan.targets.items():
+            first = targets[0]
+            self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].layer} {first.arch}"
+
+    def submitted(self, request: Request) -> None:
+        self._running[request.key] = (self._what(request), time.monotonic())
+
+    def retried(self, request: Request, failure: Failure) -> None:
+        self._line(f"again   {self._what(request)}: {failure.message}", "yellow")
+
+    def template_done(self, result: TemplateResult) -> None:
+        what, _ = self._running.pop(result.key, ("template", 0.0))
+        self._bars.advance(self._templates)
+        if result.failure:
+            self._line(f"failed  {what}: {result.failure.message}", "red")
+        elif not result.hit:
+            self.templates_made += 1
+            self._line(f"made    {what} in {duration(result.seconds)}")
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        self._running.pop(result.cubin_key, None)
+        what = f"{job.name} {build.layer} {result.arch}"
+        if result.outcome is Outcome.HIT:
+            self.hits += 1
+        elif result.outcome is Outcome.BUILT:
+            self.built += 1
+            facts = f"{result.registers} registers, {size(result.cubin_bytes)}"
+            self._line(f"built   {what} in {duration(result.ptxas_seconds)}: {facts}")
+        else:
+            self.failed += 1
+            self._line(f"failed  {what}: {result.error}", "red")
+        self._bars.update(self._cubins, advance=1, note=f"{self.hits} hits, {self.built} built")
+
+    def elsewhere(self, job: Job) -> None:
+        self._line(f"waiting for job {job.id[:8]}: another coordinator runs it", "yellow")
+
+    def _what(self, request: Request) -> str:
+        if isinstance(request, TemplateRequest):
+            return f"template {request.spec} ({request.virtual_arch})"
+        return self._layer_of_cubin.get(request.key, f"{request.arch} cubin")
+
+    def _line(self, text: str, style: str = "") -> None:
+        # On a terminal the bars tell of successes; a pipe or a log gets every result.
+        if not self._quiet and (style or not self._shows):
+            self._console.print(Text(text, style=style))
+
+    def _picture(self) -> Group:
+        now = time.monotonic()
+        lines = [
+            Text(f"  {what}  {duration(now - since)}", style="dim", overflow="ellipsis", no_wrap=True)
+            for what, since in list(self._running.values())[:RUNNING_SHOWN]
+        ]
+        if len(self._running) > RUNNING_SHOWN:
+            lines.append(Text(f"  and {len(self._running) - RUNNING_SHOWN} more", style="dim"))
+        return Group(self._bars, *lines)
