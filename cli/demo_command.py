@@ -47,4 +47,3 @@ def demo(
 
 def _say(text: str) -> None:
     stderr().print(f"\n{text}", style="bold", markup=False)
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,9 +15,11 @@ from rich.text import Text
 
 from cli.render import duration, size
 from farm.jobs import Build, BuildResult, Job, Outcome
-from farm.plan import Plan
 from farm.progress import Progress
 from farm.requests import Failure, Request, TemplateRequest, TemplateResult
+
+if TYPE_CHECKING:
+    from farm.plan import Plan
 
 RUNNING_SHOWN = 8
 """Lines of what runs now."""

@@ -13,8 +13,9 @@ from codegen.errors import CheckpointError
 from codegen.external_data import ExternalData, find_external_data
 from codegen.input_shapes import Size, check_input_shapes, unknown_size_reason
 from codegen.keys import digest_fields
-from codegen.layers import Checkpoint, Layer, SkippedLayer
+from codegen.layers import Checkpoint, Layer
 from codegen.nodes import NOT_COMPILED, ONNX_DOMAINS, Node, Tensors, read_node, unique_names
+from codegen.spec import SkippedLayer
 from codegen.stored_tensor import SparseStoredTensor, StoredTensor
 
 if TYPE_CHECKING:

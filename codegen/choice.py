@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import TilingError
-from codegen.layers import LayerSpec
 from codegen.operators import launch_of
 from codegen.operators.conv2d import groups
 from codegen.prediction import predict_microseconds, registers_of, stream_of
+from codegen.spec import LayerSpec
 from codegen.tiling import Form, Tiling
 
 STREAM_MULTIPLY_ADDS = 8_000
@@ -26,8 +26,10 @@ KERNEL_INSTRUCTIONS = 60_000
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
 SUMS = 128
-BODY_SLOTS = 12_000
-"""Multiply-adds of one turn of the loop: keeps the .cu -> PTX step at about a second."""
+BODY_SLOTS = 7_000
+"""Multiply-adds of one turn of the loop."""
+BODY_RESULTS = 1_600
+"""Results of the statements of that turn: with the slots, what the time of the .cu -> PTX step grows with (3 s here)."""
 BATCH_BANDS = (1, 4, 16, 64, 256)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -97,12 +99,15 @@ def _smallest(spec: LayerSpec) -> Tiling:
 
 def _fits(spec: LayerSpec, tiling: Tiling, density: float) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
-    slots = tiling.group_kernels * tiling.rows * spec.kernel_height * spec.kernel_width * tiling.chunk_channels
+    sums = tiling.group_kernels * tiling.rows
+    slots = sums * spec.kernel_height * spec.kernel_width * tiling.chunk_channels
+    results = sums * ((tiling.rows - 1) * spec.stride[0] + spec.kernel_height) * tiling.chunk_channels
     return (
         tiling.threads <= 1024
-        and tiling.group_kernels * tiling.rows <= SUMS
+        and sums <= SUMS
         and registers_of(spec, tiling) <= 200
         and slots <= BODY_SLOTS
+        and results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
         and stream_of(spec, tiling, density).code_bytes <= STREAM_BYTES
     )

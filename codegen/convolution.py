@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.errors import CheckpointError
 from codegen.input_shapes import Size, size_in_words
-from codegen.layers import Conv2d
+from codegen.spec import Conv2d
 
 
 class UnsupportedError(Exception):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codegen.layers import LayerSpec
+from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
 SCHEMA = 1

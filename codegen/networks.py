@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen.layers import Conv2d, FloatArray
+from codegen.layers import FloatArray
+from codegen.spec import Conv2d
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

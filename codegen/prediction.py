@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from codegen.layers import LayerSpec
 from codegen.operators import launch_of
 from codegen.operators.conv2d import chunks, groups, input_tile, tiles
+from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
 MULTIPROCESSORS = 132

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from codegen.layers import Conv2d, Weights
+from codegen.layers import Weights
+from codegen.spec import Conv2d
 
 EVERYTHING = slice(None)
 UNIT_ROUNDOFF = 2.0**-24

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from codegen import operators
 from codegen.errors import TemplateError
 from codegen.keys import TemplateKey
-from codegen.layers import LayerSpec, spec_from_json
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
+from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
 

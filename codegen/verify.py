@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen import emulate
-from codegen.layers import FloatArray, LayerSpec, Weights
+from codegen.layers import FloatArray, Weights
 from codegen.operators import operator_of
 from codegen.operators.region import Region
 from codegen.reference import convolve_region, error_bound_region
 from codegen.rewrite import Kernel
+from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
 Block = tuple[int, int, int]

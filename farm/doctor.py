@@ -12,8 +12,9 @@ from codegen.arch import virtual_arch
 from codegen.assemble import assemble
 from codegen.device import Device
 from codegen.errors import CodegenError, DeviceError
-from codegen.layers import Conv2d, Weights
+from codegen.layers import Weights
 from codegen.rewrite import rewrite
+from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from codegen.layers import LayerSpec, SkippedLayer
+from codegen.spec import LayerSpec, SkippedLayer
 from codegen.tiling import Form, Tiling
 
 
@@ -26,6 +26,7 @@ class Status(StrEnum):
 
     @property
     def final(self) -> bool:
+        """Whether nothing happens any more unless somebody asks for a retry."""
         return self not in (Status.PENDING, Status.RUNNING)
 
 

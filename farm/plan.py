@@ -8,8 +8,8 @@ from functools import cache
 
 from codegen.arch import virtual_arch
 from codegen.keys import CubinKey, TemplateKey
-from codegen.layers import LayerSpec
 from codegen.rewrite import rewriter_digest
+from codegen.spec import LayerSpec
 from codegen.template import template_key
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from farm.jobs import Build, BuildResult, Job
-from farm.plan import Plan
 from farm.requests import Failure, Request, TemplateResult
+
+if TYPE_CHECKING:
+    from farm.plan import Plan
 
 
 class Progress:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from codegen.layers import LayerSpec
+from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
 

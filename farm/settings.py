@@ -63,12 +63,11 @@ def _path(value: Any) -> Path | None:
 
 
 def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "": False, "0": False, "false": False, "no": False}
-    if str(value).lower() not in {**words, "off": False}:
+    words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("", "0", "false", "no", "off"), False)
+    flag = words.get(str(value).lower())
+    if flag is None:
         raise ValueError("true or false")
-    return words.get(str(value).lower(), False)
+    return flag
 
 
 def _number(least: float) -> Callable[[Any], float]:
@@ -111,7 +110,7 @@ def _store_url(value: Any) -> str:
 
 def _database_url(value: Any) -> str:
     text = _text(value)
-    if not text.startswith("sqlite:///"):
+    if not re.fullmatch(r"sqlite:////[^?]+", text):
         raise ValueError("sqlite:////an/absolute/file.db")
     return text
 
@@ -137,6 +136,13 @@ def _data_folder() -> Path:
     return Path(platformdirs.user_data_dir("farm"))
 
 
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return f"user-{os.getuid()}"
+
+
 _OPTIONS: dict[str, _Option] = {
     "store_url": _Option("FARM_STORE", "store", "url", _store_url, lambda: f"file://{_data_folder() / 'store'}"),
     "s3_endpoint": _Option("FARM_S3_ENDPOINT", "store", "s3_endpoint", _optional, lambda: ""),
@@ -151,12 +157,17 @@ _OPTIONS: dict[str, _Option] = {
     "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),
     "job_timeout_seconds": _Option("FARM_JOB_TIMEOUT", "ray", "job_timeout", _number(1), lambda: 86_400.0),
     "max_retries": _Option("FARM_MAX_RETRIES", "ray", "max_retries", _whole(0), lambda: 2),
-    "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, getpass.getuser),
+    "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, _login_name),
     "nvcc": _Option("FARM_NVCC", "toolchain", "nvcc", _path, lambda: ""),
     "ptxas": _Option("FARM_PTXAS", "toolchain", "ptxas", _path, lambda: ""),
     "tool_timeout_seconds": _Option("FARM_TOOL_TIMEOUT", "toolchain", "timeout", _number(1), lambda: 600.0),
     "tool_memory_bytes": _Option("FARM_TOOL_MEMORY", "toolchain", "memory", _bytes, lambda: 8 * GIB),
 }
+
+
+def redacted(text: str) -> str:
+    """The same text with *** for each password in a URL: every setting is shown in this form."""
+    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -176,7 +187,7 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     path = config_file or config_path(environ)
-    document = _read_file(path, required=config_file is not None or "FARM_CONFIG" in environ)
+    document = _read_file(path, required=config_file is not None or bool(environ.get("FARM_CONFIG")))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, option in _OPTIONS.items():
@@ -192,7 +203,7 @@ def load_settings(
         try:
             values[name] = option.read(value)
         except ValueError as error:
-            raise UsageError(f"{origin}: {value!r} will not do, it takes {error}") from None
+            raise UsageError(f"{origin}: {redacted(repr(value))} will not do, it takes {error}") from None
         origins[name] = origin
     return Settings(**values, origins=origins)
 

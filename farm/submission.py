@@ -12,7 +12,8 @@ import numpy as np
 from codegen.choice import choose_tiling
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
-from codegen.layers import Checkpoint, Layer, SkippedLayer
+from codegen.layers import Checkpoint, Layer
+from codegen.spec import SkippedLayer
 from farm.errors import UsageError
 from farm.jobs import Build, BuildOptions, Job, NewJob
 from farm.store.contract import Store

@@ -10,7 +10,8 @@ from farm.ledger.tables import metadata
 def run() -> None:
     engine = context.config.attributes["engine"].execution_options(farm_writes=True)
     with engine.connect() as connection:
-        context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+        # All or nothing: farm's engine begins transactions itself, so SQLite's cover the tables too.
+        context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, transactional_ddl=True)
         with context.begin_transaction():
             context.run_migrations()
 

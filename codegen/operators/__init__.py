@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.launch import Launch
-from codegen.layers import Conv2d, FloatArray, LayerSpec, Weights
+from codegen.layers import FloatArray, Weights
 from codegen.operators import conv2d
 from codegen.operators.region import Region
+from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Tiling
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.launch import GridSize, Launch
-from codegen.layers import Conv2d, FloatArray, Weights
+from codegen.layers import FloatArray, Weights
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, random_placeholders
 from codegen.operators.region import Region
+from codegen.spec import Conv2d
 from codegen.tiling import Tiling
 
 KERNEL = "conv2d"

@@ -15,23 +15,36 @@ __all__ = ["Ledger", "database_revision", "open_ledger", "upgrade_database"]
 
 def open_ledger(settings: Settings) -> Ledger:
     """The configured ledger; an embedded database is made, and brought up to date, where that is needed."""
-    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    path = _file(settings)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerError(f"the folder of the database {path} cannot be made: {error.strerror}") from None
     engine = open_engine(settings.database_url)
-    if revision(engine) != HEAD:
-        upgrade(engine)
+    try:
+        if revision(engine) != HEAD:
+            upgrade(engine)
+    except LedgerError:
+        engine.dispose()
+        raise
     return Ledger(engine)
 
 
 def database_revision(settings: Settings) -> tuple[str | None, str]:
     """The database's revision and this program's."""
-    path = Path(settings.database_url.removeprefix("sqlite:///"))
-    return (revision(open_engine(settings.database_url)) if path.exists() else None), HEAD
+    if not _file(settings).exists():
+        return None, HEAD
+    engine = open_engine(settings.database_url)
+    try:
+        return revision(engine), HEAD
+    finally:
+        engine.dispose()
 
 
 def upgrade_database(settings: Settings) -> None:
     """What `farm db upgrade` does; opening an embedded ledger does the same."""
-    open_ledger(settings)
+    open_ledger(settings).close()
+
+
+def _file(settings: Settings) -> Path:
+    return Path(settings.database_url.removeprefix("sqlite:///"))

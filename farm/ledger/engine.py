@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from farm.errors import LedgerError
@@ -22,7 +21,7 @@ def open_engine(url: str) -> Engine:
     if engine.dialect.name == "sqlite":
 
         @event.listens_for(engine, "connect")
-        def configure(connection: Any, record: Any) -> None:
+        def configure(connection: Any, _record: Any) -> None:
             connection.isolation_level = None  # the driver starts no transaction by itself: `begin` below does
             cursor = connection.cursor()
             for pragma in (f"busy_timeout = {BUSY_SECONDS * 1000}", "journal_mode = WAL", "synchronous = NORMAL"):
@@ -59,15 +58,28 @@ def _transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
         with engine.connect().execution_options(farm_writes=writes) as connection, connection.begin():
             yield connection
     except DBAPIError as error:
-        raise LedgerError(
-            f"the database {engine.url.render_as_string(hide_password=True)} failed ({error.orig}): "
-            "check that it can be reached, that it may be written and that its disk has room"
-        ) from None
+        raise failure(engine, error) from None
+
+
+def failure(engine: Engine, error: DBAPIError) -> LedgerError:
+    """What the database said, in words and without its password."""
+    return LedgerError(
+        f"the database {engine.url.render_as_string(hide_password=True)} failed ({error.orig}): "
+        "check that it can be reached, that it may be written and that its disk has room"
+    )
 
 
 def insert_or_replace(engine: Engine, table: Table, index: tuple[str, ...], replaced: tuple[str, ...]) -> Any:
     """An insert that replaces these columns of a row that is there already; without any, it leaves that row."""
-    statement = (postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert)(table)
+    # Each dialect has an insert of its own, and takes time to import.
+    if engine.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        statement: Any = postgresql.insert(table)
+    else:
+        from sqlalchemy.dialects import sqlite
+
+        statement = sqlite.insert(table)
     if not replaced:
         return statement.on_conflict_do_nothing(index_elements=index)
     return statement.on_conflict_do_update(

@@ -35,14 +35,16 @@ class Ledger:
 
         Where an unfinished job with the same request stands, and no coordinator has it, that one is given instead.
         """
-        ids: list[str] = []
+        standing: dict[str, str] = {}
         with writing(self._engine) as connection:
             new: list[NewJob] = []
             unclaimed = or_(jobs.c.status == Status.PENDING, _ABANDONED)
             for job in submission.jobs:
+                if job.request_digest in standing:
+                    continue
                 same = select(jobs.c.id).where(jobs.c.request_digest == job.request_digest, unclaimed)
                 found = connection.execute(same.order_by(jobs.c.number.desc()).limit(1)).scalar()
-                ids.append(found or job.id)
+                standing[job.request_digest] = found or job.id
                 if found is None:
                     new.append(job)
             if new:
@@ -53,8 +55,8 @@ class Ledger:
                 rows = [build_row(build, job.id) for job in new for build in job.builds]
                 if rows:
                     connection.execute(insert(builds), rows)
-        by_id = {job.id: job for job in self._jobs_by_id(ids)}
-        return [by_id[id] for id in ids]
+        by_id = {job.id: job for job in self._jobs_by_id(list(standing.values()))}
+        return [by_id[standing[job.request_digest]] for job in submission.jobs]
 
     def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
         """Takes a job that is pending, or whose coordinator let its lease end; False if somebody alive has it."""
@@ -79,7 +81,7 @@ class Ledger:
             connection.execute(update(jobs).where(mine).values(lease_until=now() + lease_seconds))
 
     def release(self, job_id: str, reason: str) -> None:
-        """Gives a running job back: it is pending again, for that reason."""
+        """Gives a running job back, or an ended one for another try: it is pending again, for that reason."""
         self._move(job_id, Status.PENDING, reason)
 
     def finish(self, job_id: str, status: Status, reason: str) -> None:
@@ -96,6 +98,8 @@ class Ledger:
         }
         if status.final:
             values["finished_at"] = now()
+        elif status is Status.PENDING:
+            values |= {"started_at": None, "finished_at": None}
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
         with writing(self._engine) as connection:
             statement = update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(values)

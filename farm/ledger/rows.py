@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from codegen.layers import SkippedLayer, spec_from_json
+from codegen.spec import SkippedLayer, spec_from_json
 from codegen.tiling import Tiling
 from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewJob, Outcome, Status
 
@@ -16,6 +16,7 @@ def _moment(seconds: float | None) -> datetime | None:
 
 
 def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
+    """A job that nobody has claimed yet; `at` in seconds since 1970."""
     return {
         "id": job.id,
         "submission": submission,
@@ -64,6 +65,7 @@ def job_of_row(row: Any) -> Job:
 
 
 def build_row(build: Build, job_id: str) -> dict[str, Any]:
+    """A build of that job; the database numbers it."""
     return {
         "job": job_id,
         "position": build.position,
@@ -78,6 +80,7 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
 
 
 def build_of_row(row: Any) -> Build:
+    """A build."""
     return Build(
         id=row.id,
         job=row.job,
@@ -93,13 +96,16 @@ def build_of_row(row: Any) -> Build:
 
 
 def result_row(result: BuildResult, job_id: str) -> dict[str, Any]:
+    """A result, with the job that its build belongs to."""
     return {**asdict(result), "job": job_id}
 
 
 def result_of_row(row: Any) -> BuildResult:
+    """A result."""
     values = {name: value for name, value in row._mapping.items() if name != "job"}
     return BuildResult(**{**values, "outcome": Outcome(values["outcome"])})
 
 
 def event_of_row(row: Any) -> Event:
+    """A line of a log."""
     return Event(row.id, datetime.fromtimestamp(row.at, UTC), row.level, row.text)

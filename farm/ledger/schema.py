@@ -9,9 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from sqlalchemy import Engine, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from farm.errors import LedgerError
-from farm.ledger.engine import reading
+from farm.ledger.engine import failure, reading
 
 HEAD = "0001"
 """The newest revision in migrations/versions."""
@@ -36,7 +37,8 @@ def upgrade(engine: Engine) -> None:
         from alembic.util import CommandError
 
         config = Config()
-        config.set_main_option("script_location", str(files("migrations")))
+        # Package data, so that an installed farm finds it too; the option takes % for a placeholder.
+        config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
         config.attributes["engine"] = engine
         try:
             command.upgrade(config, HEAD)
@@ -45,13 +47,8 @@ def upgrade(engine: Engine) -> None:
                 f"the database has revision {found}, which this program (revision {HEAD}) does not know ({error}): "
                 "use the version of farm that made it, or a newer one"
             ) from None
-
-
-def check(engine: Engine) -> None:
-    """Raises LedgerError unless the database has this program's revision."""
-    found = revision(engine)
-    if found != HEAD:
-        raise LedgerError(f"the database has revision {found}, this program needs {HEAD}: run farm db upgrade")
+        except DBAPIError as error:
+            raise failure(engine, error) from None
 
 
 @contextmanager
@@ -61,6 +58,13 @@ def _lock(engine: Engine) -> Iterator[None]:
     if path is None:
         yield
         return
-    with Path(f"{path}.lock").open("w") as file:
+    try:
+        file = Path(f"{path}.lock").open("w")  # noqa: SIM115 - the next line closes it
+    except OSError as error:
+        raise LedgerError(
+            f"the database {path} has to be migrated, and {path}.lock cannot be made ({error.strerror}): "
+            "check the folder's permissions, or name another database in FARM_DATABASE_URL"
+        ) from None
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

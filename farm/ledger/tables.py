@@ -138,10 +138,10 @@ class now(FunctionElement[float]):  # noqa: N801 - it stands where a column's na
 
 
 @compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
+def _now_sqlite(_element: now, _compiler: Any, **_options: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
-    return "extract(epoch from clock_timestamp())"
+def _now_postgresql(_element: now, _compiler: Any, **_options: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from farm.errors import StoreError
@@ -19,10 +20,12 @@ class DiskStore:
         self._read_only = read_only
 
     def get(self, digest: str) -> bytes | None:
+        """The blob; None where it is missing or damaged."""
         data = self._read(self._blob(digest))
         return data if data is not None and blob_digest(data) == digest else None
 
     def put(self, data: bytes) -> str:
+        """Writes a blob once and gives its digest; replaces one that is damaged."""
         digest = blob_digest(data)
         # Reading it back costs less than it saves: a damaged blob is replaced, a good one is not written again.
         if self.get(digest) is None:
@@ -30,6 +33,7 @@ class DiskStore:
         return digest
 
     def get_record(self, stage: str, key: str) -> Record | None:
+        """The action record; None where it is missing or damaged."""
         data = self._read(self._record(stage, key))
         try:
             record = None if data is None else json.loads(data)
@@ -38,9 +42,11 @@ class DiskStore:
         return record if isinstance(record, dict) else None
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
+        """Writes an action record; the last one wins."""
         self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
 
     def describe(self) -> str:
+        """Where it is, for people."""
         return f"folder {self._root}"
 
     def _blob(self, digest: str) -> Path:
@@ -57,23 +63,26 @@ class DiskStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"the store cannot read {path} ({error.strerror}): name a folder of yours in FARM_STORE") from None
+            raise StoreError(
+                f"the store cannot read {path} ({error.strerror}): name a folder of yours in FARM_STORE"
+            ) from None
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._read_only:
             raise StoreError(f"the store {self._root} is read-only here: unset FARM_READ_ONLY to build something")
-        temporary = None
+        # Not a file of `tempfile`: only its owner could read that, and a store may be shared.
+        temporary = path.with_name(f".new-{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
-                temporary = Path(file.name)
+            with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         except OSError as error:
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
             raise StoreError(
                 f"the store cannot write {path} ({error.strerror}): make room or name another folder in FARM_STORE"
             ) from None
+        finally:
+            with suppress(OSError):  # it is there only if something went wrong
+                temporary.unlink()

@@ -21,10 +21,11 @@ import numpy as np
 from codegen.assemble import assemble, ptxas_options
 from codegen.choice import choose_tiling
 from codegen.device import Device
-from codegen.layers import Conv2d, Weights
+from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, prune
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import Kernel, rewrite
+from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from codegen import emulate, operators
 from codegen.errors import EmulationError
-from codegen.layers import Conv2d
 from codegen.operators import conv2d
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
+from codegen.spec import Conv2d
 from codegen.tiling import Form, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain, run_tool
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from codegen.choice import SHARED_BYTES, STREAM_BYTES, STREAM_MULTIPLY_ADDS, SUMS, candidates, choose_tiling
 from codegen.errors import TilingError
-from codegen.layers import Conv2d
 from codegen.networks import TEN_OPERATORS
 from codegen.operators import launch_of
 from codegen.operators.conv2d import groups
 from codegen.prediction import bank_conflicts, predict_microseconds, registers_of, stream_of
+from codegen.spec import Conv2d
 from codegen.tiling import Tiling
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.keys import CubinKey, TemplateKey, digest_fields
-from codegen.layers import Conv2d
+from codegen.spec import Conv2d
 from codegen.tiling import Tiling
 
 TEMPLATE = TemplateKey(

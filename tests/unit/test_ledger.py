@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.layers import Conv2d, SkippedLayer
+from codegen.spec import Conv2d, SkippedLayer
 from codegen.tiling import Tiling
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs import (
@@ -37,17 +38,19 @@ def settings_in(folder: Path) -> Settings:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return open_ledger(settings_in(tmp_path))
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = open_ledger(settings_in(tmp_path))
+    yield ledger
+    ledger.close()
 
 
-def new_job(id: str = "aaaa1111", request: str = "r1", layers: int = 2, options: BuildOptions = OPTIONS) -> NewJob:
+def new_job(job_id: str = "aaaa1111", request: str = "r1", layers: int = 2, options: BuildOptions = OPTIONS) -> NewJob:
     builds = tuple(
-        Build(0, id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, Tiling(8, 8, 1, 4, 3, 2), "ab" * 32, 10 + i)
+        Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, Tiling(8, 8, 1, 4, 3, 2), "ab" * 32, 10 + i)
         for i in range(layers)
     )
     skipped = (SkippedLayer("pool", "MaxPool", "no weights"),)
-    return NewJob(id, "net", "/models/net.onnx", "cd" * 32, request.ljust(64, "0"), options, builds, skipped)
+    return NewJob(job_id, "net", "/models/net.onnx", "cd" * 32, request.ljust(64, "0"), options, builds, skipped)
 
 
 def submit(ledger: Ledger, *jobs: NewJob) -> list[str]:
@@ -106,6 +109,19 @@ def test_of_many_coordinators_one_gets_a_job(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         wins = list(pool.map(claim_all, range(8)))
     assert [sum(column) for column in zip(*wins, strict=True)] == [1] * 10
+    assert {job.tries for job in ledgers[0].jobs()} == {1}
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_a_coordinator_cannot_extend_what_another_took_over(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    ledger.claim("aaaa1111", "slow", 0)
+    time.sleep(0.05)
+    assert ledger.claim("aaaa1111", "next", 0)
+    ledger.extend_lease("slow", 60)
+    time.sleep(0.05)
+    assert ledger.claim("aaaa1111", "third", 60)
 
 
 def test_a_job_whose_lease_ended_can_be_taken_over_and_says_so(ledger: Ledger) -> None:
@@ -132,10 +148,29 @@ def test_the_same_request_takes_up_the_unfinished_job(ledger: Ledger) -> None:
     assert submit(ledger, new_job("bbbb2222", "same"), new_job("cccc3333", "other")) == ["aaaa1111", "cccc3333"]
     ledger.claim("aaaa1111", "alive", 60)
     assert submit(ledger, new_job("dddd4444", "same")) == ["dddd4444"]
-    for id in ("dddd4444", "aaaa1111"):
-        ledger.claim(id, "alive", 60)
-        ledger.finish(id, Status.SUCCEEDED, "")
+    for job_id in ("dddd4444", "aaaa1111"):
+        ledger.claim(job_id, "alive", 60)
+        ledger.finish(job_id, Status.SUCCEEDED, "")
     assert submit(ledger, new_job("eeee5555", "same")) == ["eeee5555"]
+
+
+def test_an_unfinished_job_with_an_ended_lease_is_taken_up_by_the_same_request(ledger: Ledger) -> None:
+    submit(ledger, new_job("aaaa1111", "same"))
+    ledger.claim("aaaa1111", "dead", 0)
+    time.sleep(0.05)
+    assert submit(ledger, new_job("bbbb2222", "same")) == ["aaaa1111"]
+
+
+def test_one_request_given_twice_in_a_submission_is_one_job(ledger: Ledger) -> None:
+    assert submit(ledger, new_job("aaaa1111", "same"), new_job("bbbb2222", "same")) == ["aaaa1111", "aaaa1111"]
+    assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
+
+
+def test_a_thousand_jobs_go_in_together(ledger: Ledger) -> None:
+    jobs = [new_job(f"{i:012x}", f"r{i}", layers=20) for i in range(1000)]
+    assert len(submit(ledger, *jobs)) == 1000
+    assert ledger.counts() == {Status.PENDING: 1000}
+    assert [build.position for build in ledger.builds(f"{999:012x}")] == list(range(20))
 
 
 @pytest.mark.parametrize("target", list(Status))
@@ -149,7 +184,7 @@ def test_a_job_moves_only_as_allowed(ledger: Ledger, source: Status, target: Sta
     if target in ALLOWED_MOVES[source]:
         ledger.finish("aaaa1111", target, "because")
         job = ledger.job("aaaa1111")
-        assert (job.status, job.reason, job.finished_at is not None) == (target, "because", target.final or source.final)
+        assert (job.status, job.reason, job.finished_at is not None) == (target, "because", target.final)
     else:
         with pytest.raises(LedgerError, match=f"is {source} and cannot become {target}"):
             ledger.finish("aaaa1111", target, "because")
@@ -162,7 +197,7 @@ def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
     assert ledger.job("aaaa1111").stage == "template"
     ledger.release("aaaa1111", "no coordinator")
     job = ledger.job("aaaa1111")
-    assert (job.status, job.reason, job.stage) == (Status.PENDING, "no coordinator", "")
+    assert (job.status, job.reason, job.stage, job.started_at) == (Status.PENDING, "no coordinator", "", None)
     assert ledger.claim("aaaa1111", "d", 60)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UsageError
-from farm.settings import load_settings, setting_names
+from farm.settings import load_settings, redacted, setting_names
 
 
 def write(folder: Path, text: str) -> Path:
@@ -49,7 +49,10 @@ def test_farm_config_names_another_file(tmp_path: Path) -> None:
     [
         ("FARM_STORE", "ftp://x", "file:///an/absolute/folder"),
         ("FARM_STORE", "", "file:///an/absolute/folder|not empty"),
-        ("FARM_DATABASE_URL", "mysql://x", "sqlite:"),
+        ("FARM_DATABASE_URL", "mysql://x", "sqlite:////an/absolute/file.db"),
+        ("FARM_DATABASE_URL", "sqlite:///here.db", "sqlite:////an/absolute/file.db"),
+        ("FARM_DATABASE_URL", "sqlite:///:memory:", "sqlite:////an/absolute/file.db"),
+        ("FARM_STORE", "s3://bucket/prefix", "file:///an/absolute/folder"),
         ("FARM_JOBS", "0", "whole number of at least 1"),
         ("FARM_JOBS", "two", "whole number of at least 1"),
         ("FARM_MAX_RETRIES", "-1", "whole number of at least 0"),
@@ -93,3 +96,30 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("true", True), ("off", False), ("0", False), ("", False)])
 def test_flags_are_read_from_words(text: str, flag: bool) -> None:
     assert load_settings({"FARM_RECACHE": text}).recache is flag
+
+
+@pytest.mark.parametrize("variable", ["FARM_DATABASE_URL", "FARM_STORE"])
+def test_a_refused_url_is_named_without_its_password(variable: str) -> None:
+    with pytest.raises(UsageError, match=r"ada:\*\*\*@host") as caught:
+        load_settings({variable: "postgresql://ada:s3cret@host/farm"})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:p:w@d@host:5432/farm", "postgresql://ada:***@host:5432/farm"),
+        ("https://:pw@minio:9000", "https://:***@minio:9000"),
+        ("http://minio:9000/a@b", "http://minio:9000/a@b"),
+        ("sqlite:////home/ada/farm.db", "sqlite:////home/ada/farm.db"),
+    ],
+)
+def test_only_the_password_of_a_url_is_hidden(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_a_user_without_a_name_can_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654_321)
+    assert load_settings({}).submitter == "user-987654321"

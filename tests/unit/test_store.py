@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +40,8 @@ def test_what_was_never_put_is_none(store: Store) -> None:
 def test_a_record_comes_back_and_the_last_one_wins(store: Store) -> None:
     store.put_record("cubin", KEY, {"a": 1, "b": [1, 2], "c": {"d": None}})
     assert store.get_record("cubin", KEY) == {"a": 1, "b": [1, 2], "c": {"d": None}}
-    store.put_record("cubin", KEY, {"a": 2})
-    assert store.get_record("cubin", KEY) == {"a": 2}
+    store.put_record("cubin", KEY, {"a": (2, 3)})
+    assert store.get_record("cubin", KEY) == {"a": [2, 3]}
     assert store.get_record("template", KEY) is None
 
 
@@ -93,14 +93,23 @@ def test_many_writers_of_one_blob_leave_one_whole_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [blob_digest(data)]
 
 
-def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left on device.*make room"):
-        DiskStore(tmp_path).put(b"data")
+def test_a_write_that_breaks_off_is_an_error_in_words_and_leaves_nothing(tmp_path: Path) -> None:
+    # The limit on a file's size stands for a full disk: part of the blob is written, then the system refuses.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"File too large\): make room"):
+            DiskStore(tmp_path).put(bytes(3 * 2**20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_files_are_as_readable_as_the_user_makes_files(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    DiskStore(tmp_path / "store").put(b"data")
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "usual").stat().st_mode}
 
 
 def test_a_store_whose_root_is_a_file_is_an_error_in_words(tmp_path: Path) -> None:
