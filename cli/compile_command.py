@@ -27,7 +27,7 @@ LAYERS_OF_JOBS = 3
 
 
 def compile_models(
-    models: Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL...", show_default=False)],
+    models: Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL", show_default=False)],
     arch: Annotated[
         list[str], typer.Option("--arch", help="Architectures, as in sm_80,sm_90; may be repeated.", show_default=False)
     ],

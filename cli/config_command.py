@@ -41,4 +41,6 @@ def show(
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    from farm.settings import redacted
+
+    return "" if value is None else redacted(str(value))

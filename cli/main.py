@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
-import click
 import typer
 
 from cli.bundle_command import fetch
@@ -15,12 +16,14 @@ from cli.config_command import app as config_app
 from cli.database_command import app as database_app
 from cli.demo_command import demo
 from cli.doctor_command import doctor
-from cli.exit_codes import INTERNAL, INTERRUPTED, USAGE, exit_code_of
+from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
 from cli.inspect_command import inspect
 from cli.logs_command import logs
-from cli.render import stderr
+from cli.render import print_error
 from cli.status_command import status
 from cli.verify_command import verify
+
+DISTRIBUTION = "sparse-compile-farm"
 
 app = typer.Typer(
     name="farm",
@@ -34,17 +37,20 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"farm {version('sparse-compile-farm')}")
+        try:
+            typer.echo(f"farm {version(DISTRIBUTION)}")
+        except PackageNotFoundError:
+            typer.echo("farm, run from a checkout that is not installed")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-    ),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Compiles pruned neural networks to GPU machine code made for one set of weights."""
 
@@ -62,28 +68,51 @@ app.add_typer(database_app, name="db")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; gives its exit code (conventions: 0 ok, 1 internal, 2 usage, 32, 39, 100 to 103)."""
+    """Runs one command; gives its exit code (cli/exit_codes.py). Errors go to stderr, in one line each."""
     try:
-        result = app(args=list(arguments), prog_name="farm", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
+        code = _run(arguments)
+        sys.stdout.flush()
+    except SystemExit:
+        return OK  # Rich ends so where the reader of a pipe has seen enough
+    except BrokenPipeError:
+        # The same, noticed by Python; what it still holds must not fail at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        # Not `app()`: that would exit by itself, with codes of its own.
+        with command.make_context("farm", list(arguments)) as context:
+            result = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.TyperException as error:
+        _print_usage_error(error)
         return USAGE
-    except (KeyboardInterrupt, click.Abort):
-        stderr().print("interrupted", style="yellow")
+    except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe has seen enough.
-        sys.stderr.close()
-        return 0
+        raise
     except Exception as error:  # the last stop: whatever is not one of ours is a defect, shown whole
         code = exit_code_of(error)
         if code is None:
             traceback.print_exc()
-            stderr().print("internal error: this is a defect of farm, the lines above say where", style="red")
+            print_error("internal error: this is a defect of farm, the lines above say where")
             return INTERNAL
-        stderr().print(f"farm: {error}", style="red", markup=False)
+        print_error(str(error))
         return code
-    return result if isinstance(result, int) else 0
+    return result if isinstance(result, int) else OK
+
+
+def _print_usage_error(error: typer.TyperException) -> None:
+    """What typer found wrong; for a command without arguments it has printed the help, and has no message."""
+    if message := error.format_message():
+        context: typer.Context | None = getattr(error, "ctx", None)
+        where = context.command_path if context else "farm"
+        print_error(f"{message.rstrip('.')}: {where} --help shows what there is")
 
 
 def main() -> None:

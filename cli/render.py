@@ -43,6 +43,11 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
+def print_error(message: str) -> None:
+    """In one line, however long, so that it can be searched for."""
+    stderr().print(Text(f"farm: {message}", style="red"), soft_wrap=True)
+
+
 def print_json(document: Any) -> None:
     """The one document of a --json call."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -178,7 +178,8 @@ def _stored(constant: Constant, folder: Path) -> StoredTensor | SparseStoredTens
 def _stored_dense(tensor: TensorProto, folder: Path) -> StoredTensor:
     data: bytes | ExternalData | Sequence[float] | None = _external_data(tensor, folder)
     if data is None:
-        data = tensor.raw_data if tensor.HasField("raw_data") else [*tensor.float_data, *tensor.int64_data]
+        numbers = tensor.int64_data if tensor.data_type == tensor.INT64 else tensor.float_data
+        data = tensor.raw_data if tensor.HasField("raw_data") else list(numbers)
     return StoredTensor(tuple(tensor.dims), _element_type(tensor.data_type), data)
 
 

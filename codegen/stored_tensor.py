@@ -13,6 +13,7 @@ from codegen.errors import CheckpointError
 from codegen.external_data import ExternalData
 from codegen.layers import FloatArray
 
+LARGEST_RANK = 32
 READABLE = ("float32", "int64")
 LARGEST_SPARSE_ELEMENTS = 2**29
 """A dense tensor is as large as its data; a sparse one may claim anything: up to 2 GB of float32 are believed."""
@@ -41,7 +42,7 @@ class StoredTensor:
         else:
             values = np.array(data, dtype)
             size = values.nbytes
-        if min(self.shape, default=1) < 0 or size != prod(self.shape) * dtype.itemsize:
+        if not _plausible(self.shape) or size != prod(self.shape) * dtype.itemsize:
             raise CheckpointError(
                 f"a constant of the shape {list(self.shape)} holds {size} bytes of {self.element_type}: "
                 "the file was cut short or damaged; export or copy it again"
@@ -66,7 +67,7 @@ class SparseStoredTensor:
         """The values, zeros included. Raises CheckpointError if the indices do not fit."""
         values = self.values.read()
         indices = self.indices.read().astype(np.int64)
-        if min(self.shape, default=1) < 0 or prod(self.shape) > LARGEST_SPARSE_ELEMENTS:
+        if not _plausible(self.shape) or prod(self.shape) > LARGEST_SPARSE_ELEMENTS:
             raise CheckpointError(f"a sparse constant has the shape {list(self.shape)}: export the model again")
         try:
             if indices.ndim == 2:
@@ -84,10 +85,14 @@ class SparseStoredTensor:
 
 def read_weights(stored: StoredTensor | SparseStoredTensor, what: str) -> FloatArray:
     """Float32 values, -0.0 as 0.0. Raises CheckpointError for a NaN or an infinity."""
-    array = stored.read().astype(np.float32) + np.float32(0)
+    array = stored.read().astype(np.float32)
     if bad := array.size - int(np.count_nonzero(np.isfinite(array))):
         raise CheckpointError(
             f"{bad} of its {array.size} {what} are NaN or infinite, which cannot be compiled: "
             "check the training, or export the model again"
         )
-    return array
+    return array + np.float32(0)
+
+
+def _plausible(shape: tuple[int, ...]) -> bool:
+    return min(shape, default=1) >= 0 and len(shape) <= LARGEST_RANK

@@ -39,10 +39,9 @@ _FILE_BYTES = 2**28
 # unlike a function run between fork and exec, is safe in a program with threads. The arguments are never parsed.
 _GUARD = """
 parent=$1 scratch=$4
-trap 'kill -KILL $!; rm -rf "$scratch"; kill -KILL 0' TERM
+trap 'kill -KILL $!; rm -rf "$scratch" || rm -rf "$scratch"; kill -KILL 0' TERM  # twice: a child may just add a file
 [ "$PPID" = "$parent" ] || exit
 ulimit -v "$2"
-ulimit -f "$3"
 [ -z "$scratch" ] || export TMPDIR="$scratch"
 shift 4
 "$@" &

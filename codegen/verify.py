@@ -20,6 +20,8 @@ Block = tuple[int, int, int]
 
 SMALL_GRID = 48
 """A grid of up to this many blocks is run whole."""
+PLACES_OF_GROUP = 3
+"""At least so many blocks of each K group."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Verification:
 
 
 def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> list[Block]:
-    """Blocks that see every stream and every kind of border: all of a small grid, else of each K group the corners
-    of the tile grid, the middle of each edge, and some of the interior, over the images in turn."""
+    """Blocks that see every stream and every kind of border: all of a small grid, else the corners of the tile grid,
+    the middle of each edge, and some of the interior, over the images in turn. Every K group runs; where there are
+    many, they share the places among them."""
     down, across = operator_of(spec).tiles(spec, tiling)
     _, images, groups = grid
     if down * across * images * groups <= SMALL_GRID:
@@ -53,7 +56,10 @@ def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> li
     blocks = []
     for z in range(groups):
         random = zip(rng.integers(0, down, 2).tolist(), rng.integers(0, across, 2).tolist(), strict=True)
-        for i, (row, column) in enumerate(sorted(marked | set(random))):
+        places = sorted(marked | set(random))
+        share = max(PLACES_OF_GROUP, SMALL_GRID // groups)
+        for i in range(min(share, len(places))):
+            row, column = places[(i + z * share) % len(places)]
             blocks.append((row * across + column, (i + z) % images, z))
     return blocks
 

@@ -111,6 +111,8 @@ class Worker:
             return failed(request, _tool_failure(fault, error))
         except (CodegenError, FarmError) as error:
             return failed(request, Failure(Fault.FARM, str(error)))
+        except OSError as error:
+            return failed(request, Failure(Fault.FARM, f"a worker's machine fails it: {error}"))
         except Exception as error:  # noqa: BLE001  a bug here must not take the other builds with it
             message = f"internal error: {type(error).__name__}: {error}"
             return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
@@ -138,7 +140,8 @@ class Worker:
         try:
             cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits)
         except ToolError as error:
-            error.command += f"  # kernel.ptx: blob {self._store.put(kernel.ptx)} of {self._store.describe()}"
+            self._store.put(kernel.ptx)  # so that the command can be run again: it names the blob
+            error.command += f", a blob of {self._store.describe()}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
                 refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
                 self._store.put_record(CUBIN_STAGE, request.key, refusal)

@@ -34,7 +34,8 @@ def write_bundle(
     `toolchain` has the version of each tool. A bundle that lies there already is replaced. Raises UsageError if
     the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
-    by_build = {build.id: [each for each in results if each.build == build.id] for build in builds}
+    ordered = sorted(results, key=lambda each: job.options.archs.index(each.arch))
+    by_build = {build.id: [each for each in ordered if each.build == build.id] for build in builds}
     folders = dict(zip(by_build, safe_names([build.layer for build in builds]), strict=True))
     paths = {
         (result.build, result.arch): f"{folders[result.build]}/{safe_names([result.arch])[0]}.cubin"
@@ -96,7 +97,7 @@ def _layer(build: Build, results: Sequence[BuildResult], paths: Mapping[tuple[in
             "sha256": build.weights,
             "count": build.spec.weights_count,
             "nonzeros": build.nonzeros,
-            "sparsity": 1 - build.nonzeros / build.spec.weights_count,
+            "sparsity": round(1 - build.nonzeros / build.spec.weights_count, 6),
         },
         "tiling": build.tiling.to_json(),
         "launches": [{**launch.to_json(), "cubins": cubins}],

@@ -69,6 +69,9 @@ class Claims:
         """Must come before the first result."""
         self._plan = plan
         self._cubins = {request.key: request for request in plan.cubins}
+        self._templates = {
+            request.key: f"template {request.spec}, {request.virtual_arch}" for request in plan.templates
+        }
         self._jobs_of_template: dict[str, set[str]] = defaultdict(set)
         for request in plan.cubins:
             self._jobs_of_template[request.template.key] |= {target.job for target in plan.targets[request.key]}
@@ -96,7 +99,7 @@ class Claims:
     def _take_template(self, result: TemplateResult) -> None:
         self._template_seconds[result.key] = result.seconds
         for job_id in self._jobs_of_template[result.key] & self._claims.keys():
-            claim, name = self._claims[job_id], f"template {result.key[:12]}"
+            claim, name = self._claims[job_id], self._templates[result.key]
             if result.failure is not None:
                 self._say(claim, "error", _explain(name, result.failure))
             else:

@@ -22,6 +22,12 @@ from farm.store.memory import MemoryStore
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least: our bytes travel through the store."""
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
+    "RAY_kill_child_processes_on_worker_exit": "false",
+}
 SUBMITTED_PER_CPU = 2
 """One runs, one waits, so that no worker idles while its result travels."""
 
@@ -115,31 +121,17 @@ class ClusterExecutor:
         if self._ray is not None:
             return
         address = self._settings.ray_address
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is None:
-            # Ray listens on every interface; only who has this process's token may give it work.
-            set_environment_defaults({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-            self._folder = tempfile.mkdtemp(prefix="farm-ray-")
-            options |= {
-                "address": "local",
-                "num_cpus": self._settings.jobs,
-                "include_dashboard": False,
-                "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": self._folder,
-            }
-        else:
-            options["address"] = address
-        set_environment_defaults({"RAY_USAGE_STATS_ENABLED": "0"})
+        set_environment_defaults(_ENVIRONMENT if address else _ENVIRONMENT | _local_environment())
         try:
             import ray
         except ImportError as error:
             raise UnreachableError(
                 f"Ray cannot be imported ({error}): install it, or set FARM_EXECUTOR=inline"
             ) from None
-        self._ray = ray
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+        self._ray = ray
         try:
-            ray.init(**options)
+            ray.init(**(self._local_options() if address is None else {"address": address}), **_QUIET)
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._disconnect()
@@ -155,12 +147,32 @@ class ClusterExecutor:
         self._capacity = SUBMITTED_PER_CPU * cpus
         self._task = ray.remote(num_cpus=1, max_retries=0)(build_request)
 
+    def _local_options(self) -> dict[str, Any]:
+        self._folder = tempfile.mkdtemp(prefix="farm-ray-")
+        return {
+            "address": "local",
+            "num_cpus": self._settings.jobs,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": self._folder,
+        }
+
     def _disconnect(self) -> None:
         self._ray.shutdown()
         self._ray = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _local_environment() -> dict[str, str]:
+    return {
+        # Ray listens on every interface; only who has this process's token may give it work.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # At Ray's own, 15, whatever else this machine does would stop the builds.
+        "RAY_worker_niceness": "0",
+    }
 
 
 def _line(error: BaseException) -> str:

@@ -50,7 +50,7 @@ def new_job(job_id: str = "aaaa1111", request: str = "r1", layers: int = 2, opti
         for i in range(layers)
     )
     skipped = (SkippedLayer("pool", "MaxPool", "no weights"),)
-    return NewJob(job_id, "net", "/models/net.onnx", "cd" * 32, request.ljust(64, "0"), options, builds, skipped)
+    return NewJob(job_id, "net", "/models/net.onnx", "cd" * 32, request.ljust(64, "."), options, builds, skipped)
 
 
 def submit(ledger: Ledger, *jobs: NewJob) -> list[str]:

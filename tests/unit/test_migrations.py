@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from farm.ledger.engine import open_engine
 from farm.ledger.schema import HEAD
 from farm.ledger.tables import metadata
 from farm.settings import Settings, load_settings
+
+CHECKOUT = Path(migrations.__file__).parents[1]
 
 
 def settings_in(folder: Path) -> Settings:
@@ -93,5 +96,15 @@ def test_a_migration_that_cannot_be_locked_is_an_error_in_words(tmp_path: Path) 
         open_ledger(settings_in(tmp_path))
 
 
-def test_a_folder_with_a_percent_sign_is_no_obstacle(tmp_path: Path) -> None:
-    assert open_and_count(tmp_path / "100%(here)s") == 0
+def test_the_migrations_run_from_wherever_the_packages_lie(tmp_path: Path) -> None:
+    packages, elsewhere = tmp_path / "100%(here)s", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("codegen", "farm", "migrations"):
+        shutil.copytree(CHECKOUT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(packages)!r}); import farm; assert {str(packages)!r} in farm.__file__;"
+        "from farm.ledger import open_ledger; from farm.settings import load_settings;"
+        f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{elsewhere / 'farm.db'}'}}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=elsewhere)
+    assert database_revision(settings_in(elsewhere)) == (HEAD, HEAD)

@@ -1,0 +1,205 @@
+"""The figures of BENCHMARKS.md that need no GPU.
+
+    python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup]
+
+Both sides of a comparison run in this one process group; quote ratios, the machine is rarely quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from codegen.assemble import ptxas_options
+from codegen.checkpoint import read_checkpoint
+from codegen.choice import choose_tiling
+from codegen.layers import Weights
+from codegen.networks import TEN_OPERATORS, lenet5, prune, small_resnet, write_network
+from codegen.rewrite import rewrite
+from codegen.spec import Conv2d
+from codegen.template import make_template
+from codegen.toolchain import ToolLimits, find_toolchain
+from farm.api import Farm
+from farm.coordinator import Coordinator
+from farm.executors import open_executor
+from farm.jobs import BuildOptions, Status
+from farm.ledger import open_ledger
+from farm.settings import Settings, load_settings
+from farm.store import open_store
+
+LIMITS = ToolLimits()
+SPARSITY = 0.9
+ARCHS = ("sm_80", "sm_90", "sm_120")
+
+
+def random_weights(spec: Conv2d, seed: int = 0) -> Weights:
+    rng = np.random.default_rng(seed)
+    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
+    return Weights(prune(kernel, SPARSITY), rng.standard_normal(spec.kernels, dtype=np.float32))
+
+
+def nonzeros_of(weights: Weights) -> np.ndarray:
+    return np.count_nonzero(weights.kernel.reshape(len(weights.kernel), -1), axis=1)
+
+
+def templates() -> None:
+    """Each operator's template, rolled, cold: at most 5 s."""
+    toolchain = find_toolchain()
+    for name, spec in TEN_OPERATORS.items():
+        tiling = choose_tiling(spec, 64, nonzeros_of(random_weights(spec)))
+        start = time.perf_counter()
+        make_template(spec, tiling, "compute_80", toolchain, LIMITS)
+        print(f"  {name:<15}{time.perf_counter() - start:6.2f} s")
+
+
+def rewriting() -> None:
+    """resnet-conv2 at sparsity 0.9, template in memory: at most 50 ms."""
+    spec = TEN_OPERATORS["resnet-conv2"]
+    weights = random_weights(spec)
+    tiling = choose_tiling(spec, 64, nonzeros_of(weights))
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    times = []
+    for _ in range(21):
+        start = time.perf_counter()
+        kernel = rewrite(template, weights)
+        times.append(time.perf_counter() - start)
+    assert kernel.fmas_kept == weights.nonzeros
+    print(f"  median {statistics.median(times) * 1e3:.1f} ms of 21, {kernel.fmas_kept} of {spec.weights_count} kept")
+
+
+def settings_in(folder: Path) -> Settings:
+    return load_settings(
+        {
+            "FARM_STORE": f"file://{folder / 'store'}",
+            "FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}",
+            "FARM_JOBS": str(len(os.sched_getaffinity(0))),
+        }
+    )
+
+
+def overhead() -> None:
+    """A ResNet-18 for three architectures against the same PTX through a bare parallel loop of ptxas: at most 1.10x."""
+    toolchain = find_toolchain()
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+        folder = Path(name)
+        settings = settings_in(folder)
+        store, ledger = open_store(settings), open_ledger(settings)
+        farm = Farm(settings, store, ledger)
+        models = []
+        for seed in range(3):
+            write_network(folder / f"resnet{seed}.onnx", small_resnet(SPARSITY, seed=seed))
+            models.append(read_checkpoint(folder / f"resnet{seed}.onnx"))
+        with open_executor(settings, store, toolchain) as executor:
+            coordinator = Coordinator(ledger, store, executor, toolchain, settings)
+
+            def compile_one(seed: int, archs: tuple[str, ...]) -> float:
+                submission = farm.submit([models[seed]], BuildOptions(archs))
+                start = time.perf_counter()
+                (job,) = coordinator.run([submission.jobs[0].id])
+                assert job.status is Status.SUCCEEDED, job.reason
+                return time.perf_counter() - start
+
+            compile_one(0, ("sm_86",))  # templates into the store, Ray up, workers warm
+            ratios = []
+            for seed in (1, 2):
+                seconds = compile_one(seed, ARCHS)
+                files = write_ptx(farm, folder / f"ptx{seed}")
+                bare = bare_loop(str(toolchain.ptxas), files)
+                ratios.append(seconds / bare)
+                print(
+                    f"  {len(files)} layers x {len(ARCHS)}: farm {seconds:.1f} s, bare ptxas {bare:.1f} s: {ratios[-1]:.3f}x"
+                )
+        print(f"  median {statistics.median(ratios):.3f}x")
+        ledger.close()
+
+
+def write_ptx(farm: Farm, folder: Path) -> list[Path]:
+    """The PTX files of the latest job, largest first, as the farm gave them to ptxas."""
+    folder.mkdir()
+    files = []
+    toolchain = find_toolchain()
+    for checkpoint in [farm.inspect("latest")]:
+        model = read_checkpoint(checkpoint.job.model)
+        for layer in model.layers:
+            tiling = choose_tiling(layer.spec, 64, nonzeros_of(layer.weights))
+            template = make_template(layer.spec, tiling, "compute_80", toolchain, LIMITS)
+            path = folder / f"{len(files)}.ptx"
+            path.write_bytes(rewrite(template, layer.weights).ptx)
+            files.append(path)
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def bare_loop(ptxas: str, files: list[Path]) -> float:
+    """The same PTX, options and processes at once, with nothing around it."""
+
+    def one(work: tuple[Path, str]) -> None:
+        path, arch = work
+        out = path.with_suffix(f".{arch}.cubin")
+        argv = [ptxas, f"-arch={arch}", *ptxas_options(3), "-v", "-o", str(out), str(path)]
+        subprocess.run(argv, check=True, capture_output=True)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(one, [(path, arch) for path in files for arch in ARCHS]))
+    return time.perf_counter() - start
+
+
+def farm_command(folder: Path, *arguments: str) -> float:
+    """Wall time of one call of the command."""
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "cli.main", *arguments], check=True, capture_output=True, env=environment)
+    return time.perf_counter() - start
+
+
+def cached() -> None:
+    """The same job again: no nvcc, no ptxas, under 2 s."""
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+        folder = Path(name)
+        write_network(folder / "lenet5.onnx", lenet5(SPARSITY, seed=0))
+        arguments = ("compile", str(folder / "lenet5.onnx"), "--arch", ",".join(ARCHS))
+        first = farm_command(folder, *arguments)
+        again = statistics.median(farm_command(folder, *arguments) for _ in range(5))
+        print(f"  first {first:.1f} s, again {again:.2f} s (median of 5)")
+
+
+def startup() -> None:
+    """farm --help under 0.4 s, farm status under 0.6 s."""
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+        farm_command(Path(name), "status")
+        for arguments in (("--help",), ("status",)):
+            times = [farm_command(Path(name), *arguments) for _ in range(9)]
+            print(f"  farm {arguments[0]:<8} median {statistics.median(times):.2f} s, least {min(times):.2f} s")
+
+
+BENCHMARKS: dict[str, Callable[[], None]] = {
+    "templates": templates,
+    "rewrite": rewriting,
+    "overhead": overhead,
+    "cached": cached,
+    "startup": startup,
+}
+
+
+def main(names: list[str]) -> None:
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    )
+    for name in names or BENCHMARKS:
+        print(f"{name}: {BENCHMARKS[name].__doc__}")
+        BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,173 @@
+"""Checkpoints: nodes with weights that are not compiled are listed, each with a reason in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from codegen.checkpoint import read_checkpoint
+from codegen.errors import CheckpointError
+from codegen.spec import SkippedLayer
+from tests.unit.onnx_models import FLOAT, conv, info, model, save, tensor, values
+
+KERNEL = tensor("w", values(4, 3, 3, 3))
+INPUT = info("x", ["N", 3, 8, 8])
+
+
+def skipped_beside_a_layer(
+    folder: Path, node: onnx.NodeProto, tensors: Any = (), inputs: Any = (), **fields: Any
+) -> SkippedLayer:
+    """Reads a model of one good convolution and `node`, which must be the one skipped."""
+    proto = model([conv("good"), node], [KERNEL, *tensors], inputs=[INPUT, *inputs], **fields)
+    checkpoint = read_checkpoint(save(folder, proto))
+    assert [layer.name for layer in checkpoint.layers] == ["good"]
+    (skipped,) = checkpoint.skipped
+    assert skipped.operator == node.op_type
+    return skipped
+
+
+@pytest.mark.parametrize(
+    ("weights", "attributes", "reason"),
+    [
+        (values(3, 1, 3, 3), {"group": 3}, "3 groups"),
+        (values(4, 3, 3, 3), {"dilations": [2, 2]}, "dilations are [2, 2]"),
+        (values(4, 3, 3, 3), {"pads": [-1, 0, 0, 0]}, "negative padding"),
+        (values(4, 3, 3, 3).astype(np.float16), {}, "float16"),
+        (values(4, 3, 3, 3).astype(np.float64), {}, "float64"),
+    ],
+)
+def test_an_unsupported_convolution_is_skipped(
+    weights: np.ndarray[Any, Any], attributes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    node = conv("odd", ("x", "v"), "z", **attributes)
+    assert reason in skipped_beside_a_layer(tmp_path, node, [tensor("v", weights)]).reason
+
+
+@pytest.mark.parametrize(("rank", "reason"), [(1, "1-D convolution"), (3, "3-D convolution")])
+def test_a_convolution_of_other_dimensions_is_skipped(rank: int, reason: str, tmp_path: Path) -> None:
+    node = conv("odd", ("s", "v"), "z", strides=[1] * rank)
+    inputs = [info("s", ["N", 3] + [8] * rank)]
+    tensors = [tensor("v", values(2, 3, *[3] * rank))]
+    assert reason in skipped_beside_a_layer(tmp_path, node, tensors, inputs).reason
+
+
+def test_a_convolution_of_a_half_precision_input_is_skipped(tmp_path: Path) -> None:
+    node = conv("odd", ("half", "w"), "z")
+    inputs = [info("half", ["N", 3, 8, 8], onnx.TensorProto.FLOAT16)]
+    assert "its input is float16" in skipped_beside_a_layer(tmp_path, node, (), inputs).reason
+
+
+@pytest.mark.parametrize("position", [1, 2])
+def test_weights_and_biases_that_are_computed_are_the_reason(position: int, tmp_path: Path) -> None:
+    names = ["x", "w", "b"]
+    names[position] = "computed"
+    shape = [4, 3, 3, 3] if position == 1 else [4]
+    node = conv("odd", names, "z")
+    reason = skipped_beside_a_layer(tmp_path, node, [tensor("b", values(4))], [info("computed", shape)]).reason
+    assert "computed while the model runs" in reason
+    assert ("weights" if position == 1 else "biases") in reason
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "reason"),
+    [
+        ("Gemm", ("g", "c"), "fully connected"),
+        ("MatMul", ("g", "c"), "matrix products"),
+        ("MatMul", ("c", "g"), "matrix products"),
+        ("ConvTranspose", ("x", "c"), "transposed"),
+    ],
+)
+def test_other_operators_with_weights_are_skipped(
+    operator: str, inputs: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    node = helper.make_node(operator, inputs, ["z"], "odd")
+    assert reason in skipped_beside_a_layer(tmp_path, node, [tensor("c", values(2, 2))], [info("g", [2, 2])]).reason
+
+
+def test_nodes_without_weights_are_not_listed(tmp_path: Path) -> None:
+    nodes = [
+        conv("good", output="z"),
+        helper.make_node("Relu", ["z"], ["r"], "relu"),
+        helper.make_node("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2]),
+        helper.make_node("MatMul", ["p", "p"], ["y"], "attention"),
+    ]
+    assert read_checkpoint(save(tmp_path, model(nodes, [KERNEL]))).skipped == ()
+
+
+def test_a_convolution_in_a_sub_graph_is_skipped(tmp_path: Path) -> None:
+    branch = helper.make_graph([conv("inner", ("x", "w"), "t")], "branch", [], [info("t", None)])
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "other", [], [info("e", None)])
+    node = helper.make_node("If", ["flag"], ["z"], "choose", then_branch=branch, else_branch=other)
+    inputs = [INPUT, info("flag", [], onnx.TensorProto.BOOL)]
+    checkpoint = read_checkpoint(save(tmp_path, model([conv("good"), node], [KERNEL], inputs=inputs)))
+    (skipped,) = checkpoint.skipped
+    assert (skipped.name, skipped.operator) == ("inner", "Conv")
+    assert "a sub-graph of If 'choose'" in skipped.reason
+
+
+def test_a_convolution_in_a_function_is_skipped(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", 17)]
+    function = helper.make_function("local", "Block", ["a", "b"], ["c"], [conv("inner", ("a", "b"), "c")], opsets)
+    proto = model([conv("good"), helper.make_node("Block", ["x", "w"], ["z"], domain="local")], [KERNEL])
+    proto.functions.append(function)
+    proto.opset_import.append(helper.make_opsetid("local", 1))
+    (skipped,) = read_checkpoint(save(tmp_path, proto)).skipped
+    assert "the function Block" in skipped.reason
+
+
+def test_an_operator_of_another_domain_that_is_called_conv_is_skipped(tmp_path: Path) -> None:
+    proto = model([conv("good"), conv("odd", output="z", domain="vendor")], [KERNEL])
+    proto.opset_import.append(helper.make_opsetid("vendor", 1))
+    (skipped,) = read_checkpoint(save(tmp_path, proto)).skipped
+    assert "domain 'vendor'" in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "option"),
+    [
+        (["N", 3, "height", "width"], "--input-shape image:1,3,SIZE,SIZE"),
+        (["N", 3, 224, None], "--input-shape image:1,3,224,SIZE"),
+        (None, "--input-shape image:1,CHANNELS,HEIGHT,WIDTH"),
+    ],
+)
+def test_an_unknown_size_is_skipped_with_the_option_that_would_help(shape: Any, option: str, tmp_path: Path) -> None:
+    node = conv("odd", ("image", "w"), "z")
+    assert option in skipped_beside_a_layer(tmp_path, node, (), [info("image", shape)]).reason
+
+
+def test_a_size_that_no_input_decides_is_skipped_without_an_option(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mystery", ["x"], ["m"], domain="vendor"), conv("good"), conv("odd", ("m", "w"), "z")]
+    proto = model(nodes, [KERNEL], inputs=[info("x", [1, 3, 8, 8])])
+    proto.opset_import.append(helper.make_opsetid("vendor", 1))
+    (skipped,) = read_checkpoint(save(tmp_path, proto)).skipped
+    assert "do not follow" in skipped.reason
+    assert "--input-shape" not in skipped.reason
+
+
+def test_a_model_in_which_everything_is_skipped_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+    proto = model([conv("odd", group=3)], [tensor("w", values(3, 1, 3, 3))])
+    with pytest.raises(CheckpointError, match=r"model\.onnx: .*nothing to compile.*odd \(Conv\): .*3 groups"):
+        read_checkpoint(save(tmp_path, proto))
+
+
+def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gemm", ["g", "c"], [f"y{i}"], f"fc{i}") for i in range(9)]
+    proto = model(nodes, [tensor("c", values(2, 2))], inputs=[info("g", [2, 2])], output="y0")
+    with pytest.raises(CheckpointError, match=r"fc4 .*; and 4 more$"):
+        read_checkpoint(save(tmp_path, proto))
+
+
+def test_a_model_without_weights_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no node with weights"):
+        read_checkpoint(save(tmp_path, model([helper.make_node("Relu", ["x"], ["y"])])))
+
+
+def test_integer_weights_are_named_by_their_type(tmp_path: Path) -> None:
+    quantised = helper.make_tensor("v", onnx.TensorProto.INT8, [1, 3, 1, 1], b"\1\2\3", raw=True)
+    assert quantised.data_type != FLOAT
+    assert "int8" in skipped_beside_a_layer(tmp_path, conv("odd", ("x", "v"), "z"), [quantised]).reason
