@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from cli.render import stdout
+from cli.render import counted, stdout
 
 
 def fetch(
@@ -21,4 +22,4 @@ def fetch(
     with Farm.open(load_settings()) as farm:
         manifest = farm.fetch(job, output)
     cubins = sum(1 for _ in output.rglob("*.cubin"))
-    stdout().print(f"{manifest}: {cubins} cubins", soft_wrap=True)
+    stdout().print(Text(f"{manifest}: {counted(cubins, 'cubin')}"), soft_wrap=True)

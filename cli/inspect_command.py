@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from cli.layers import layer_json, layer_table, skipped_lines
+from cli.layers import code_table, failure_lines, layer_json, layer_table, skipped_lines
 from cli.render import duration, job_json, job_seconds, moment, print_json, status_text, stdout
+
+if TYPE_CHECKING:
+    from farm.api import JobDetail
 
 
 def inspect(
@@ -26,38 +29,27 @@ def inspect(
         layers = [layer_json(build, detail.results_of(build)) for build in detail.builds]
         print_json({**job_json(detail.job), "layers": layers})
         return
+    _print(detail)
+
+
+def _print(detail: JobDetail) -> None:
     console = stdout()
+    job = detail.job
     now = datetime.now(UTC)
-    head = Text(f"job {detail.job.id}  {detail.job.name}  ", style="bold").append_text(status_text(detail.job.status))
-    console.print(head)
-    if detail.job.reason:
-        console.print(Text(detail.job.reason))
-    options = detail.job.options
-    console.print(
-        Text(f"{detail.job.model}, batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}")
-    )
-    seconds = duration(job_seconds(detail.job, now))
-    console.print(Text(f"submitted {moment(detail.job.submitted_at, now)} by {detail.job.submitter}, ran {seconds}"))
+    console.print(Text(f"job {job.id}  {job.name}  ", style="bold").append_text(status_text(job.status)))
+    if job.reason:
+        console.print(Text(job.reason), soft_wrap=True)
+    options = job.options
+    how = f"batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}"
+    seconds = job_seconds(job, now)
+    ran = f"ran {duration(seconds)}" if seconds is not None else "has not run yet"
+    tries = f" in {job.tries} tries" if job.tries > 1 else ""
+    console.print(Text(f"{job.model}, {how}"))
+    console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"))
     console.print()
     console.print(layer_table(detail, console.width))
     console.print()
-    for build in detail.builds:
-        results = detail.results_of(build)
-        if not results:
-            continue
-        kept, deleted = results[0].fmas_kept, results[0].fmas_deleted
-        made = max(result.template_seconds for result in results)
-        template = f"template made in {duration(made)}" if made else "template hit"
-        rewrite = f"rewrite {max(result.rewrite_seconds for result in results) * 1e3:.0f} ms"
-        tiling = build.tiling
-        shape = f"{tiling.tile_width}x{tiling.tile_height} threads, {tiling.rows} rows, {tiling.group_kernels} kernels"
-        console.print(
-            Text(f"{build.layer}: {kept:,} multiply-adds kept, {deleted:,} deleted, {template}, {rewrite}, {shape}")
-        )
-        for result in results:
-            if result.error:
-                console.print(Text(f"  {result.arch}: {result.error}", style="red"))
-                if result.command:
-                    console.print(Text(f"  run again: {result.command}", style="dim"))
-    for line in skipped_lines(detail.job):
-        console.print(line)
+    if any(result.cubin for result in detail.results):
+        console.print(code_table(detail, console.width))
+    for line in (*failure_lines(detail), *skipped_lines(job)):
+        console.print(line, soft_wrap=True)

@@ -96,7 +96,7 @@ def _run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as error:  # the last stop: whatever is not one of ours is a defect, shown whole
+    except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown whole
         code = exit_code_of(error)
         if code is None:
             traceback.print_exc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from codegen.tiling import Form
 from farm.errors import UsageError
@@ -35,3 +36,18 @@ def form_of(value: str) -> Form:
             return value
         case _:
             raise UsageError(f"--template {value}: it is rolled or full")
+
+
+def check_output_folder(folder: Path | None) -> None:
+    """Before a compile of minutes, what `farm fetch` would find at its end. Raises UsageError."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"--output {folder}: it is a file: name another folder")
+    others = [entry.name for entry in folder.iterdir() if not _is_bundle(entry)]
+    if others and not _is_bundle(folder):
+        raise UsageError(f"--output {folder}: it holds {min(others)}, which is not of a bundle: name an empty folder")
+
+
+def _is_bundle(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()

@@ -26,13 +26,16 @@ RUNNING_SHOWN = 8
 
 
 class CompileProgress(Progress):
-    """Shows one call of `farm compile`; counts what its last line needs. Use it in a `with` block."""
+    """Shows one call of `farm compile`. Use it in a `with` block."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self.hits = 0
-        self.built = 0
-        self.failed = 0
-        self.templates_made = 0
+        self._hits = 0
+        self._built = 0
+        self._templates_hit = 0
+        self._templates_made = 0
+        self._total = 0
+        """Cubins of this call, each once for each layer that needs it."""
+        self._started = False
         self._console = console
         self._quiet = quiet
         self._running: dict[str, tuple[str, float]] = {}
@@ -62,54 +65,66 @@ class CompileProgress(Progress):
             self._live.stop()
 
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
+        """See Progress."""
         names = {job.id: job.name for job in jobs}
         self._bars.update(self._templates, total=len(plan.templates))
-        self._bars.update(self._cubins, total=sum(len(targets) for targets in plan.targets.values()))
+        self._total += sum(len(targets) for targets in plan.targets.values())
+        self._bars.update(self._cubins, total=self._total)
         for key, targets in plan.targets.items():
             first = targets[0]
             self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].layer} {first.arch}"
 
     def submitted(self, request: Request) -> None:
+        """See Progress."""
+        if not self._started:
+            self._started = True
+            self._line(f"cache   {self._hits} of {self._total} cubins are there, the others are compiled")
         self._running[request.key] = (self._what(request), time.monotonic())
 
     def retried(self, request: Request, failure: Failure) -> None:
+        """See Progress."""
         self._line(f"again   {self._what(request)}: {failure.message}", "yellow")
 
     def template_done(self, result: TemplateResult) -> None:
+        """See Progress."""
         what, _ = self._running.pop(result.key, ("template", 0.0))
-        self._bars.advance(self._templates)
         if result.failure:
             self._line(f"failed  {what}: {result.failure.message}", "red")
-        elif not result.hit:
-            self.templates_made += 1
+        elif result.hit:
+            self._templates_hit += 1
+        else:
+            self._templates_made += 1
             self._line(f"made    {what} in {duration(result.seconds)}")
+        self._bars.update(self._templates, advance=1, note=f"{self._templates_hit} hits, {self._templates_made} made")
 
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """See Progress."""
         self._running.pop(result.cubin_key, None)
         what = f"{job.name} {build.layer} {result.arch}"
         if result.outcome is Outcome.HIT:
-            self.hits += 1
+            self._hits += 1
         elif result.outcome is Outcome.BUILT:
-            self.built += 1
+            self._built += 1
             facts = f"{result.registers} registers, {size(result.cubin_bytes)}"
-            self._line(f"built   {what} in {duration(result.ptxas_seconds)}: {facts}")
+            how = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, ptxas {duration(result.ptxas_seconds)}"
+            self._line(f"built   {what}: {how}, {facts}")
         else:
-            self.failed += 1
             self._line(f"failed  {what}: {result.error}", "red")
-        self._bars.update(self._cubins, advance=1, note=f"{self.hits} hits, {self.built} built")
+        self._bars.update(self._cubins, advance=1, note=f"{self._hits} hits, {self._built} built")
 
     def elsewhere(self, job: Job) -> None:
+        """See Progress."""
         self._line(f"waiting for job {job.id[:8]}: another coordinator runs it", "yellow")
 
     def _what(self, request: Request) -> str:
         if isinstance(request, TemplateRequest):
             return f"template {request.spec} ({request.virtual_arch})"
-        return self._layer_of_cubin.get(request.key, f"{request.arch} cubin")
+        return f"rewrite, assemble {self._layer_of_cubin.get(request.key, request.arch)}"
 
     def _line(self, text: str, style: str = "") -> None:
         # On a terminal the bars tell of successes; a pipe or a log gets every result.
         if not self._quiet and (style or not self._shows):
-            self._console.print(Text(text, style=style))
+            self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _picture(self) -> Group:
         now = time.monotonic()
@@ -117,6 +132,8 @@ class CompileProgress(Progress):
             Text(f"  {what}  {duration(now - since)}", style="dim", overflow="ellipsis", no_wrap=True)
             for what, since in list(self._running.values())[:RUNNING_SHOWN]
         ]
+        if not self._started and self._total > self._hits:
+            lines.append(Text("  starting the workers", style="dim"))
         if len(self._running) > RUNNING_SHOWN:
             lines.append(Text(f"  and {len(self._running) - RUNNING_SHOWN} more", style="dim"))
         return Group(self._bars, *lines)

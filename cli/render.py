@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -54,7 +55,13 @@ def print_json(document: Any) -> None:
 
 
 def status_text(status: Status) -> Text:
+    """A state in its colour."""
     return Text(str(status), style=STATUS_STYLES[status])
+
+
+def counted(count: int, noun: str) -> str:
+    """As in 1 cubin, 12 cubins."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration(seconds: float | None) -> str:
@@ -121,62 +128,79 @@ def job_json(job: Job) -> dict[str, Any]:
     }
 
 
-Column = tuple[str, int, bool]
-"""Name, least width, and whether it stays when the terminal is narrow."""
-
-JOB_COLUMNS: tuple[Column, ...] = (
-    ("ID", 8, True),
-    ("SUBMITTER", 9, False),
-    ("NAME", 10, True),
-    ("MODEL", 16, False),
-    ("ARCHS", 11, True),
-    ("STAGE", 8, True),
-    ("DONE", 5, True),
-    ("CACHE", 5, True),
-    ("SUBMITTED", 10, True),
-    ("DURATION", 8, True),
-    ("TRIES", 5, False),
-    ("STATUS", 9, True),
-    ("REASON", 10, True),
+JOB_COLUMNS = (
+    "ID",
+    "SUBMITTER",
+    "NAME",
+    "MODEL",
+    "ARCHS",
+    "STAGE",
+    "DONE",
+    "CACHE",
+    "SUBMITTED",
+    "DURATION",
+    "TRIES",
+    "STATUS",
+    "REASON",
 )
+SHARES = {"NAME": 0.35, "MODEL": 0.3, "ARCHS": 0.3, "REASON": 1.0}
+"""Columns that are wrapped, and how much of the room that the others leave each may take at most."""
+LEAVE_FIRST = (("MODEL", "SUBMITTER", "TRIES"), ("STAGE", "SUBMITTED"))
+"""Columns that leave a terminal of fewer than 150 and of fewer than 95 columns."""
+
+REASON_LENGTH = 90
+"""Of a reason in the status table; `farm inspect` has it whole."""
+
+
+def plain_table(width: int) -> Table:
+    """Without lines; the gaps are as wide as the terminal allows."""
+    return Table(box=None, padding=(0, _gap(width), 0, 0), pad_edge=False, header_style="bold")
+
+
+def _gap(width: int) -> int:
+    return 2 if width >= 120 else 1
 
 
 def job_table(jobs: Sequence[Job], width: int) -> Table:
-    """The status table; columns that repeat what is known elsewhere leave first when it gets narrow."""
+    """The status table. What does not fit is wrapped, never cut; columns that matter least leave a narrow terminal."""
     now = datetime.now(UTC)
-    columns = list(JOB_COLUMNS)
-    for name in ("SUBMITTER", "TRIES", "MODEL"):
-        if sum(least + 2 for _, least, _ in columns) > width:
-            columns = [column for column in columns if column[0] != name]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name, least, _ in columns:
-        right = name in ("DONE", "CACHE", "DURATION", "TRIES")
+    rows = [_job_cells(job, now) for job in jobs]
+    left_out = LEAVE_FIRST[0] * (width < 150) + LEAVE_FIRST[1] * (width < 95)
+    columns = [name for name in JOB_COLUMNS if name not in left_out]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    room = width - sum(widths[name] for name in columns if name not in SHARES) - _gap(width) * (len(columns) - 1)
+    crowded = sum(widths[name] for name in columns if name in SHARES) > room
+    table = plain_table(width)
+    for name in columns:
+        wraps = crowded and name in SHARES
         table.add_column(
             name,
-            min_width=least if name not in ("REASON", "NAME", "MODEL") else None,
-            no_wrap=name not in ("REASON", "ARCHS"),
-            overflow="fold" if name in ("REASON", "ARCHS") else "ellipsis",
-            justify="right" if right else "left",
-            ratio=1 if name == "REASON" else None,
+            max_width=max(len(name), int(room * SHARES[name])) if wraps else None,
+            no_wrap=not wraps,
+            overflow="fold",
+            justify="right" if name in ("DONE", "CACHE", "DURATION", "TRIES") else "left",
         )
-    for job in jobs:
-        cells: Mapping[str, str | Text] = {
-            "ID": job.id[:8],
-            "SUBMITTER": job.submitter,
-            "NAME": job.name,
-            "MODEL": job.model,
-            "ARCHS": ",".join(arch.removeprefix("sm_") for arch in job.options.archs),
-            "STAGE": job.stage or "-",
-            "DONE": f"{job.done}/{job.total}",
-            "CACHE": str(job.hits),
-            "SUBMITTED": moment(job.submitted_at, now),
-            "DURATION": duration(job_seconds(job, now)),
-            "TRIES": str(job.tries),
-            "STATUS": status_text(job.status),
-            "REASON": job.reason or "-",
-        }
-        table.add_row(*(cells[name] for name, _, _ in columns))
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
     return table
+
+
+def _job_cells(job: Job, now: datetime) -> dict[str, str | Text]:
+    return {
+        "ID": job.id[:8],
+        "SUBMITTER": job.submitter,
+        "NAME": job.name,
+        "MODEL": job.model,
+        "ARCHS": " ".join(arch.removeprefix("sm_") for arch in job.options.archs),
+        "STAGE": job.stage or "-",
+        "DONE": f"{job.done}/{job.total}",
+        "CACHE": str(job.hits),
+        "SUBMITTED": moment(job.submitted_at, now),
+        "DURATION": duration(job_seconds(job, now)),
+        "TRIES": str(job.tries),
+        "STATUS": status_text(job.status),
+        "REASON": textwrap.shorten(job.reason, REASON_LENGTH, placeholder=" ...") or "-",
+    }
 
 
 def counts_line(counts: Mapping[Status, int]) -> Text:

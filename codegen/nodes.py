@@ -88,8 +88,9 @@ def read_node(node: Node, name: str, tensors: Tensors) -> Layer:
         raise CheckpointError(
             f"its biases of the shape {list(bias.shape)} do not fit {spec.kernels} kernels: export the model again"
         )
+    weights = read_weights(kernel, "weights")
     biases = np.zeros(spec.kernels, np.float32) if bias is None else read_weights(bias, "biases")
-    return Layer(name, spec, Weights(read_weights(kernel, "weights"), biases), node.inputs[0], node.outputs[0])
+    return Layer(name, spec, Weights(weights, biases), node.inputs[0], node.outputs[0])
 
 
 def conv_attributes(node: Node) -> ConvAttributes:

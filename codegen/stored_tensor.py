@@ -15,8 +15,8 @@ from codegen.layers import FloatArray
 
 LARGEST_RANK = 32
 READABLE = ("float32", "int64")
-LARGEST_SPARSE_ELEMENTS = 2**29
-"""A dense tensor is as large as its data; a sparse one may claim anything: up to 2 GB of float32 are believed."""
+LARGEST_SPARSE_ELEMENTS = 2**27
+"""A dense tensor is as large as its data; a sparse one may claim anything: up to 512 MB of float32 are believed."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SparseStoredTensor:
         values = self.values.read()
         indices = self.indices.read().astype(np.int64)
         if not _plausible(self.shape) or prod(self.shape) > LARGEST_SPARSE_ELEMENTS:
-            raise CheckpointError(f"a sparse constant has the shape {list(self.shape)}: export the model again")
+            raise CheckpointError(f"a sparse constant has the shape {list(self.shape)}: store it as a dense one")
         try:
             if indices.ndim == 2:
                 indices = np.ravel_multi_index(tuple(indices.T), self.shape).astype(np.int64)

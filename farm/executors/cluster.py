@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import shutil
+import socket
 import tempfile
 from functools import lru_cache
 from types import TracebackType
@@ -28,6 +30,7 @@ _ENVIRONMENT = {
     # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
     "RAY_kill_child_processes_on_worker_exit": "false",
 }
+CONNECT_SECONDS = 10.0
 SUBMITTED_PER_CPU = 2
 """One runs, one waits, so that no worker idles while its result travels."""
 
@@ -131,6 +134,8 @@ class ClusterExecutor:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         self._ray = ray
         try:
+            if address is not None:
+                _knock(address)
             ray.init(**(self._local_options() if address is None else {"address": address}), **_QUIET)
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -173,6 +178,12 @@ def _local_environment() -> dict[str, str]:
         # At Ray's own, 15, whatever else this machine does would stop the builds.
         "RAY_worker_niceness": "0",
     }
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would try for minutes, and say so on stderr."""
+    if match := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):
+        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
 
 
 def _line(error: BaseException) -> str:

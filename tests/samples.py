@@ -1,0 +1,37 @@
+"""Small layers, checkpoints and a toolchain that runs nothing, for the tests of the farm."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from codegen.layers import Checkpoint, Layer, Weights
+from codegen.networks import prune
+from codegen.spec import Conv2d, SkippedLayer
+from codegen.toolchain import Toolchain
+
+SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
+SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
+
+
+def layer(name: str = "conv1", spec: Conv2d = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
+    rng = np.random.default_rng(seed)
+    kernel = prune(rng.standard_normal(spec.weights_shape, dtype=np.float32), sparsity)
+    weights = Weights(kernel, rng.standard_normal(spec.kernels, dtype=np.float32))
+    return Layer(name, spec, weights, f"{name}.in", f"{name}.out")
+
+
+def checkpoint(*layers: Layer, name: str = "net", skipped: tuple[SkippedLayer, ...] = ()) -> Checkpoint:
+    parts = [(each.name, str(each.spec), each.weights.digest) for each in layers]
+    digest = hashlib.sha256(repr((parts, skipped)).encode()).hexdigest()
+    return Checkpoint(name, f"/models/{name}.onnx", digest, layers, skipped)
+
+
+def fixed_toolchain(nvcc: str = "13.0.88", ptxas: str = "13.0.88") -> Toolchain:
+    """Its versions are given, so that nothing has to be asked."""
+    toolchain = Toolchain(Path("/nowhere/nvcc"), Path("/nowhere/ptxas"))
+    known = {"nvcc_version": nvcc, "ptxas_version": ptxas, "archs": ("sm_75", "sm_80", "sm_90", "sm_120")}
+    vars(toolchain).update(known)
+    return toolchain

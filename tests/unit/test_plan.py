@@ -1,0 +1,129 @@
+"""The plan: what is shared is made once, and what is expensive comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import groupby
+
+import pytest
+
+from codegen.keys import digest_fields
+from codegen.spec import Conv2d
+from codegen.tiling import Tiling
+from codegen.toolchain import Toolchain
+from farm.jobs import Build, BuildOptions, Job, Status
+from farm.plan import Plan, Target, plan
+from tests.samples import fixed_toolchain
+
+TOOLCHAIN = fixed_toolchain()
+SPEC = Conv2d(8, 12, 12, 8, 3, 3)
+TILING = Tiling(10, 10, 1, 4, 4, 2)
+
+
+def job(job_id: str = "job1", archs: tuple[str, ...] = ("sm_80", "sm_90"), **options: int) -> Job:
+    return Job(
+        id=job_id,
+        submission="s",
+        submitter="ada",
+        name="net",
+        model="/models/net.onnx",
+        model_digest="cd" * 32,
+        options=replace(BuildOptions(archs), **options),
+        status=Status.RUNNING,
+        reason="",
+        stage="",
+        done=0,
+        total=0,
+        hits=0,
+        tries=1,
+        submitted_at=datetime.now(UTC),
+    )
+
+
+def build(number: int, weights: str = "", nonzeros: int = 100, spec: Conv2d = SPEC, tiling: Tiling = TILING) -> Build:
+    digest = weights or f"{number:064x}"
+    return Build(number, "job1", number, f"conv{number}", "x", "y", spec, tiling, digest, nonzeros)
+
+
+def planned(*builds: Build, archs: tuple[str, ...] = ("sm_80", "sm_90"), **options: int) -> Plan:
+    return plan([(job(archs=archs, **options), builds)], TOOLCHAIN)
+
+
+def test_there_is_one_cubin_for_each_layer_and_architecture() -> None:
+    found = planned(build(1), build(2))
+    assert {(target.build, target.arch) for who in found.targets.values() for target in who} == {
+        (1, "sm_80"),
+        (1, "sm_90"),
+        (2, "sm_80"),
+        (2, "sm_90"),
+    }
+    assert len(found.cubins) == 4
+
+
+def test_layers_of_one_shape_share_a_template() -> None:
+    found = planned(build(1), build(2))
+    assert len(found.templates) == 1
+    assert {request.template for request in found.cubins} == set(found.templates)
+
+
+def test_another_tiling_is_another_template() -> None:
+    assert len(planned(build(1), build(2, tiling=replace(TILING, rows=2))).templates) == 2
+
+
+def test_turing_has_a_template_of_its_own_and_all_later_ones_share_theirs() -> None:
+    found = planned(build(1), archs=("sm_75", "sm_80", "sm_90", "sm_120"))
+    assert sorted(request.virtual_arch for request in found.templates) == ["compute_75", "compute_80"]
+
+
+def test_equal_weights_in_an_equal_shape_are_assembled_once_for_all_who_need_them() -> None:
+    found = planned(build(1, weights="ab" * 32), build(2, weights="ab" * 32), archs=("sm_90",))
+    assert [found.targets[request.key] for request in found.cubins] == [
+        (Target("job1", 1, "sm_90"), Target("job1", 2, "sm_90"))
+    ]
+
+
+def test_jobs_that_run_together_share_cubins() -> None:
+    first, second = job("job1"), job("job2", archs=("sm_90", "sm_120"))
+    found = plan([(first, [build(1, weights="ab" * 32)]), (second, [build(2, weights="ab" * 32)])], TOOLCHAIN)
+    assert len(found.cubins) == 3
+    assert (Target("job1", 1, "sm_90"), Target("job2", 2, "sm_90")) in found.targets.values()
+
+
+def test_another_optimisation_level_is_another_cubin_of_the_same_template() -> None:
+    jobs = [(job("job1", ("sm_90",)), [build(1)]), (job("job2", ("sm_90",), optimisation=1), [build(1)])]
+    found = plan(jobs, TOOLCHAIN)
+    assert (len(found.templates), len(found.cubins)) == (1, 2)
+    assert {request.options for request in found.cubins} == {("-O3",), ("-O1",)}
+
+
+def test_the_most_expensive_cubins_come_first_and_those_of_a_layer_stay_neighbours() -> None:
+    found = planned(build(1, nonzeros=10), build(2, nonzeros=30), build(3, nonzeros=30), build(4, nonzeros=20))
+    weights = [key for key, _ in groupby(found.cubins, key=lambda request: request.weights)]
+    assert weights == [f"{number:064x}" for number in (2, 3, 4, 1)]
+
+
+def test_the_most_expensive_templates_come_first_and_a_full_one_before_a_rolled_one() -> None:
+    small, full = replace(TILING, group_kernels=1), replace(TILING, form="full")
+    found = planned(build(1, tiling=small), build(2, tiling=TILING), build(3, tiling=full))
+    assert [request.tiling for request in found.templates] == [full, TILING, small]
+
+
+def test_the_fields_that_are_kept_are_those_of_the_keys() -> None:
+    found = planned(build(1))
+    for request in found.templates:
+        assert digest_fields(found.template_fields[request.key]) == request.key
+    for cubin in found.cubins:
+        assert digest_fields(found.cubin_fields[cubin.key]) == cubin.key
+
+
+@pytest.mark.parametrize("toolchain", [fixed_toolchain(ptxas="13.0.89"), fixed_toolchain(nvcc="13.0.89")])
+def test_another_version_of_a_tool_changes_every_cubin(toolchain: Toolchain) -> None:
+    old = {request.key for request in planned(build(1)).cubins}
+    new = plan([(job(), [build(1)])], toolchain)
+    assert old.isdisjoint(request.key for request in new.cubins)
+
+
+def test_another_version_of_ptxas_keeps_the_templates() -> None:
+    new = plan([(job(), [build(1)])], fixed_toolchain(ptxas="13.0.89"))
+    assert new.templates == planned(build(1)).templates
