@@ -1,52 +1,53 @@
 # Everything a developer runs. `make demo` and `make test` need Debian's python3-venv, g++ and make, nothing else.
-PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/ready
-READY_DEV := .venv/ready-dev
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-gpu bench lint format clean
 
-help: ## what there is
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+PYTHON ?= python3
+BIN := .venv/bin
+# One line for each large package, so that the slow step is seen to move; errors come through stderr.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+SHOW := sed -un -e 's/^ *Downloading \([^-]*\).*(\([0-9.]* MB\))$$/    \1 \2/p' -e 's/^Installing collected.*/    unpacking/p'
 
-setup: $(READY) ## the environment in .venv, with the CUDA compiler from pinned wheels
+help: ## this list
+	@sed -En 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 12
 
-demo: $(READY) ## two pruned checkpoints compiled for three architectures and verified on the CPU
+setup: .venv/ready ## the environment in .venv: what the program needs, the CUDA compiler included
+
+demo: .venv/ready ## compiles pruned networks for several architectures and verifies the kernels on the CPU
 	@$(BIN)/farm demo
 
-test: $(READY_DEV) lint ## every test this machine can run
-	@$(BIN)/python -m pytest
+test: .venv/ready-dev lint ## every test that this machine can run
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8
 
-test-gpu: $(READY_DEV) ## the tests that need a GPU and the extra `gpu`
+test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 	@$(BIN)/python -m pytest tests/gpu
 
-bench: $(READY_DEV) ## the figures of BENCHMARKS.md that this machine can measure
+bench: .venv/ready-dev ## the figures of BENCHMARKS.md that need no GPU
 	@$(BIN)/python -m tests.benchmarks
 
-lint: $(READY_DEV) ## ruff and mypy
-	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/mypy
+lint: .venv/ready-dev ## ruff and mypy
+	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --quiet --check && $(BIN)/mypy --no-error-summary
 
-format: $(READY_DEV) ## ruff's formatting
-	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
+format: .venv/ready-dev ## ruff's formatting and its safe corrections
+	@$(BIN)/ruff format --quiet && $(BIN)/ruff check --quiet --fix
 
-clean: ## removes the environment and all caches
+clean: ## removes the environment, caches and build output
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/bin/python:
-	@command -v g++ >/dev/null || { echo "g++ is missing: nvcc needs it. On Debian: apt-get install g++"; exit 2; }
+.venv/ready: pyproject.toml constraints.txt
+	@command -v g++ >/dev/null || { echo "g++ is missing, and nvcc needs it. On Debian: apt-get install g++" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 2; }
-	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "On Debian: apt-get install python3-venv"; exit 2; }
-
-$(READY): pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing into .venv (Ray, ONNX and the CUDA compiler: about 250 MB) ..."
-	@$(PIP) install --quiet -c constraints.txt -e .
+	  || { echo "Python 3.11 or later is needed. On Debian: apt-get install python3-venv" >&2; exit 2; }
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear .venv \
+	  || { rm -rf .venv; echo "Python has no venv. On Debian: apt-get install python3-venv" >&2; exit 2; }
+	@echo "installing the program into .venv (about 300 MB, once):"
+	@$(INSTALL) -e . | $(SHOW)
 	@touch $@
 
-$(READY_DEV): $(READY)
-	@echo "installing the development tools into .venv ..."
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+.venv/ready-dev: .venv/ready
+	@echo "installing the development tools into .venv (about 100 MB, once):"
+	@$(INSTALL) -e '.[dev]' | $(SHOW)
 	@touch $@

@@ -21,8 +21,12 @@ STREAM_MULTIPLY_ADDS = 8_000
 """Of one K group: ptxas grows faster than linearly beyond (measurements.md)."""
 STREAM_BYTES = 100_000
 """Machine code that one block runs: what the multiprocessor's instruction cache holds."""
+LONG_STREAM_BYTES = 250_000
+"""Of layers with so many channels that loading the input alone nearly fills the cache."""
 KERNEL_INSTRUCTIONS = 60_000
 """Of all K groups together: ptxas takes about 10 s for so many in one kernel."""
+CODE_BYTES = 5_000_000
+"""Machine code of one kernel: ptxas takes minutes for so much."""
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
 SUMS = 128
@@ -38,12 +42,23 @@ def choose_tiling(spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], *,
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates. Raises
-    TilingError if nothing fits, which takes a kernel larger than shared memory.
+    TilingError if nothing fits: the layer's code is too large, or a kernel larger than shared memory.
     """
     density = float(nonzeros.sum()) / spec.weights_count
-    for tiling in _ranking(spec, _batch_band(batch), _density_band(density)):
-        if _stream_fits(spec, tiling, nonzeros):
-            return replace(tiling, form=form)
+    too_large = 0.0
+    for stream_bytes in (STREAM_BYTES, LONG_STREAM_BYTES):
+        for tiling in _ranking(spec, _batch_band(batch), _density_band(density), stream_bytes):
+            if _stream_fits(spec, tiling, nonzeros, stream_bytes):
+                code_bytes = stream_of(spec, tiling, density).code_bytes * groups(spec, tiling)
+                if code_bytes <= CODE_BYTES:
+                    return replace(tiling, form=form)
+                too_large = code_bytes
+                break
+    if too_large:
+        raise TilingError(
+            f"its code would be {too_large / 1e6:.0f} MB and one kernel has at most {CODE_BYTES / 1e6:.0f}: "
+            "prune the layer further"
+        )
     smallest = _smallest(spec)
     if launch_of(spec, smallest).shared_bytes > SHARED_BYTES:
         raise TilingError(
@@ -63,8 +78,8 @@ def _density_band(density: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
-    fitting = [tiling for tiling in candidates(spec) if _fits(spec, tiling, density)]
+def _ranking(spec: LayerSpec, batch: int, density: float, stream_bytes: int) -> tuple[Tiling, ...]:
+    fitting = [tiling for tiling in candidates(spec) if _fits(spec, tiling, density, stream_bytes)]
     sizes = [stream_of(spec, tiling, density).code * groups(spec, tiling) for tiling in fitting]
     # A layer that is larger whatever its tiling is given the smaller ones.
     limit = max(KERNEL_INSTRUCTIONS, 1.2 * min(sizes, default=0))
@@ -97,7 +112,7 @@ def _smallest(spec: LayerSpec) -> Tiling:
     return Tiling(width, min(spec.output_height, max(1, 64 // width)), 1, 1, 1, stages=2)
 
 
-def _fits(spec: LayerSpec, tiling: Tiling, density: float) -> bool:
+def _fits(spec: LayerSpec, tiling: Tiling, density: float, stream_bytes: int) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     sums = tiling.group_kernels * tiling.rows
     slots = sums * spec.kernel_height * spec.kernel_width * tiling.chunk_channels
@@ -109,15 +124,15 @@ def _fits(spec: LayerSpec, tiling: Tiling, density: float) -> bool:
         and slots <= BODY_SLOTS
         and results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
-        and stream_of(spec, tiling, density).code_bytes <= STREAM_BYTES
+        and stream_of(spec, tiling, density).code_bytes <= stream_bytes
     )
 
 
-def _stream_fits(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
+def _stream_fits(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], stream_bytes: int) -> bool:
     """The largest K group of these very weights, pruned unevenly as they may be."""
     padded = np.zeros(groups(spec, tiling) * tiling.group_kernels, dtype=np.int64)
     padded[: spec.kernels] = nonzeros
     largest = int(padded.reshape(-1, tiling.group_kernels).sum(axis=1).max()) * tiling.rows
     average = stream_of(spec, tiling, float(nonzeros.sum()) / spec.weights_count)
     code_bytes = average.code_bytes + 16 * (largest - average.multiply_adds)
-    return largest <= STREAM_MULTIPLY_ADDS and code_bytes <= STREAM_BYTES
+    return largest <= STREAM_MULTIPLY_ADDS and code_bytes <= stream_bytes

@@ -66,13 +66,16 @@ def alexnet_cifar10(sparsity: float, seed: int) -> ModelProto:
     return net.model("alexnet_cifar10", (3, 32, 32), net.linear("fc", net.node("Flatten", "flat", x), 1024, 10), (10,))
 
 
-def small_resnet(sparsity: float, seed: int) -> ModelProto:
-    """ResNet-18 without batch normalisation, 20 convolutions: input [N, 3, 224, 224], output [N, 1000]."""
+def small_resnet(sparsity: float, seed: int, width: int = 64) -> ModelProto:
+    """ResNet-18 without batch normalisation, 20 convolutions: input [N, 3, 224, 224], output [N, 1000].
+
+    `width` is the number of channels of the first stage; each of the three others has twice as many as the one before.
+    """
     net = _Network(sparsity, seed)
-    x = net.relu(net.conv("conv1", "input", Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3))))
+    x = net.relu(net.conv("conv1", "input", Conv2d(3, 224, 224, width, 7, 7, (2, 2), (3, 3, 3, 3))))
     x = net.pool(x, 3, 2, padding=1)
-    channels, size = 64, 56
-    for stage, kernels in enumerate((64, 128, 256, 512), start=1):
+    channels, size = width, 56
+    for stage, kernels in enumerate((width, 2 * width, 4 * width, 8 * width), start=1):
         for block in (1, 2):
             stride, name = (2 if stage > 1 and block == 1 else 1), f"layer{stage}.{block}"
             first = Conv2d(channels, size, size, kernels, 3, 3, (stride, stride), (1, 1, 1, 1))
@@ -86,7 +89,7 @@ def small_resnet(sparsity: float, seed: int) -> ModelProto:
             x = net.relu(net.node("Add", f"{name}.add", y, shortcut))
             channels = kernels
     x = net.node("Flatten", "flat", net.node("GlobalAveragePool", "pool", x))
-    return net.model("small_resnet", (3, 224, 224), net.linear("fc", x, 512, 1000), (1000,))
+    return net.model("small_resnet", (3, 224, 224), net.linear("fc", x, 8 * width, 1000), (1000,))
 
 
 def operator_network(spec: Conv2d, sparsity: float, seed: int) -> ModelProto:

@@ -20,17 +20,21 @@
 #define PLANE (HEIGHT * WIDTH)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 
-// Copies 4 bytes to shared memory; `bytes` 0 writes a zero (the halo), `enabled` 0 does nothing.
-__device__ __forceinline__ void copy(unsigned target, const float* source, unsigned bytes, bool enabled) {
+// Copies 4 bytes of channel `c` of a chunk to shared memory; `bytes` 0 writes a zero (the halo), `enabled` 0 does nothing.
+// What depends on the channel is an immediate of the instruction: a pointer serves all channels of a chunk.
+#define COPY_CHANNEL(c) "n"((c) * INPUT_TILE * 4), "n"((c) * PLANE * 4)
 #if __CUDA_ARCH__ >= 800
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; @p cp.async.ca.shared.global [%0],[%1],4,%2; }"
-                 :: "r"(target), "l"(source), "r"(bytes), "r"((int)enabled) : "memory");
+#define COPY(j, c)                                                                                                     \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; @p cp.async.ca.shared.global [%0+%4],[%1+%5],4,%2; }"            \
+                 :: "r"(target[j] + stage), "l"(source[j]), "r"(bytes[j]), "r"((int)(inside[j] & (channel + c < CHANNELS))), \
+                 COPY_CHANNEL(c) : "memory")
 #else
-    asm volatile("{ .reg .pred p, q; .reg .f32 x; setp.ne.b32 p,%3,0; setp.ne.and.b32 q,%2,0,p;\n"
-                 " mov.f32 x,0f00000000; @q ld.global.nc.f32 x,[%1]; @p st.shared.f32 [%0],x; }"
-                 :: "r"(target), "l"(source), "r"(bytes), "r"((int)enabled) : "memory");
+#define COPY(j, c)                                                                                                     \
+    asm volatile("{ .reg .pred p, q; .reg .f32 x; setp.ne.b32 p,%3,0; setp.ne.and.b32 q,%2,0,p;\n"                     \
+                 " mov.f32 x,0f00000000; @q ld.global.nc.f32 x,[%1+%5]; @p st.shared.f32 [%0+%4],x; }"                 \
+                 :: "r"(target[j] + stage), "l"(source[j]), "r"(bytes[j]), "r"((int)(inside[j] & (channel + c < CHANNELS))), \
+                 COPY_CHANNEL(c) : "memory")
 #endif
-}
 
 __device__ __forceinline__ void end_of_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -52,13 +56,7 @@ struct Copies {
     bool inside[COPIES];
 
     __device__ __forceinline__ void issue(int channel, unsigned stage) const {
-#pragma unroll
-        for (int c = 0; c < CHUNK_CHANNELS; ++c) {
-            const bool exists = channel + c < CHANNELS;
-#pragma unroll
-            for (int j = 0; j < COPIES; ++j)
-                copy(target[j] + stage + c * INPUT_TILE * 4, source[j] + c * PLANE, bytes[j], inside[j] & exists);
-        }
+#include "copies.h"
         end_of_copies();
     }
     __device__ __forceinline__ void advance() {

@@ -72,6 +72,7 @@ def sources(spec: Conv2d, tiling: Tiling) -> dict[str, str]:
     full = tiling.form == "full"
     return {
         "parameters.h": _parameters(spec, tiling),
+        "copies.h": _copies(spec, tiling),
         "body.h": "" if full else _rolled_body(spec, tiling),
         "epilogue.h": _full_streams(spec, tiling) if full else _rolled_epilogue(tiling),
     }
@@ -101,6 +102,12 @@ def _parameters(spec: Conv2d, tiling: Tiling) -> str:
         "FULL": int(tiling.form == "full"),
     }
     return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def _copies(spec: Conv2d, tiling: Tiling) -> str:
+    height, width = input_tile(spec, tiling)
+    copies = -(-height * width // tiling.threads)
+    return "".join(f"COPY({j}, {c});\n" for c in range(tiling.chunk_channels) for j in range(copies))
 
 
 def _taps(spec: Conv2d, tiling: Tiling) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:

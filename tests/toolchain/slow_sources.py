@@ -16,14 +16,15 @@ def straight_line(fmas: int, name: str = "straight_line") -> bytes:
         "ld.param.u64 %rd1, [data];\ncvta.to.global.u64 %rd2, %rd1;",
         *(f"ld.global.f32 %x{i}, [%rd2+{4 * i}];" for i in range(32)),
         *(f"mov.f32 %f{i}, 0f00000000;" for i in range(ACCUMULATORS)),
-        *(
-            f"fma.rn.f32 %f{i % ACCUMULATORS},%x{choose.randrange(32)},0f3F{choose.randrange(2**24):06X},%f{i % ACCUMULATORS};"
-            for i in range(fmas)
-        ),
+        *(_fma(i % ACCUMULATORS, choose.randrange(32), choose.randrange(2**24)) for i in range(fmas)),
         *(f"st.global.f32 [%rd2+{4 * i}], %f{i};" for i in range(ACCUMULATORS)),
         "ret;\n}\n",
     ]
     return "\n".join(lines).encode()
+
+
+def _fma(total: int, multiplicand: int, bits: int) -> str:
+    return f"fma.rn.f32 %f{total}, %x{multiplicand}, 0f3F{bits:06X}, %f{total};"
 
 
 def straight_line_cuda(steps: int) -> str:

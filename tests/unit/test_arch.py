@@ -53,7 +53,7 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones(name: str
 
 
 def test_an_architecture_older_than_every_template_is_unknown_though_ptxas_has_it(toolchain: Toolchain) -> None:
-    with pytest.raises(ArchError, match="'sm_70'.*there are sm_75"):
+    with pytest.raises(ArchError, match=r"'sm_70'.*there are sm_75"):
         check_archs(["sm_70"], toolchain)
 
 
@@ -64,8 +64,14 @@ def test_no_architecture_at_all_is_an_error(toolchain: Toolchain) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "virtual"),
-    [("sm_75", "compute_75"), ("sm_80", "compute_80"), ("sm_86", "compute_80"), ("sm_90a", "compute_80")]
-    + [("sm_100f", "compute_80"), ("sm_121", "compute_80")],
+    [
+        ("sm_75", "compute_75"),
+        ("sm_80", "compute_80"),
+        ("sm_86", "compute_80"),
+        ("sm_90a", "compute_80"),
+        ("sm_100f", "compute_80"),
+        ("sm_121", "compute_80"),
+    ],
 )
 def test_turing_has_ptx_of_its_own_and_all_later_share_one(arch: str, virtual: str) -> None:
     assert virtual_arch(arch) == virtual

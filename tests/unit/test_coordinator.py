@@ -1,0 +1,375 @@
+"""The coordinator on a real ledger and store; only the tools are played, by an executor that does as it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.coordinator import NO_COORDINATOR, Coordinator
+from farm.errors import UnreachableError
+from farm.jobs import BuildOptions, BuildResult, Job, NewSubmission, Outcome, Status
+from farm.lease import Lease
+from farm.ledger import Ledger, open_ledger
+from farm.progress import Progress
+from farm.requests import (
+    CubinFacts,
+    CubinRequest,
+    CubinResult,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    TemplateResult,
+    failed,
+)
+from farm.settings import Settings
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+from farm.testing import laptop_settings
+from tests.samples import SMALLER, checkpoint, fixed_toolchain, layer
+
+NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
+ARCHS = ("sm_80", "sm_90")
+
+Play = Callable[[Request], Result | None]
+"""What becomes of a request; None is success."""
+
+
+class PlayedExecutor:
+    """Keeps the contract of an executor and writes to the store what a worker would write."""
+
+    def __init__(self, store: MemoryStore, play: Play = lambda request: None, capacity: int = 2) -> None:
+        self._store = store
+        self._play = play
+        self._capacity = capacity
+        self._waiting: deque[Request] = deque()
+        self.submitted: list[Request] = []
+        self.cancelled = 0
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def submit(self, request: Request) -> None:
+        assert len(self._waiting) < self._capacity
+        self._waiting.append(request)
+        self.submitted.append(request)
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        if not self._waiting:
+            return []
+        request = self._waiting.popleft()
+        return [self._play(request) or self._succeed(request)]
+
+    def cancel_all(self) -> None:
+        self.cancelled += 1
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self.cancel_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _succeed(self, request: Request) -> Result:
+        blob = self._store.put(request.key.encode())
+        if isinstance(request, TemplateRequest):
+            self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": blob, "seconds": 1.5})
+            return TemplateResult(request.key, seconds=1.5)
+        facts = CubinFacts(blob, 64, "ab" * 32, 10, 90, 32, 0, 0.01, 0.2)
+        self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
+        return CubinResult(request.key, facts)
+
+
+class Farmyard:
+    """A ledger, a store and a way to run jobs in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings: Settings = laptop_settings(folder)
+        self.ledger: Ledger = open_ledger(self.settings)
+        self.store = MemoryStore()
+
+    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS) -> list[str]:
+        options = BuildOptions(archs)
+        jobs = tuple(
+            replace(
+                new_job(NET, options, namespace="test", name=name, store=self.store), request_digest=name.ljust(64, ".")
+            )
+            for name in names
+        )
+        return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", jobs))]
+
+    def coordinator(self, executor: PlayedExecutor, progress: Progress | None = None) -> Coordinator:
+        return Coordinator(self.ledger, self.store, executor, fixed_toolchain(), self.settings, progress)
+
+    def run(self, job_ids: Sequence[str], play: Play = lambda request: None, capacity: int = 2) -> list[Job]:
+        self.executor = PlayedExecutor(self.store, play, capacity)
+        return self.coordinator(self.executor).run(job_ids)
+
+    def results(self, job_id: str) -> list[BuildResult]:
+        return self.ledger.results(job_id)
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farmyard]:
+    farm = Farmyard(tmp_path)
+    yield farm
+    farm.ledger.close()
+
+
+def outcomes(results: Sequence[BuildResult]) -> set[Outcome]:
+    return {result.outcome for result in results}
+
+
+def test_a_job_succeeds_when_all_its_cubins_are_there(farm: Farmyard) -> None:
+    [job] = farm.run(farm.submit("a"))
+    assert (job.status, job.done, job.total, job.hits) == (Status.SUCCEEDED, 4, 4, 0)
+    assert [(result.outcome, result.registers, result.template_seconds) for result in farm.results(job.id)] == [
+        (Outcome.BUILT, 32, 1.5)
+    ] * 4
+
+
+def test_the_ledger_keeps_what_went_into_each_key(farm: Farmyard) -> None:
+    [job] = farm.run(farm.submit("a"))
+    for result in farm.results(job.id):
+        assert farm.ledger.key_fields(result.cubin_key)["arch"] == result.arch  # type: ignore[index]
+        assert farm.ledger.key_fields(result.template_key)["compiler"] == "13.0.88"  # type: ignore[index]
+
+
+def test_a_job_whose_cubins_are_all_known_uses_no_worker(farm: Farmyard) -> None:
+    farm.run(farm.submit("a"))
+    [job] = farm.run(farm.submit("b"), capacity=0)  # nothing can be submitted
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 4)
+    assert farm.executor.submitted == []
+
+
+def test_recache_builds_what_is_known_too(farm: Farmyard) -> None:
+    farm.run(farm.submit("a"))
+    farm.settings = replace(farm.settings, recache=True)
+    [job] = farm.run(farm.submit("b"))
+    assert (job.hits, len(farm.executor.submitted)) == (0, 2 + 4)
+
+
+def test_a_cubin_whose_blob_is_lost_is_built_again_and_only_that_one(farm: Farmyard) -> None:
+    [job] = farm.run(farm.submit("a"))
+    lost = farm.results(job.id)[0]
+    del farm.store._blobs[str(lost.cubin)]
+    [job] = farm.run(farm.submit("b"))
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 3)
+    assert [request.key for request in farm.executor.submitted] == [lost.cubin_key]
+
+
+def test_a_template_that_is_known_is_not_made_again_for_another_architecture(farm: Farmyard) -> None:
+    farm.run(farm.submit("a", archs=("sm_80",)))
+    farm.run(farm.submit("b", archs=("sm_90",)))
+    assert all(isinstance(request, CubinRequest) for request in farm.executor.submitted)
+
+
+def test_jobs_that_run_together_build_what_they_share_once(farm: Farmyard) -> None:
+    first, second = farm.run(farm.submit("a", "b"))
+    assert len(farm.executor.submitted) == 2 + 4
+    assert outcomes(farm.results(first.id)) == {Outcome.BUILT}
+    assert outcomes(farm.results(second.id)) == {Outcome.HIT}
+    assert {result.cubin for result in farm.results(first.id)} == {result.cubin for result in farm.results(second.id)}
+
+
+def test_cubins_do_not_wait_for_templates_that_they_do_not_need(farm: Farmyard) -> None:
+    order: list[str] = []
+
+    def play(request: Request) -> None:
+        order.append("template" if isinstance(request, TemplateRequest) else request.template.key)
+
+    farm.submit("a")
+
+    class Slow(PlayedExecutor):
+        """Its second template ends after everything else."""
+
+        def wait(self, timeout_seconds: float) -> list[Result]:
+            if len(self._waiting) > 1 and isinstance(self._waiting[0], TemplateRequest) and order:
+                self._waiting.rotate(-1)
+            return super().wait(timeout_seconds)
+
+    [job] = farm.coordinator(Slow(farm.store, play)).run([farm.ledger.job("latest").id])
+    assert job.status is Status.SUCCEEDED
+    assert order.index("template", 1) == 3
+    assert order[1] == order[2]
+
+
+def test_a_template_that_fails_fails_the_layers_that_need_it_and_no_other(farm: Farmyard) -> None:
+    def play(request: Request) -> Result | None:
+        broken = isinstance(request, TemplateRequest) and request.spec == SMALLER
+        return failed(request, Failure(Fault.INPUT, "nvcc ran into its time limit of 600 s")) if broken else None
+
+    [job] = farm.run(farm.submit("a"), play)
+    assert job.status is Status.FAILED
+    assert job.reason == (
+        "2 of 4 cubins failed: conv2 sm_80: its template failed: nvcc ran into its time limit of 600 s"
+    )
+    layer_of = {build.id: build.layer for build in farm.ledger.builds(job.id)}
+    assert {(layer_of[result.build], result.outcome) for result in farm.results(job.id)} == {
+        ("conv1", Outcome.BUILT),
+        ("conv2", Outcome.FAILED),
+    }
+
+
+def test_a_fault_of_the_input_is_final_and_names_layer_architecture_and_command(farm: Farmyard) -> None:
+    def play(request: Request) -> Result | None:
+        if isinstance(request, TemplateRequest) or request.arch != "sm_90" or request.template.spec == SMALLER:
+            return None
+        return failed(request, Failure(Fault.INPUT, "ptxas failed: no", "ptxas kernel.ptx", "line 7: no"))
+
+    [job] = farm.run(farm.submit("a"), play)
+    assert (job.status, job.reason) == (Status.FAILED, "1 of 4 cubins failed: conv1 sm_90: ptxas failed: no")
+    [bad] = [result for result in farm.results(job.id) if result.outcome is Outcome.FAILED]
+    assert (bad.error, bad.command) == ("ptxas failed: no", "ptxas kernel.ptx")
+    assert len(farm.executor.submitted) == 2 + 4
+    [event] = [event for event in farm.ledger.events(job.id) if "conv1 sm_90" in event.text and "\n" in event.text]
+    assert event.level == "error"
+    assert "line 7: no" in event.text
+
+
+def test_a_worker_that_dies_once_costs_a_retry(farm: Farmyard) -> None:
+    died: set[str] = set()
+
+    def play(request: Request) -> Result | None:
+        if request.key in died:
+            return None
+        died.add(request.key)
+        return failed(request, Failure(Fault.CRASH, "its worker died"))
+
+    [job] = farm.run(farm.submit("a"), play)
+    assert (job.status, job.done) == (Status.SUCCEEDED, 4)
+    assert len(farm.executor.submitted) == 2 * (2 + 4)
+
+
+def test_a_worker_that_dies_every_time_crashes_the_job_after_the_retries(farm: Farmyard) -> None:
+    def play(request: Request) -> Result | None:
+        return failed(request, Failure(Fault.CRASH, "its worker died")) if isinstance(request, CubinRequest) else None
+
+    [job] = farm.run(farm.submit("a", archs=("sm_80",)), play)
+    assert job.status is Status.CRASHED
+    assert "2 of 2 cubins failed" in job.reason
+    assert len(farm.executor.submitted) == 2 + 2 * (1 + farm.settings.max_retries)
+
+
+def test_a_failure_around_the_build_is_not_the_inputs_fault(farm: Farmyard) -> None:
+    [job] = farm.run(farm.submit("a"), lambda request: failed(request, Failure(Fault.FARM, "the store is full")))
+    assert job.status is Status.CRASHED
+    assert "the store is full" in job.reason
+
+
+def test_an_interruption_puts_the_job_back_and_keeps_what_was_built(farm: Farmyard) -> None:
+    built: list[str] = []
+
+    def play(request: Request) -> None:
+        if len(built) == 4:
+            raise KeyboardInterrupt
+        built.append(request.key)
+
+    ids = farm.submit("a")
+    with pytest.raises(KeyboardInterrupt):
+        farm.run(ids, play)
+    job = farm.ledger.job(ids[0])
+    assert (job.status, job.reason, job.done) == (Status.PENDING, NO_COORDINATOR, 2)
+    assert farm.executor.cancelled
+
+    [job] = farm.run(ids)
+    assert (job.status, job.done, job.hits, job.tries) == (Status.SUCCEEDED, 4, 2, 2)
+
+
+def test_an_executor_that_cannot_start_crashes_the_job_in_words(farm: Farmyard) -> None:
+    def play(request: Request) -> None:
+        raise UnreachableError("Ray on this machine cannot be reached")
+
+    ids = farm.submit("a")
+    with pytest.raises(UnreachableError):
+        farm.run(ids, play)
+    job = farm.ledger.job(ids[0])
+    assert job.status is Status.CRASHED
+    assert job.reason == "Ray on this machine cannot be reached; 0 of 4 cubins were done"
+
+
+def test_a_job_that_takes_too_long_ends_with_what_it_has(farm: Farmyard) -> None:
+    farm.settings = replace(farm.settings, job_timeout_seconds=0.05)
+
+    def play(request: Request) -> None:
+        if isinstance(request, CubinRequest):
+            time.sleep(0.06)
+
+    [job] = farm.run(farm.submit("a"), play)
+    assert job.status is Status.FAILED
+    assert "FARM_JOB_TIMEOUT" in job.reason
+    assert job.done == 1
+    assert farm.executor.cancelled
+
+
+def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    told: list[str] = []
+
+    class Watch(Progress):
+        def elsewhere(self, job: Job) -> None:
+            told.append(job.id)
+
+    assert farm.ledger.claim(job_id, "somebody else", lease_seconds=30)
+    other = threading.Timer(0.7, lambda: farm.ledger.finish(job_id, Status.FAILED, "theirs"))
+    other.start()
+    executor = PlayedExecutor(farm.store)
+    [job] = farm.coordinator(executor, Watch()).run([job_id])
+    other.join()
+    assert (job.status, job.reason, executor.submitted, told) == (Status.FAILED, "theirs", [], [job_id])
+
+
+def test_a_job_whose_coordinator_died_is_taken_over_when_its_lease_ends(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    assert farm.ledger.claim(job_id, "somebody who died", lease_seconds=0.3)
+    [job] = farm.run([job_id])
+    assert (job.status, job.tries) == (Status.SUCCEEDED, 2)
+
+
+def test_a_lease_lasts_as_long_as_its_coordinator_works(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    assert farm.ledger.claim(job_id, "me", lease_seconds=0.2)
+    with Lease(farm.ledger, "me", beat_seconds=0.05):
+        time.sleep(0.4)
+        assert not farm.ledger.claim(job_id, "another", lease_seconds=1)
+
+
+def test_progress_hears_of_every_step(farm: Farmyard) -> None:
+    heard: list[str] = []
+
+    class Watch(Progress):
+        def planned(self, jobs: Sequence[Job], builds: object, plan: object) -> None:
+            heard.append("planned")
+
+        def submitted(self, request: Request) -> None:
+            heard.append("submitted")
+
+        def template_done(self, result: TemplateResult) -> None:
+            heard.append("template")
+
+        def cubin_done(self, job: Job, build: object, result: BuildResult) -> None:
+            heard.append("cubin")
+
+        def job_done(self, job: Job) -> None:
+            heard.append(job.status)
+
+    ids = farm.submit("a")
+    farm.coordinator(PlayedExecutor(farm.store), Watch()).run(ids)
+    assert (heard[0], heard[-1]) == ("planned", Status.SUCCEEDED)
+    assert [heard.count(what) for what in ("submitted", "template", "cubin")] == [6, 2, 4]
