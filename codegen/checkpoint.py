@@ -8,15 +8,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from codegen.convolution import UnknownSizeError, UnsupportedError
 from codegen.errors import CheckpointError
-from codegen.external_data import ExternalData, find_external_data
-from codegen.input_shapes import Size, check_input_shapes, unknown_size_reason
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
-from codegen.nodes import NOT_COMPILED, ONNX_DOMAINS, Node, Tensors, read_node, unique_names
+from codegen.model.convolution import UnknownSizeError, UnsupportedError
+from codegen.model.external_data import ExternalData, find_external_data
+from codegen.model.input_shapes import Size, check_input_shapes, unknown_size_reason
+from codegen.model.nodes import NOT_COMPILED, ONNX_DOMAINS, Node, Tensors, read_node, unique_names
+from codegen.model.stored_tensor import SparseStoredTensor, StoredTensor
 from codegen.spec import SkippedLayer
-from codegen.stored_tensor import SparseStoredTensor, StoredTensor
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto

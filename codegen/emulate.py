@@ -27,11 +27,11 @@ from codegen.emulator.arithmetic import DTYPES, Lanes
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory
 from codegen.emulator.machine import Machine
+from codegen.emulator.module import Entry, Module, Parameter, parse_module
 from codegen.emulator.registers import Registers
 from codegen.emulator.schedule import Schedule
 from codegen.emulator.shared_memory import BASE, AsyncCopies, SharedMemory
 from codegen.errors import EmulationError
-from codegen.ptx_module import Entry, Module, Parameter, parse_module
 
 Dimensions = tuple[int, int, int]
 """x, y, z."""

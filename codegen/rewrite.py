@@ -7,9 +7,11 @@ a copy keeps and which digits it gets are computed for all copies at once. Full 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,3 +137,21 @@ def _dispatch(parts: list[bytes], register: str, low: int, high: int, stream: Ca
     _dispatch(parts, register, low, middle, stream)
     parts.append(f"$from{middle}:\n".encode("ascii"))
     _dispatch(parts, register, middle, high, stream)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m codegen.rewrite TEMPLATE WEIGHTS.npy [BIAS.npy]`: the kernel's PTX on standard output."""
+    if len(arguments) not in (2, 3):
+        sys.stderr.write("usage: python -m codegen.rewrite TEMPLATE.ptx WEIGHTS.npy [BIAS.npy] > KERNEL.ptx\n")
+        return 2
+    template = Template.from_ptx(Path(arguments[0]).read_text())
+    kernel = np.load(arguments[1], allow_pickle=False).astype(np.float32)
+    bias = np.load(arguments[2], allow_pickle=False) if len(arguments) == 3 else np.zeros(len(kernel))
+    made = rewrite(template, Weights(kernel, bias.astype(np.float32)))
+    sys.stdout.buffer.write(made.ptx)
+    sys.stderr.write(f"{made.fmas_kept} multiply-adds kept, {made.fmas_deleted} deleted\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

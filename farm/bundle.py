@@ -114,7 +114,7 @@ def safe_names(names: Sequence[str]) -> list[str]:
     taken = {MANIFEST}
     safe = []
     for name in names:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:100] or "layer"
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
         candidate, number = stem, 1
         while candidate.lower() in taken:
             number += 1

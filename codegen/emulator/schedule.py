@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from codegen.emulator.arithmetic import Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
+from codegen.emulator.module import Entry
 from codegen.emulator.steps import guard, make_step
 from codegen.errors import EmulationError
 from codegen.ptx import Immediate, Instruction, Symbol
-from codegen.ptx_module import Entry
 
 _WAITING: Final = 2**31 - 2
 _EXITED: Final = 2**31 - 1

@@ -24,7 +24,6 @@ from farm.store.memory import MemoryStore
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least: our bytes travel through the store."""
-_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
@@ -62,6 +61,8 @@ class ClusterExecutor:
         self._ray: Any = None
         self._task: Any = None
         self._capacity = 0
+        self._started = False
+        """By this executor; a Ray that the program around it started is used, and left as it is."""
         self._folder: str | None = None
         """Of a local Ray's sockets and logs."""
         self._running: dict[Any, Request] = {}
@@ -124,6 +125,7 @@ class ClusterExecutor:
         if self._ray is not None:
             return
         address = self._settings.ray_address
+        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         set_environment_defaults(_ENVIRONMENT if address else _ENVIRONMENT | _local_environment())
         try:
             import ray
@@ -131,13 +133,13 @@ class ClusterExecutor:
             raise UnreachableError(
                 f"Ray cannot be imported ({error}): install it, or set FARM_EXECUTOR=inline"
             ) from None
-        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         self._ray = ray
         try:
-            if address is not None:
-                _knock(address)
-            ray.init(**(self._local_options() if address is None else {"address": address}), **_QUIET)
+            if not ray.is_initialized():
+                self._start(address)
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
+            if not cpus:
+                raise NoWorkerError(f"{where} has no worker with a CPU: start one, or set FARM_EXECUTOR=inline")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._disconnect()
             raise UnreachableError(
@@ -146,25 +148,29 @@ class ClusterExecutor:
         except BaseException:
             self._disconnect()
             raise
-        if not cpus:
-            self._disconnect()
-            raise NoWorkerError(f"{where} has no worker with a CPU: start one, or set FARM_EXECUTOR=inline")
         self._capacity = SUBMITTED_PER_CPU * cpus
         self._task = ray.remote(num_cpus=1, max_retries=0)(build_request)
 
-    def _local_options(self) -> dict[str, Any]:
-        self._folder = tempfile.mkdtemp(prefix="farm-ray-")
-        return {
-            "address": "local",
-            "num_cpus": self._settings.jobs,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "_temp_dir": self._folder,
-        }
+    def _start(self, address: str | None) -> None:
+        self._started = True
+        options: dict[str, Any] = {"address": address}
+        if address is None:
+            self._folder = tempfile.mkdtemp(prefix="farm-ray-")
+            options = {
+                "address": "local",
+                "num_cpus": self._settings.jobs,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": self._folder,
+            }
+        else:
+            _knock(address)
+        self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
 
     def _disconnect(self) -> None:
-        self._ray.shutdown()
-        self._ray = None
+        if self._started:
+            self._ray.shutdown()
+        self._ray, self._started = None, False
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

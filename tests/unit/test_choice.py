@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.choice import SHARED_BYTES, STREAM_BYTES, STREAM_MULTIPLY_ADDS, SUMS, candidates, choose_tiling
+from codegen.choice import (
+    LONG_STREAM_BYTES,
+    SHARED_BYTES,
+    STREAM_BYTES,
+    STREAM_MULTIPLY_ADDS,
+    SUMS,
+    candidates,
+    choose_tiling,
+)
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
 from codegen.operators import launch_of
@@ -46,12 +54,12 @@ def test_every_operator_gets_a_tiling_within_the_limits(name: str, batch: int, d
 
 specs = st.builds(
     Conv2d,
-    channels=st.integers(1, 300),
+    channels=st.integers(1, 64),
     height=st.integers(1, 230),
     width=st.integers(1, 230),
-    kernels=st.integers(1, 300),
-    kernel_height=st.integers(1, 11),
-    kernel_width=st.integers(1, 11),
+    kernels=st.integers(1, 64),
+    kernel_height=st.integers(1, 7),
+    kernel_width=st.integers(1, 7),
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(*[st.integers(0, 5)] * 4),
 ).filter(lambda spec: spec.output_height > 0 and spec.output_width > 0)
@@ -120,3 +128,15 @@ def test_lanes_two_columns_apart_conflict_in_pairs() -> None:
     far = Conv2d(1, 128, 128, 1, 1, 1, stride=(2, 2))
     assert bank_conflicts(near, Tiling(32, 2, 1, 1, 1, 2)) == 1
     assert bank_conflicts(far, Tiling(32, 2, 1, 1, 1, 2)) == 2
+
+
+def test_a_layer_too_large_for_one_kernel_is_an_error_that_says_how_large() -> None:
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
+    with pytest.raises(TilingError, match=r"its code would be \d+ MB.*prune"):
+        choose_tiling(spec, 64, spread(spec, 0.1))
+
+
+def test_many_channels_get_longer_streams_rather_than_none() -> None:
+    spec = Conv2d(256, 14, 14, 512, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1))
+    tiling = choose_tiling(spec, 64, spread(spec, 0.1))
+    assert STREAM_BYTES < stream_of(spec, tiling, 0.1).code_bytes <= LONG_STREAM_BYTES

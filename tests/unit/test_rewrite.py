@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +210,14 @@ def test_a_chain_of_deleted_multiply_adds_leaves_its_first_addend() -> None:
     ptx = "\n".join([*lines, "st.global.f32 [%rd1], %f5;"]) + "\n"
     values = {0x3F800001 + i: 0 for i in range(1, 5)}
     assert substitute(ptx, values)[0] == "st.global.f32 [%rd1], %f1;\n"
+
+
+def test_the_rewriter_runs_as_a_command(tmp_path: Path) -> None:
+    np.save(tmp_path / "weights.npy", GOLDEN_WEIGHTS.kernel)
+    np.save(tmp_path / "bias.npy", GOLDEN_WEIGHTS.bias)
+    command = [sys.executable, "-m", "codegen.rewrite", GOLDEN / "rolled_template.ptx"]
+    files = [tmp_path / "weights.npy", tmp_path / "bias.npy"]
+    done = subprocess.run([*command, *files], capture_output=True, check=True)
+    assert done.stdout == (GOLDEN / "rolled_kernel.ptx").read_bytes()
+    assert b"10 multiply-adds kept, 54 deleted" in done.stderr
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -9,11 +9,11 @@ from itertools import chain, count
 
 import numpy as np
 
-from codegen.convolution import ConvAttributes, UnsupportedError, conv2d_spec
 from codegen.errors import CheckpointError
-from codegen.input_shapes import Size
 from codegen.layers import Layer, Weights
-from codegen.stored_tensor import SparseStoredTensor, StoredTensor, read_weights
+from codegen.model.convolution import ConvAttributes, UnsupportedError, conv2d_spec
+from codegen.model.input_shapes import Size
+from codegen.model.stored_tensor import SparseStoredTensor, StoredTensor, read_weights
 
 ONNX_DOMAINS = ("", "ai.onnx")
 

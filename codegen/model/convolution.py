@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.errors import CheckpointError
-from codegen.input_shapes import Size, size_in_words
+from codegen.model.input_shapes import Size, size_in_words
 from codegen.spec import Conv2d
 
 

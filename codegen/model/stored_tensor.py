@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
-from codegen.external_data import ExternalData
 from codegen.layers import FloatArray
+from codegen.model.external_data import ExternalData
 
 LARGEST_RANK = 32
 READABLE = ("float32", "int64")

@@ -1,0 +1,121 @@
+"""What only Ray's executor has to show: dead workers, cancelled tools, no cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen.toolchain import find_toolchain
+from farm.errors import UnreachableError, UsageError
+from farm.executors import open_executor
+from farm.requests import Fault
+from farm.store import open_store
+from farm.store.memory import MemoryStore
+from farm.testing import laptop_settings
+from tests.cluster.workplace import PATIENCE_SECONDS, Workplace, workplace
+from tests.samples import layer
+
+
+def sleeping_ptxas(folder: Path) -> tuple[Path, Path]:
+    """A ptxas that knows its version and then sleeps; and the folder where each run leaves its process id."""
+    runs = folder / "runs"
+    runs.mkdir()
+    script = folder / "ptxas"
+    real = shlex.quote(str(find_toolchain().ptxas))
+    script.write_text(
+        f'#!/bin/sh\ncase "$1" in --*) exec {real} "$@";; esac\ntouch {shlex.quote(str(runs))}/$$\nexec sleep 600\n'
+    )
+    script.chmod(0o755)
+    return script, runs
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def running(runs: Path) -> list[int]:
+    return [pid for pid in (int(path.name) for path in runs.iterdir()) if Path(f"/proc/{pid}").exists()]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_cancelling_ends_the_tools_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, runs = sleeping_ptxas(tmp_path)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    with workplace(tmp_path, "ray", script) as place:
+        todo = place.plan(layer(), layer(seed=1))
+        place.do(*todo.templates)
+        for request in todo.cubins:
+            place.executor.submit(request)
+        wait_until(lambda: len(running(runs)) == 2)
+        assert list(scratch.glob("farm-assemble-*"))
+        place.executor.cancel_all()
+        wait_until(lambda: not running(runs))
+        wait_until(lambda: not list(scratch.glob("farm-assemble-*")))
+        assert place.executor.wait(1.0) == []
+
+
+def test_closing_ends_the_tools_and_ray(tmp_path: Path) -> None:
+    script, runs = sleeping_ptxas(tmp_path)
+    with workplace(tmp_path, "ray", script) as place:
+        todo = place.plan(layer(), archs=("sm_90",))
+        place.do(*todo.templates)
+        place.executor.submit(todo.cubins[0])
+        wait_until(lambda: len(running(runs)) == 1)
+    wait_until(lambda: not running(runs))
+
+    import ray
+
+    assert not ray.is_initialized()
+
+
+def test_a_worker_that_dies_is_a_crash_and_its_tool_dies_too(tmp_path: Path) -> None:
+    script, runs = sleeping_ptxas(tmp_path)
+    with workplace(tmp_path, "ray", script) as place:
+        todo = place.plan(layer(), archs=("sm_90",))
+        place.do(*todo.templates)
+        place.executor.submit(todo.cubins[0])
+        wait_until(lambda: len(running(runs)) == 1)
+        [tool] = running(runs)
+        os.kill(parent(parent(tool)), signal.SIGKILL)  # tool, its guard, the worker
+        [result] = place.collect(1)
+        assert result.key == todo.cubins[0].key
+        assert result.failure is not None
+        assert result.failure.fault is Fault.CRASH
+        wait_until(lambda: not running(runs))
+        assert place.do(*todo.templates)[0].hit  # another worker has taken its place
+
+
+def test_a_store_in_memory_is_refused(tmp_path: Path) -> None:
+    settings = replace(laptop_settings(tmp_path), executor="ray")
+    with pytest.raises(UsageError, match="store in memory"):
+        open_executor(settings, MemoryStore(), find_toolchain())
+
+
+def test_a_cluster_where_nobody_listens_is_an_error_at_once_and_in_words(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = replace(laptop_settings(tmp_path), executor="ray", ray_address=address)
+    start = time.monotonic()
+    with (
+        pytest.raises(UnreachableError, match=f"the Ray cluster at {address} cannot be reached"),
+        open_executor(settings, open_store(settings), find_toolchain()) as executor,
+    ):
+        executor.submit(Workplace(executor, open_store(settings), settings).plan(layer()).templates[0])
+    assert time.monotonic() - start < 20

@@ -1,0 +1,309 @@
+"""The farm on one machine with the real tools, from a checkpoint to a bundle."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from codegen.spec import SkippedLayer
+from codegen.toolchain import find_toolchain
+from farm.api import Farm
+from farm.errors import BlobLostError, JobFailedError, UnfinishedError, UsageError
+from farm.jobs import BuildOptions, Job, Outcome, Status
+from farm.settings import Settings
+from farm.testing import laptop_farm, laptop_settings
+from tests.samples import SMALLER, checkpoint, layer
+
+NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
+OPTIONS = BuildOptions(("sm_80", "sm_90"))
+REFUSAL = "ptxas error   : Entry function 'conv2d' uses too much shared data"
+
+
+class Tools:
+    """The real tools behind scripts that write down each call which compiles something."""
+
+    def __init__(self, folder: Path) -> None:
+        real = find_toolchain()
+        self.log = folder / "calls"
+        self.log.touch()
+        self.nvcc, self.ptxas = folder / "nvcc", folder / "ptxas"
+        self.say("nvcc", f'exec {shlex.quote(str(real.nvcc))} "$@"')
+        self._ptxas = f'exec {shlex.quote(str(real.ptxas))} "$@"'
+        self.say("ptxas", self._ptxas)
+
+    def say(self, name: str, instead: str) -> None:
+        real = find_toolchain()
+        path = self.log.parent / name
+        asked = f'case "$1" in --*) exec {shlex.quote(str(getattr(real, name)))} "$@";; esac'
+        path.write_text(f"#!/bin/sh\n{asked}\necho {name} >> {shlex.quote(str(self.log))}\n{instead}\n")
+        path.chmod(0o755)
+
+    def refuse(self, message: str) -> None:
+        """From now on ptxas says no."""
+        self.say("ptxas", f"echo {shlex.quote(message)} >&2; exit 255")
+
+    def relent(self) -> None:
+        self.say("ptxas", self._ptxas)
+
+    def calls(self) -> list[str]:
+        """Since it was last asked."""
+        calls = sorted(self.log.read_text().split())
+        self.log.write_text("")
+        return calls
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    return Tools(folder)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tools: Tools) -> Settings:
+    return replace(laptop_settings(tmp_path), nvcc=tools.nvcc, ptxas=tools.ptxas)
+
+
+@pytest.fixture
+def farm(settings: Settings) -> Iterator[Farm]:
+    with Farm.open(settings) as farm:
+        yield farm
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Farm, Job]]:
+    """One finished job, for tests that only look."""
+    net = replace(NET, skipped=(SkippedLayer("fc1", "Gemm", "fully connected layers are not compiled"),))
+    with laptop_farm(tmp_path_factory.mktemp("farm")) as farm:
+        [job] = farm.compile([net], BuildOptions(("sm_75", "sm_90")))
+        yield farm, job
+
+
+def test_the_same_checkpoint_again_runs_no_tool(farm: Farm, tools: Tools) -> None:
+    [first] = farm.compile([NET], OPTIONS)
+    assert (first.status, first.hits, first.done) == (Status.SUCCEEDED, 0, 4)
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
+    [second] = farm.compile([NET], OPTIONS)
+    assert (second.status, second.hits, second.done) == (Status.SUCCEEDED, 4, 4)
+    assert tools.calls() == []
+
+
+def test_new_weights_in_an_old_shape_need_ptxas_only_and_unchanged_layers_nothing(farm: Farm, tools: Tools) -> None:
+    farm.compile([NET], OPTIONS)
+    tools.calls()
+    trained = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER, seed=1))
+    [job] = farm.compile([trained], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
+    assert tools.calls() == ["ptxas"] * 2
+
+
+def test_another_architecture_of_the_same_generation_of_ptx_needs_ptxas_only(farm: Farm, tools: Tools) -> None:
+    farm.compile([NET], OPTIONS)
+    tools.calls()
+    farm.compile([NET], replace(OPTIONS, archs=("sm_120",)))
+    assert tools.calls() == ["ptxas"] * 2
+
+
+def test_a_damaged_or_lost_blob_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    tools.calls()
+    first, second, *_ = farm.inspect(job.id).results
+    blobs = tmp_path / "store" / "v1" / "cas"
+    (blobs / str(first.cubin)[:2] / str(first.cubin)).unlink()
+    (blobs / str(second.cubin)[:2] / str(second.cubin)).write_bytes(b"\x7fELF")
+    with pytest.raises(BlobLostError, match="run farm compile again"):
+        farm.fetch(job.id, tmp_path / "out")
+    [job] = farm.compile([NET], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
+    assert tools.calls() == ["ptxas"] * 2
+    farm.fetch(job.id, tmp_path / "out")
+
+
+def test_a_template_that_was_lost_is_made_again_where_it_is_needed(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    farm.compile([NET], OPTIONS)
+    tools.calls()
+    for record in (tmp_path / "store" / "v1" / "ac" / "template").rglob("*.json"):
+        record.unlink()
+    [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_80", "sm_120")))
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 2
+
+
+def test_what_ptxas_refuses_fails_the_job_and_is_remembered(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    tools.refuse(REFUSAL)
+    [job] = farm.compile([NET], OPTIONS)
+    assert job.status is Status.FAILED
+    assert REFUSAL in job.reason
+    tools.calls()
+    tools.relent()
+    [again] = farm.compile([NET], OPTIONS)
+    assert (again.status, again.reason) == (Status.FAILED, job.reason)
+    assert tools.calls() == []
+    with pytest.raises(JobFailedError, match="4 of 4 cubins failed"):
+        farm.fetch(again.id, tmp_path / "out")
+
+
+def test_the_command_of_a_failure_names_a_kernel_that_the_store_holds(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    tools.refuse(REFUSAL)
+    [job] = farm.compile([NET], OPTIONS)
+    command = farm.inspect(job.id).results[0].command
+    digest = command.split("SHA-256 ")[1][:64]
+    assert b".visible .entry conv2d" in (tmp_path / "store" / "v1" / "cas" / digest[:2] / digest).read_bytes()
+    assert "ptxas -arch=sm_80 -O3" in command
+
+
+def test_recache_tries_again_what_was_refused(settings: Settings, tools: Tools) -> None:
+    tools.refuse(REFUSAL)
+    with Farm.open(settings) as farm:
+        farm.compile([NET], OPTIONS)
+    tools.relent()
+    with Farm.open(replace(settings, recache=True)) as farm:
+        [job] = farm.compile([NET], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize(
+    "message", ["ptxas fatal   : Output file 'kernel.cubin' could not be opened", "No space left on device"]
+)
+def test_a_failure_that_is_not_about_the_ptx_is_not_remembered(farm: Farm, tools: Tools, message: str) -> None:
+    tools.refuse(message)
+    [job] = farm.compile([NET], OPTIONS)
+    assert job.status is Status.FAILED
+    tools.relent()
+    [job] = farm.compile([NET], OPTIONS)
+    assert job.status is Status.SUCCEEDED
+
+
+def test_a_timeout_is_final_and_not_remembered(farm: Farm, settings: Settings, tools: Tools) -> None:
+    net = checkpoint(layer())
+    farm.compile([net], BuildOptions(("sm_80",)))
+    tools.calls()
+    tools.say("ptxas", "sleep 60")
+    with Farm.open(replace(settings, tool_timeout_seconds=1.0)) as hurried:
+        [job] = hurried.compile([net], BuildOptions(("sm_90",)))
+    assert job.status is Status.FAILED
+    assert "time limit of 1 s" in job.reason
+    assert tools.calls() == ["ptxas"]
+    tools.relent()
+    [job] = farm.compile([net], BuildOptions(("sm_90",)))
+    assert job.status is Status.SUCCEEDED
+
+
+def test_a_tool_that_crashes_is_tried_again_and_then_crashes_the_job(farm: Farm, tools: Tools) -> None:
+    tools.say("ptxas", "kill -SEGV $$")
+    [job] = farm.compile([checkpoint(layer())], BuildOptions(("sm_90",)))
+    assert job.status is Status.CRASHED
+    assert "SIGSEGV" in job.reason
+    assert tools.calls() == ["nvcc"] + ["ptxas"] * 3
+
+
+def test_full_and_rolled_templates_are_kept_apart(farm: Farm, tools: Tools) -> None:
+    farm.compile([NET], OPTIONS)
+    tools.calls()
+    [job] = farm.compile([NET], replace(OPTIONS, form="full"))
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 0)
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
+
+
+def test_a_job_that_has_not_run_cannot_be_fetched(farm: Farm, tmp_path: Path) -> None:
+    submission = farm.submit([NET], OPTIONS)
+    with pytest.raises(UnfinishedError, match="PENDING"):
+        farm.fetch(submission.jobs[0].id, tmp_path / "out")
+
+
+def test_a_submission_that_is_pending_is_taken_up_by_the_same_compile(farm: Farm) -> None:
+    [pending] = farm.submit([NET], OPTIONS).jobs
+    [job] = farm.compile([NET], OPTIONS)
+    assert (job.id, job.status) == (pending.id, Status.SUCCEEDED)
+
+
+def test_strict_submits_nothing_that_has_a_skipped_layer(farm: Farm) -> None:
+    net = replace(NET, skipped=(SkippedLayer("fc1", "Gemm", "not compiled"),))
+    with pytest.raises(UsageError, match=r"fc1 \(Gemm\): not compiled"):
+        farm.submit([net], replace(OPTIONS, strict=True))
+    assert farm.jobs() == []
+
+
+def test_the_bundle_of_a_real_job_keeps_to_the_schema(compiled: tuple[Farm, Job], tmp_path: Path) -> None:
+    farm, job = compiled
+    manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
+    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    assert manifest["toolchain"] == {"nvcc": "13.0.88", "ptxas": "13.0.88"}
+    for name in ("conv1", "conv2"):
+        for arch in ("sm_75", "sm_90"):
+            assert (tmp_path / "out" / name / f"{arch}.cubin").read_bytes().startswith(b"\x7fELF")
+
+
+def test_every_layer_is_verified_once_for_each_virtual_architecture(compiled: tuple[Farm, Job]) -> None:
+    farm, job = compiled
+    found = list(farm.verify(job.id))
+    assert [(each.layer, each.archs, each.verification.ok) for each in found] == [
+        ("conv1", ("sm_75",), True),
+        ("conv1", ("sm_90",), True),
+        ("conv2", ("sm_75",), True),
+        ("conv2", ("sm_90",), True),
+    ]
+    assert all(each.verification.blocks_run == each.verification.blocks_total > 0 for each in found)
+
+
+def test_verification_notices_a_kernel_that_is_not_the_one_assembled(tmp_path: Path) -> None:
+    with laptop_farm(tmp_path) as farm:
+        [job] = farm.compile([checkpoint(layer())], BuildOptions(("sm_90",)))
+        [result] = farm.inspect(job.id).results
+        farm._ledger.record_results([replace(result, ptx="00" * 32)])
+        [found] = farm.verify(job.id)
+    assert not found.verification.ok
+    assert "run farm compile again" in found.verification.message
+
+
+def test_a_job_tells_of_its_layers_in_order_with_all_that_ptxas_reports(compiled: tuple[Farm, Job]) -> None:
+    farm, job = compiled
+    detail = farm.inspect(job.id)
+    assert [build.layer for build in detail.builds] == ["conv1", "conv2"]
+    for build in detail.builds:
+        results = detail.results_of(build)
+        assert [result.arch for result in results] == ["sm_75", "sm_90"]
+        for result in results:
+            assert result.outcome is Outcome.BUILT
+            assert result.fmas_kept == build.nonzeros * build.tiling.rows
+            assert min(result.registers, result.cubin_bytes, result.ptxas_seconds, result.template_seconds) > 0
+    assert [each.name for each in detail.job.skipped] == ["fc1"]
+
+
+def test_the_log_tells_of_templates_cubins_and_the_end(compiled: tuple[Farm, Job]) -> None:
+    farm, job = compiled
+    texts = [event.text for event in farm.logs(job.id)]
+    assert texts[0] == "planned: 4 templates, 4 cubins"
+    assert sum("made in" in text for text in texts) == 4
+    assert any(text.startswith("conv2 sm_90: built") for text in texts)
+    assert texts[-1] == "succeeded"
+    assert farm.logs(job.id, farm.logs(job.id)[-2].id)[0].text == "succeeded"
+
+
+def test_only_layers_too_dense_to_gain_are_warned_of(farm: Farm) -> None:
+    net = checkpoint(layer("sparse"), layer("dense", sparsity=0.3))
+    [job] = farm.submit([net], OPTIONS).jobs
+    [warning] = farm.warnings(job.id)
+    assert warning.startswith("dense: sparsity 0.3")
+
+
+def test_the_doctor_finds_nothing_wrong_and_uses_every_part(farm: Farm) -> None:
+    found = {check.name: check for check in farm.doctor()}
+    assert {"toolchain", "compile", "store", "database", "executor"} <= found.keys()
+    assert [check.text for check in found.values() if not check.ok] == []
+
+
+def test_the_doctor_says_what_is_wrong_and_the_way_out(settings: Settings, tools: Tools) -> None:
+    tools.refuse(REFUSAL)
+    with Farm.open(settings) as farm:
+        wrong = [check for check in farm.doctor() if not check.ok]
+    assert [check.name for check in wrong] == ["compile"]
+    assert REFUSAL in wrong[0].text
+    assert wrong[0].way_out
