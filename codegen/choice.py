@@ -23,7 +23,7 @@ STREAM_BYTES = 100_000
 """Machine code that one block runs: what the multiprocessor's instruction cache holds."""
 LONG_STREAM_BYTES = 250_000
 """Of layers with so many channels that loading the input alone nearly fills the cache."""
-KERNEL_INSTRUCTIONS = 60_000
+KERNEL_INSTRUCTIONS = 80_000
 """Of all K groups together: ptxas takes about 10 s for so many in one kernel."""
 CODE_BYTES = 5_000_000
 """Machine code of one kernel: ptxas takes minutes for so much."""
@@ -33,7 +33,7 @@ SUMS = 128
 BODY_SLOTS = 7_000
 """Multiply-adds of one turn of the loop."""
 BODY_RESULTS = 1_600
-"""Results of the statements of that turn: with the slots, what the time of the .cu -> PTX step grows with (3 s here)."""
+"""Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
 BATCH_BANDS = (1, 4, 16, 64, 256)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 

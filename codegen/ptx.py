@@ -1,4 +1,4 @@
-"""Just enough PTX: one instruction into opcode, registers and immediates. Whole files are read by emulator/module.py."""
+"""Just enough PTX: one instruction into opcode, registers and immediates. Whole files: emulator/module.py."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +94,7 @@ def _turns(form: RolledForm, values: NDArray[np.float32]) -> tuple[list[bytes], 
     ends = np.append(starts, len(text))[np.cumsum(keep.reshape(groups, -1).sum(axis=1))]
     data = text.tobytes()
     bounds = [0, *ends.tolist()]
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)], int(nonzero.sum()), int((~used).sum())
+    return [data[a:b] for a, b in pairwise(bounds)], int(nonzero.sum()), int((~used).sum())
 
 
 def _tails(form: RolledForm, biases: NDArray[np.float32], exists: NDArray[np.bool_]) -> list[bytes]:
@@ -132,8 +134,8 @@ def _dispatch(parts: list[bytes], register: str, low: int, high: int, stream: Ca
         parts.append(stream(low))
         return
     middle = (low + high) // 2
-    branch = f".reg .pred %from{middle};\nsetp.ge.u32 %from{middle},{register},{middle};\n@%from{middle} bra $from{middle};\n"
-    parts.append(branch.encode("ascii"))
+    test = f".reg .pred %from{middle};\nsetp.ge.u32 %from{middle},{register},{middle};\n"
+    parts.append(f"{test}@%from{middle} bra $from{middle};\n".encode("ascii"))
     _dispatch(parts, register, low, middle, stream)
     parts.append(f"$from{middle}:\n".encode("ascii"))
     _dispatch(parts, register, middle, high, stream)

@@ -27,10 +27,12 @@ def input_tile(spec: Conv2d, tiling: Tiling) -> tuple[int, int]:
 
 
 def chunks(spec: Conv2d, tiling: Tiling) -> int:
+    """Turns of the loop over input channels."""
     return -(-spec.channels // tiling.chunk_channels)
 
 
 def groups(spec: Conv2d, tiling: Tiling) -> int:
+    """Instruction streams: output channels in groups."""
     return -(-spec.kernels // tiling.group_kernels)
 
 

@@ -117,9 +117,8 @@ def overhead() -> None:
                 files = write_ptx(farm, folder / f"ptx{seed}")
                 bare = bare_loop(str(toolchain.ptxas), files)
                 ratios.append(seconds / bare)
-                print(
-                    f"  {len(files)} layers x {len(ARCHS)}: farm {seconds:.1f} s, bare ptxas {bare:.1f} s: {ratios[-1]:.3f}x"
-                )
+                against = f"farm {seconds:.1f} s, bare ptxas {bare:.1f} s: {ratios[-1]:.3f}x"
+                print(f"  {len(files)} layers x {len(ARCHS)}: {against}")
         print(f"  median {statistics.median(ratios):.3f}x")
         ledger.close()
 
@@ -193,9 +192,8 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
 
 
 def main(names: list[str]) -> None:
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    )
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {machine}")
     for name in names or BENCHMARKS:
         print(f"{name}: {BENCHMARKS[name].__doc__}")
         BENCHMARKS[name]()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,29 @@ def build(name: str, batch: int, arch: str, toolchain: Toolchain) -> tuple[Tilin
     return tiling, weights, kernel, cubin.data, cubin.registers
 
 
+def replayed(torch: Any, stream: Any, launch: Callable[[int], None], sets: int, guess: float) -> float:
+    """Microseconds of one launch: a graph of many over rotated inputs, median of its replays."""
+    launches = max(2 * sets, min(40, int(4000 / guess)))
+    with torch.cuda.stream(stream):
+        for i in range(sets):
+            launch(i)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(launches):
+            launch(i % sets)
+    times = []
+    for _ in range(REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / launches * 1e3)
+    return float(np.median(times))
+
+
 def measure(torch: Any, device: Device, name: str, batch: int, built: Any) -> dict[str, Any]:
     """Checks, then times."""
     spec = TEN_OPERATORS[name]
@@ -90,33 +114,38 @@ def measure(torch: Any, device: Device, name: str, batch: int, built: Any) -> di
     if not error < 1e-6:
         raise SystemExit(f"{name} at batch {batch} is wrong: relative error {error}")
     predicted = predict_microseconds(spec, tiling, batch, 1 - SPARSITY)
-    launches = max(2 * sets, min(40, int(4000 / predicted)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=outside):
-        for i in range(launches):
-            loaded(inputs[i % sets].data_ptr(), outputs[i % sets].data_ptr(), batch, stream)
-    times = []
-    for _ in range(REPEATS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(outside):
-            begin.record(outside)
-            graph.replay()
-            end.record(outside)
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / launches * 1e3)
+
+    def ours(i: int) -> None:
+        loaded(inputs[i].data_ptr(), outputs[i].data_ptr(), batch, stream)
+
+    median = replayed(torch, outside, ours, sets, predicted)
+    dense = torch.from_numpy(weights.kernel).cuda()
+
+    def peer(i: int) -> None:
+        # Without the bias, which cuDNN's caller would add in another launch.
+        torch.nn.functional.conv2d(inputs[i], dense, padding=spec.padding[:2])
+
+    cudnn = {}
+    for peer_name, tf32 in (("cudnn_fp32", False), ("cudnn_tf32", True)):
+        torch.backends.cudnn.allow_tf32 = tf32
+        cudnn[peer_name] = round(replayed(torch, outside, peer, sets, 4 * predicted), 2)
     prototype = PROTOTYPE_MICROSECONDS[name][BATCHES.index(batch)]
-    median = float(np.median(times))
     return {
         "operator": name,
         "batch": batch,
         "microseconds": round(median, 2),
         "prototype": prototype,
+        **cudnn,
         "ratio": round(median / prototype, 3),
         "predicted": round(predicted, 2),
         "relative_error": error,
         "registers": registers,
         "tiling": tiling.to_json(),
     }
+
+
+def geometric_mean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
 
 
 def main(arguments: list[str]) -> None:
@@ -126,7 +155,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     import torch
 
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
     torch.zeros(1, device="cuda")
     toolchain = find_toolchain(options.nvcc)
     rows = []
@@ -137,17 +166,20 @@ def main(arguments: list[str]) -> None:
             rows.append(measure(torch, device, name, batch, one))
             torch.cuda.empty_cache()
         print(f"{device.name}, {datetime.now(UTC):%Y-%m-%d}, sparsity {SPARSITY}, nvcc {toolchain.nvcc_version}")
-    print(f"{'operator':<15}{'batch':>6}{'us':>9}{'prototype':>11}{'ratio':>7}{'error':>10}  tiling")
+    print(f"{'operator':<15}{'batch':>6}{'us':>9}{'prototype':>11}{'ratio':>7}{'cuDNN':>9}{'TF32':>9}  tiling")
     for row in rows:
         tiling = Tiling(**row["tiling"])
-        shape = f"{tiling.tile_width}x{tiling.tile_height} rows {tiling.rows} kernels {tiling.group_kernels} "
-        print(
-            f"{row['operator']:<15}{row['batch']:>6}{row['microseconds']:>9.2f}{row['prototype']:>11.1f}"
-            f"{row['ratio']:>7.2f}{row['relative_error']:>10.1e}  {shape}channels {tiling.chunk_channels}"
-        )
+        times = f"{row['microseconds']:>9.2f}{row['prototype']:>11.1f}{row['ratio']:>7.2f}"
+        peers = f"{row['cudnn_fp32']:>9.1f}{row['cudnn_tf32']:>9.1f}"
+        shape = f"{tiling.tile_width}x{tiling.tile_height} rows {tiling.rows} kernels {tiling.group_kernels}"
+        print(f"{row['operator']:<15}{row['batch']:>6}{times}{peers}  {shape} channels {tiling.chunk_channels}")
+    print(f"largest relative error {max(row['relative_error'] for row in rows):.1e}")
     for batch in BATCHES:
         ratios = [row["ratio"] for row in rows if row["batch"] == batch]
-        print(f"batch {batch}: geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, worst {max(ratios):.2f}")
+        print(f"batch {batch}: over the prototype {geometric_mean(ratios):.2f}, worst {max(ratios):.2f}")
+        for peer in ("cudnn_fp32", "cudnn_tf32"):
+            faster = [row[peer] / row["microseconds"] for row in rows if row["batch"] == batch]
+            print(f"  {peer} takes {geometric_mean(faster):.2f} times as long, least {min(faster):.2f}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

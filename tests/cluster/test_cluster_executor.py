@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,36 +18,9 @@ from farm.requests import Fault
 from farm.store import open_store
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
-from tests.cluster.workplace import PATIENCE_SECONDS, Workplace, workplace
+from tests.cluster.sleeping import parent, running, sleeping_ptxas, wait_until
+from tests.cluster.workplace import Workplace, workplace
 from tests.samples import layer
-
-
-def sleeping_ptxas(folder: Path) -> tuple[Path, Path]:
-    """A ptxas that knows its version and then sleeps; and the folder where each run leaves its process id."""
-    runs = folder / "runs"
-    runs.mkdir()
-    script = folder / "ptxas"
-    real = shlex.quote(str(find_toolchain().ptxas))
-    script.write_text(
-        f'#!/bin/sh\ncase "$1" in --*) exec {real} "$@";; esac\ntouch {shlex.quote(str(runs))}/$$\nexec sleep 600\n'
-    )
-    script.chmod(0o755)
-    return script, runs
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
-
-
-def running(runs: Path) -> list[int]:
-    return [pid for pid in (int(path.name) for path in runs.iterdir()) if Path(f"/proc/{pid}").exists()]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def test_cancelling_ends_the_tools_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +53,15 @@ def test_closing_ends_the_tools_and_ray(tmp_path: Path) -> None:
     import ray
 
     assert not ray.is_initialized()
+
+
+def test_a_ray_that_runs_in_the_program_already_is_used_and_left_running(tmp_path: Path) -> None:
+    with workplace(tmp_path, "ray") as first:
+        [template] = first.plan(layer()).templates
+        first.do(template)
+        with workplace(tmp_path, "ray") as second:
+            assert second.do(template)[0].hit
+        assert first.do(template)[0].hit
 
 
 def test_a_worker_that_dies_is_a_crash_and_its_tool_dies_too(tmp_path: Path) -> None:
