@@ -119,7 +119,7 @@ def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
         return Text(f"nothing to compile: {cached} (100% hits), {duration(seconds)}", style="green")
     share = f"{hits / len(results):.0%} hits" if results else "none yet"
     parts = [
-        f"compiled {counted(templates, 'template')} and {counted(built, 'cubin')}",
+        f"compiled {counted(built, 'cubin')}" + (f" and {counted(templates, 'template')}" if templates else ""),
         f"{cached} ({share})",
         duration(seconds),
     ]

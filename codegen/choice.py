@@ -23,7 +23,7 @@ STREAM_BYTES = 100_000
 """Machine code that one block runs: what the multiprocessor's instruction cache holds."""
 LONG_STREAM_BYTES = 250_000
 """Of layers with so many channels that loading the input alone nearly fills the cache."""
-KERNEL_INSTRUCTIONS = 80_000
+KERNEL_INSTRUCTIONS = 60_000
 """Of all K groups together: ptxas takes about 10 s for so many in one kernel."""
 CODE_BYTES = 5_000_000
 """Machine code of one kernel: ptxas takes minutes for so much."""

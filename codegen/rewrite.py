@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
