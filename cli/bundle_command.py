@@ -12,8 +12,10 @@ from cli.render import counted, stdout
 
 
 def fetch(
-    job: Annotated[str, typer.Argument(help="A job's id, the beginning of one, or latest.")] = "latest",
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")] = Path("bundle"),
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
+        "bundle"
+    ),
 ) -> None:
     """Copy a job's bundle: cubins per layer and architecture, and manifest.json that says how to launch them."""
     from farm.api import Farm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.errors import ArchError, CheckpointError, CodegenError, TilingError, ToolchainError
+from codegen.errors import ArchError, CheckpointError, CodegenError, DeviceError, TilingError, ToolchainError
 from farm.errors import FarmError
 from farm.jobs import Job, Status
 
@@ -26,7 +26,7 @@ def exit_code_of(error: BaseException) -> int | None:
             return error.exit_code
         case CheckpointError() | ArchError() | TilingError():
             return USAGE
-        case ToolchainError():
+        case ToolchainError() | DeviceError():
             return UNREACHABLE
         case CodegenError():
             return INTERNAL

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    job: Annotated[str, typer.Argument(help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Show a job's layers: shape, non-zeros, hits, deleted multiply-adds, registers, spills, seconds, bytes."""

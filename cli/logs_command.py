@@ -16,7 +16,7 @@ LEVEL_STYLES = {"error": "red", "warning": "yellow"}
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
 ) -> None:
     """Print a job's log: templates, failures with the tool's words, the command to run again."""

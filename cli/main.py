@@ -117,7 +117,11 @@ def _print_usage_error(error: typer.TyperException) -> None:
 
 def main() -> None:
     """The entry point."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        sys.stderr.flush()
+        os._exit(code)  # threads that Ray leaves behind can crash the interpreter's orderly end
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,11 @@ def archs_of(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
+def arch_of(value: str) -> str:
+    """One architecture in the tools' spelling, without asking whether a tool knows it: 9.0, 90 and sm90 are sm_90."""
+    return "sm_" + value.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "")
+
+
 def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Shapes as in NAME:1,3,224,224. Raises UsageError."""
     shapes = {}

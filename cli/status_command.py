@@ -9,6 +9,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
+from cli.options import arch_of
 from cli.render import counts_line, job_json, job_table, print_json, stdout
 from farm.errors import UsageError
 from farm.jobs import Status
@@ -20,11 +21,13 @@ def status(
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Only jobs whose model path contains this.")] = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="Only jobs for this architecture.")] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most this many jobs.")] = 20,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="TEXT", help="Only jobs whose model path contains this.")
+    ] = None,
+    arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="Only jobs for this architecture.")] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs.")] = 20,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs, however many.")] = False,
 ) -> None:
     """Show jobs, newest first, with a line of counts per state."""
@@ -32,16 +35,19 @@ def status(
     from farm.settings import load_settings
 
     states = _states(state or [])
+    arch = arch_of(arch) if arch else None
     ledger = open_ledger(load_settings())
     most = None if everything else limit
 
     def render(console: Console) -> RenderableType:
         jobs = ledger.jobs(states=states, model=model, arch=arch, limit=most)
-        lines: list[RenderableType] = [counts_line(ledger.counts())]
-        lines.append(
-            job_table(jobs, console.width) if jobs else "no jobs: farm compile model.onnx --arch sm_90 makes one"
+        counts = ledger.counts()
+        nothing = (
+            "none of these jobs is what you asked for: farm status --all shows all"
+            if counts
+            else "no jobs: farm compile model.onnx --arch sm_90 makes one"
         )
-        return Group(*lines)
+        return Group(counts_line(counts), job_table(jobs, console.width) if jobs else nothing)
 
     if as_json:
         jobs = ledger.jobs(states=states, model=model, arch=arch, limit=most)

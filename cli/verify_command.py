@@ -13,10 +13,10 @@ from cli.render import print_json, stderr, stdout
 
 
 def verify(
-    job: Annotated[str, typer.Argument(help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on the GPU here instead of the emulator.")] = False,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of the input.")] = 2,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random input.")] = 0,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images of the input.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random input.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Run every layer's kernel against a float64 reference: the PTX in an emulator, or the cubins on a GPU."""

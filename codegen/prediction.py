@@ -28,12 +28,12 @@ ISSUE_PER_CLOCK = 4.0
 CACHED_INSTRUCTIONS = 1850
 """Instructions near the schedulers: about 30 KB."""
 CACHED_PER_CLOCK = 10.0
-WARP_CLOCKS = 1.1
+WARP_CLOCKS = 1.02
 """Of one instruction of a warp that has its scheduler to itself."""
 STREAMED_PER_CLOCK = 0.615
 """Instructions of a stream beyond that, however many warps follow it."""
 COPY_INSTRUCTIONS = 3.6
-LOAD_INSTRUCTIONS = 1.42
+LOAD_INSTRUCTIONS = 1.6
 CONFLICT_INSTRUCTIONS = 3.5
 """Of a load, for each further access that a bank conflict makes of it."""
 CHUNK_INSTRUCTIONS = 5.8

@@ -55,18 +55,22 @@ def test_a_checkpoint_compiles_on_ray_and_the_second_time_without_it(
 
 def test_an_interruption_leaves_no_process_and_a_job_that_the_next_compile_finishes(tmp_path: Path) -> None:
     _, runs = sleeping_ptxas(tmp_path)
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    wait_until(lambda: len(running(runs)) == 2)
-    os.killpg(child.pid, signal.SIGINT)  # what a terminal does
-    output = child.communicate(timeout=60)
-    assert (child.returncode, output) == (130, ("", ""))
+    ) as child:
+        try:
+            wait_until(lambda: len(running(runs)) == 2 or child.poll() is not None)
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGINT)  # what a terminal does
+            output = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert (output, child.returncode) == (("", ""), 130)
     wait_until(lambda: not running(runs))
     with Farm.open(laptop_settings(tmp_path)) as farm:
         [left] = farm.jobs()
