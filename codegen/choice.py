@@ -29,6 +29,8 @@ CODE_BYTES = 5_000_000
 """Machine code of one kernel: ptxas takes minutes for so much."""
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
+OFFSET_BYTES = 2**31
+"""What an address in PTX may add to a register."""
 SUMS = 128
 BODY_SLOTS = 7_000
 """Multiply-adds of one turn of the loop."""
@@ -45,27 +47,28 @@ def choose_tiling(spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], *,
     TilingError if nothing fits: the layer's code is too large, or a kernel larger than shared memory.
     """
     density = float(nonzeros.sum()) / spec.weights_count
-    too_large = 0.0
-    for stream_bytes in (STREAM_BYTES, LONG_STREAM_BYTES):
-        for tiling in _ranking(spec, _batch_band(batch), _density_band(density), stream_bytes):
+    bands = _batch_band(batch), _density_band(density)
+    code_bytes = 0.0
+    for tilings, stream_bytes in (
+        (_ranking(spec, *bands, STREAM_BYTES), STREAM_BYTES),
+        (_ranking(spec, *bands, LONG_STREAM_BYTES), LONG_STREAM_BYTES),
+        (_last_resort(spec), math.inf),
+    ):
+        for tiling in tilings:
             if _stream_fits(spec, tiling, nonzeros, stream_bytes):
                 code_bytes = stream_of(spec, tiling, density).code_bytes * groups(spec, tiling)
                 if code_bytes <= CODE_BYTES:
                     return replace(tiling, form=form)
-                too_large = code_bytes
                 break
-    if too_large:
+    if not code_bytes:
         raise TilingError(
-            f"its code would be {too_large / 1e6:.0f} MB and one kernel has at most {CODE_BYTES / 1e6:.0f}: "
-            "prune the layer further"
+            f"its kernel is {spec.kernel_height}x{spec.kernel_width}: the input of even one output row does not fit "
+            f"the {SHARED_BYTES // 1024} KiB of shared memory"
         )
-    smallest = _smallest(spec)
-    if launch_of(spec, smallest).shared_bytes > SHARED_BYTES:
-        raise TilingError(
-            f"no tiling fits {spec}: the input of a single block takes {launch_of(spec, smallest).shared_bytes} bytes "
-            f"of shared memory and there are {SHARED_BYTES}"
-        )
-    return replace(smallest, form=form)
+    raise TilingError(
+        f"its code would be {code_bytes / 1e6:.0f} MB and one kernel has at most {CODE_BYTES / 1e6:.0f}: "
+        "prune the layer further"
+    )
 
 
 def _batch_band(batch: int) -> int:
@@ -107,9 +110,13 @@ def candidates(spec: LayerSpec) -> Iterator[Tiling]:
                         yield Tiling(tile_width, tile_height, rows, group_kernels, chunk_channels, stages=2)
 
 
-def _smallest(spec: LayerSpec) -> Tiling:
+def _last_resort(spec: LayerSpec) -> Iterator[Tiling]:
+    """One output channel at a time, however long its stream is: for what the limits leave no tiling."""
     width = min(spec.output_width, 32)
-    return Tiling(width, min(spec.output_height, max(1, 64 // width)), 1, 1, 1, stages=2)
+    for tile_width, tile_height in ((width, min(spec.output_height, max(1, 64 // width))), (min(width, 8), 1)):
+        tiling = Tiling(tile_width, tile_height, 1, 1, 1, stages=2)
+        if launch_of(spec, tiling).shared_bytes <= SHARED_BYTES:
+            yield tiling
 
 
 def _fits(spec: LayerSpec, tiling: Tiling, density: float, stream_bytes: int) -> bool:
@@ -124,15 +131,19 @@ def _fits(spec: LayerSpec, tiling: Tiling, density: float, stream_bytes: int) ->
         and slots <= BODY_SLOTS
         and results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
+        and 4 * sums * spec.output_height * spec.output_width < OFFSET_BYTES
+        and 4 * tiling.chunk_channels * spec.height * spec.width < OFFSET_BYTES
         and stream_of(spec, tiling, density).code_bytes <= stream_bytes
     )
 
 
-def _stream_fits(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], stream_bytes: int) -> bool:
+def _stream_fits(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], stream_bytes: float) -> bool:
     """The largest K group of these very weights, pruned unevenly as they may be."""
     padded = np.zeros(groups(spec, tiling) * tiling.group_kernels, dtype=np.int64)
     padded[: spec.kernels] = nonzeros
     largest = int(padded.reshape(-1, tiling.group_kernels).sum(axis=1).max()) * tiling.rows
+    if stream_bytes == math.inf:
+        return True
     average = stream_of(spec, tiling, float(nonzeros.sum()) / spec.weights_count)
     code_bytes = average.code_bytes + 16 * (largest - average.multiply_adds)
     return largest <= STREAM_MULTIPLY_ADDS and code_bytes <= stream_bytes

@@ -52,6 +52,7 @@ def make_template(
         run_tool(
             [toolchain.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", f"-I{folder}", "-o", output, source],
             limits=limits,
+            scratch=Path(folder),
         )
         ptx = output.read_text()
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}

@@ -11,7 +11,7 @@ from farm.jobs import Build, BuildResult, Job, Outcome, Status
 from farm.ledger import Ledger
 from farm.plan import Plan, Target
 from farm.progress import Progress
-from farm.requests import CubinRequest, CubinResult, Failure, Fault, Result, TemplateResult
+from farm.requests import CubinRequest, CubinResult, Failure, Fault, Result, Retry, TemplateRequest, TemplateResult
 
 WRITE_SECONDS = 0.5
 """Results are written together, at most this late."""
@@ -85,8 +85,11 @@ class Claims:
             self._set_stage(claim, "template")
         self._progress.planned([claim.job for claim in self._claims.values()], self._builds, plan)
 
-    def take(self, result: Result) -> None:
-        """Gives a final result to every job that waits for it."""
+    def take(self, result: Result | Retry) -> None:
+        """Gives a result to every job that waits for it."""
+        if isinstance(result, Retry):
+            self._take_retry(result)
+            return
         if isinstance(result, TemplateResult):
             self._take_template(result)
             return
@@ -95,6 +98,18 @@ class Claims:
             if (claim := self._claims.get(target.job)) is not None:
                 # The others get what the first one built.
                 self._take_cubin(claim, target, request, result, hit=result.hit or i > 0)
+
+    def _take_retry(self, retry: Retry) -> None:
+        request, again = retry.request, f"tried again: {retry.failure.message}"
+        if isinstance(request, TemplateRequest):
+            whose = [(job, self._templates[request.key]) for job in self._jobs_of_template[request.key]]
+        else:
+            targets = self._plan.targets[request.key]
+            whose = [(each.job, f"{self._builds[each.build].layer} {each.arch}") for each in targets]
+        for job_id, name in whose:
+            if job_id in self._claims:
+                self._say(self._claims[job_id], "warning", f"{name}: {again}")
+        self._progress.retried(request, retry.failure)
 
     def _take_template(self, result: TemplateResult) -> None:
         self._template_seconds[result.key] = result.seconds
@@ -155,9 +170,9 @@ class Claims:
             self._ledger.release(self._claims.popitem()[0], reason)
 
     def _end(self, claim: Claim, status: Status, reason: str) -> None:
-        del self._claims[claim.job.id]
         self._ledger.add_event(claim.job.id, "info" if status is Status.SUCCEEDED else "error", reason or "succeeded")
         self._ledger.finish(claim.job.id, status, reason)
+        del self._claims[claim.job.id]
         self._progress.job_done(self._ledger.job(claim.job.id))
 
     def _flush(self) -> None:

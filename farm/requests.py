@@ -136,6 +136,14 @@ class CubinResult:
 Result = TemplateResult | CubinResult
 
 
+@dataclass(frozen=True)
+class Retry:
+    """A request whose worker died and that goes to another."""
+
+    request: Request
+    failure: Failure
+
+
 def failed(request: Request, failure: Failure) -> Result:
     """The result of a request that came to nothing."""
     if isinstance(request, TemplateRequest):

@@ -18,6 +18,7 @@ from farm.requests import (
     Fault,
     Request,
     Result,
+    Retry,
     TemplateRequest,
     TemplateResult,
 )
@@ -54,7 +55,7 @@ class Run:
         """By the key of the template that they need."""
         self._tries: Counter[str] = Counter()
 
-    def batches(self) -> Iterator[list[Result]]:
+    def batches(self) -> Iterator[list[Result | Retry]]:
         """The final result of every cubin, and of every template that one needs, as they come; some batches are empty.
 
         Starts no worker if the store has all cubins.
@@ -76,7 +77,7 @@ class Run:
                 self._submit(heapq.heappop(self._queue)[-1])
             yield [final for result in self._executor.wait(WAIT_SECONDS) for final in self._take(result)]
 
-    def _look_up_template(self, template: TemplateRequest) -> list[Result]:
+    def _look_up_template(self, template: TemplateRequest) -> list[Result | Retry]:
         if self._recache or find_template(self._store, template.key) is None:
             self._enqueue(template)
             return []
@@ -90,18 +91,17 @@ class Run:
         self._executor.submit(request)
         self._progress.submitted(request)
 
-    def _take(self, result: Result) -> list[Result]:
-        """The final results that follow from this one: none if it is tried again."""
+    def _take(self, result: Result) -> list[Result | Retry]:
+        """The final results that follow from this one, or that it is tried again."""
         request = self._submitted.pop(result.key)
         failure = result.failure
         if failure is not None and failure.fault is Fault.CRASH and self._tries[result.key] < self._max_retries:
             self._tries[result.key] += 1
             self._enqueue(request)
-            self._progress.retried(request, failure)
-            return []
+            return [Retry(request, failure)]
         return [result] if isinstance(result, CubinResult) else self._take_template(result)
 
-    def _take_template(self, result: TemplateResult) -> list[Result]:
+    def _take_template(self, result: TemplateResult) -> list[Result | Retry]:
         cubins = self._waiting.pop(result.key)
         if result.failure is None:
             for request in cubins:

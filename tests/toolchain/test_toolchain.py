@@ -228,6 +228,22 @@ def test_a_killed_parent_leaves_neither_the_tool_nor_its_children(
         wait_until(lambda: not scratch.exists(), seconds=5)
 
 
+def test_a_parent_killed_together_with_its_own_children_leaves_nothing(tmp_path: Path) -> None:
+    """Ray kills the children of a worker, and none of their children, before the worker itself."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, scratch, "sleep", "60"])
+    try:
+        wait_until(lambda: "sleep" in processes_in(scratch).values())
+        parent.send_signal(signal.SIGSTOP)
+        for child in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not processes_in(scratch) and not scratch.exists(), seconds=5)
+
+
 def test_a_tool_does_not_start_for_a_parent_that_is_already_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,7 @@ def test_the_full_form_has_the_tiling_of_the_rolled_one() -> None:
 
 def test_a_kernel_larger_than_shared_memory_is_an_error_that_says_so() -> None:
     spec = Conv2d(1, 400, 400, 1, 200, 200)
-    with pytest.raises(TilingError, match="shared memory"):
+    with pytest.raises(TilingError, match="its kernel is 200x200.*shared memory"):
         choose_tiling(spec, 1, spread(spec, 0.1))
 
 
@@ -140,3 +140,23 @@ def test_many_channels_get_longer_streams_rather_than_none() -> None:
     spec = Conv2d(256, 14, 14, 512, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1))
     tiling = choose_tiling(spec, 64, spread(spec, 0.1))
     assert STREAM_BYTES < stream_of(spec, tiling, 0.1).code_bytes <= LONG_STREAM_BYTES
+
+
+def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:
+    spec = Conv2d(1024, 4, 4, 8, 3, 3, padding=(1, 1, 1, 1))
+    tiling = choose_tiling(spec, 64, spread(spec, 1.0))
+    assert tiling.group_kernels == 1
+    assert largest_stream(spec, tiling, spread(spec, 1.0)) > STREAM_MULTIPLY_ADDS
+
+
+def test_what_nothing_fits_is_not_compiled_into_hundreds_of_megabytes() -> None:
+    spec = Conv2d(1024, 4, 4, 1024, 3, 3, padding=(1, 1, 1, 1))
+    with pytest.raises(TilingError, match="its code would be"):
+        choose_tiling(spec, 64, spread(spec, 1.0))
+
+
+def test_offsets_of_a_huge_image_fit_an_address() -> None:
+    spec = Conv2d(8, 16_384, 16_384, 16, 3, 3, padding=(1, 1, 1, 1))
+    tiling = choose_tiling(spec, 1, spread(spec, 0.1))
+    assert 4 * tiling.group_kernels * tiling.rows * 16_384**2 < 2**31
+    assert 4 * tiling.chunk_channels * 16_384**2 < 2**31

@@ -1,0 +1,219 @@
+"""`farm compile` and what comes after it, as typed: real tools, no Ray, one farm for the whole file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from codegen.networks import lenet5, operator_network, write_network
+from codegen.spec import Conv2d
+from farm.jobs import Status
+from farm.ledger import Ledger, open_ledger
+from farm.settings import load_settings
+from tests.house.tree import ROOT
+
+SLOW_TO_BUILD = Conv2d(64, 24, 24, 64, 3, 3, padding=(1, 1, 1, 1))
+ARCHS = "sm_80,sm_90"
+
+Farm = Callable[..., tuple[int, str, str]]
+"""Runs the arguments of one command line; gives the exit code, stdout and stderr."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("farm")
+    write_network(folder / "lenet5.onnx", lenet5(0.95, seed=0))
+    (folder / "broken.onnx").write_bytes(b"this is no model")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_farm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setenv("FARM_EXECUTOR", "inline")
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def farm(capsys: pytest.CaptureFixture[str]) -> Farm:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(arguments)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def compiled(farm: Farm) -> str:
+    """The id of a job that has compiled lenet5.onnx, at the first use or from the cache."""
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", ARCHS, "--json")
+    assert code == 0, err
+    return str(json.loads(out)["jobs"][0]["id"])
+
+
+def ledger() -> Ledger:
+    return open_ledger(load_settings())
+
+
+def test_a_compile_shows_its_layers_and_a_second_one_only_hits(
+    farm: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", "80", "--arch", "9.0", "--name", "twice")
+    assert code == 0, err
+    assert "twice  job" in out
+    assert "20x12x12 -> 50, 5x5" in out
+    assert "skipped fc1 (Gemm)" in out
+    assert out.count("sm_90") == 2
+    # Nobody listens there: whoever asked for a worker would fail.
+    monkeypatch.setenv("FARM_RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("FARM_EXECUTOR", "ray")
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", ARCHS)
+    assert code == 0, err
+    assert "nothing to compile: 4 of 4 cubins from the cache (100% hits)" in out
+    assert not err
+
+
+def test_json_is_the_only_output_of_a_compile(farm: Farm, compiled: str) -> None:
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", ARCHS, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert set(document) == {"submission", "seconds", "jobs"}
+    assert document["jobs"][0]["hits"] == document["jobs"][0]["total"] == 4
+    assert not err
+
+
+def test_the_same_file_twice_is_one_job(farm: Farm, compiled: str) -> None:
+    _, out, _ = farm("compile", "lenet5.onnx", "lenet5.onnx", "--arch", ARCHS, "--json")
+    assert len(json.loads(out)["jobs"]) == 1
+
+
+def test_status_has_the_newest_job_first(farm: Farm, compiled: str) -> None:
+    code, out, _ = farm("status", "--json", "--state", "succeeded", "-n", "1", "--arch", "80")
+    assert code == 0
+    assert [job["id"] for job in json.loads(out)["jobs"]] == [compiled]
+    assert compiled[:8] in farm("status")[1]
+    assert "none of these jobs" in farm("status", "--model", "nothing like it")[1]
+
+
+def test_inspect_takes_latest_and_the_beginning_of_an_id(farm: Farm, compiled: str) -> None:
+    for name in ("latest", compiled, compiled[:9]):
+        code, out, _ = farm("inspect", name)
+        assert code == 0
+        assert out.startswith(f"job {compiled}  lenet5  SUCCEEDED")
+        assert "FMAS KEPT" in out
+    layers = json.loads(farm("inspect", "--json")[1])["layers"]
+    assert [layer["name"] for layer in layers] == ["conv1", "conv2"]
+    assert all(cubin["registers"] > 0 for layer in layers for cubin in layer["cubins"])
+
+
+def test_an_ambiguous_beginning_names_its_jobs(farm: Farm, compiled: str) -> None:
+    farm("compile", "lenet5.onnx", "--arch", ARCHS, "-q")
+    code, _, err = farm("inspect", "")
+    assert code == 2
+    assert compiled in err
+
+
+def test_logs_end_with_how_the_job_ended(farm: Farm, compiled: str) -> None:
+    code, out, _ = farm("logs", compiled, "--follow")
+    assert code == 0
+    assert out.splitlines()[-1].endswith("succeeded")
+
+
+def test_a_bundle_may_be_fetched_again_but_not_over_other_files(farm: Farm, compiled: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        code, out, _ = farm("fetch", compiled, "-o", str(tmp_path / "bundle"))
+        assert (code, out) == (0, f"{tmp_path / 'bundle' / 'manifest.json'}: 4 cubins\n")
+    assert (tmp_path / "bundle" / "conv1" / "sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
+    (tmp_path / "bundle" / "mine.txt").touch()
+    code, _, err = farm("fetch", compiled, "-o", str(tmp_path / "bundle"))
+    assert code == 2
+    assert "mine.txt" in err
+
+
+def test_compile_fetches_too(farm: Farm, compiled: str, tmp_path: Path) -> None:
+    code, out, _ = farm("compile", "lenet5.onnx", "--arch", ARCHS, "-o", str(tmp_path / "bundle"))
+    assert code == 0
+    assert out.splitlines()[-1] == f"bundle: {tmp_path / 'bundle' / 'manifest.json'}"
+    assert len(list(tmp_path.rglob("*.cubin"))) == 4
+
+
+def test_verify_finds_every_layer_right(farm: Farm, compiled: str) -> None:
+    code, out, _ = farm("verify", compiled)
+    assert code == 0, out
+    assert "all 2 layers are right" in out
+
+
+def test_an_unknown_architecture_is_refused_before_anything_is_submitted(farm: Farm, compiled: str) -> None:
+    before = ledger().counts()
+    for arch in ("sm_12", "hopper", ","):
+        code, out, err = farm("compile", "lenet5.onnx", "--arch", arch)
+        assert (code, out) == (2, "")
+        assert "sm_75, sm_80" in err
+    assert ledger().counts() == before
+
+
+def test_a_file_that_cannot_be_read_stops_the_others_unless_told_to_go_on(farm: Farm, compiled: str) -> None:
+    before = ledger().counts()
+    code, out, err = farm("compile", "broken.onnx", "lenet5.onnx", "--arch", ARCHS)
+    assert (code, out) == (2, "")
+    assert err.startswith("farm: broken.onnx: ")
+    assert ledger().counts() == before
+    code, out, err = farm("compile", "broken.onnx", "lenet5.onnx", "--arch", ARCHS, "--keep-going")
+    assert code == 2
+    assert err.startswith("farm: broken.onnx: ")
+    assert "4 of 4 cubins from the cache" in out
+
+
+def test_strict_refuses_a_network_with_a_skipped_layer(farm: Farm) -> None:
+    code, _, err = farm("compile", "lenet5.onnx", "--arch", ARCHS, "--strict")
+    assert code == 2
+    assert "fc1 (Gemm)" in err
+
+
+def test_a_read_only_store_ends_a_compile_in_words(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_READ_ONLY", "1")
+    code, _, err = farm("compile", "lenet5.onnx", "--arch", "sm_75")
+    assert code == 32
+    assert "read-only" in err
+
+
+def test_ctrl_c_puts_the_job_back_and_the_same_command_finishes_it(farm: Farm, folder: Path) -> None:
+    write_network(folder / "slow.onnx", operator_network(SLOW_TO_BUILD, 0.5, seed=0))
+    arguments = ("compile", "slow.onnx", "--arch", ARCHS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as typed:
+        job = _running("slow", within_seconds=30)
+        typed.send_signal(signal.SIGINT)
+        out, err = typed.communicate(timeout=20)
+    assert typed.returncode == 130
+    assert not out
+    assert "Traceback" not in err
+    assert f"interrupted: job {job[:8]} (slow) is PENDING" in err
+    assert "run farm compile again" in err
+    assert farm("fetch", job)[0] == 101
+    code, out, err = farm(*arguments, "--json")
+    assert code == 0, err
+    finished = json.loads(out)["jobs"][0]
+    assert (finished["id"], finished["status"], finished["tries"]) == (job, "SUCCEEDED", 2)
+
+
+def _running(name: str, *, within_seconds: float) -> str:
+    """Waits for the job of that name to be at work; gives its id."""
+    over = time.monotonic() + within_seconds
+    while time.monotonic() < over:
+        jobs = ledger().jobs(states=[Status.RUNNING], name=name)
+        if jobs and jobs[0].stage:
+            return jobs[0].id
+        time.sleep(0.05)
+    raise TimeoutError(f"no job {name} runs")

@@ -1,0 +1,176 @@
+"""Tables fit their terminal and cut nothing that matters; durations and sizes read well."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cli.layers import compiled_line, layer_table
+from cli.render import counted, counts_line, duration, job_json, job_table, moment, size
+from codegen.spec import Conv2d
+from codegen.tiling import Tiling
+from farm.api import JobDetail
+from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+REASON = "no coordinator: run farm compile again"
+COLUMNS_AT_100 = ["ID", "NAME", "ARCHS", "STAGE", "DONE", "CACHE", "SUBMITTED", "DURATION", "STATUS", "REASON"]
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": "d6f2330b3ea4",
+        "submission": "0123456789ab",
+        "submitter": "somebody",
+        "name": "lenet5",
+        "model": "models/lenet5.onnx",
+        "model_digest": "0" * 64,
+        "options": BuildOptions(("sm_80",)),
+        "status": Status.SUCCEEDED,
+        "reason": "",
+        "stage": "",
+        "done": 4,
+        "total": 4,
+        "hits": 1,
+        "tries": 1,
+        "submitted_at": NOW,
+        "started_at": NOW,
+        "finished_at": NOW + timedelta(seconds=70),
+    }
+    return Job(**(values | changes))
+
+
+LARGE = job(
+    name="small_resnet_imagenet_pruned",
+    options=BuildOptions(("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")),
+    status=Status.PENDING,
+    stage="assemble",
+    done=1,
+    total=40,
+    reason=REASON,
+    submitted_at=NOW - timedelta(days=40),
+)
+
+
+def shown(renderable: Any, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(renderable)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def column(lines: list[str], name: str) -> str:
+    """What stands below a heading, with the breaks between lines taken out."""
+    start = lines[0].index(name)
+    following = [lines[0].index(other) for other in lines[0].split() if lines[0].index(other) > start]
+    end = min(following, default=None)
+    return " ".join(line[start:end].strip() for line in lines[1:]).strip()
+
+
+def detail(*outcomes: Outcome, template_seconds: float = 0.0) -> JobDetail:
+    spec = Conv2d(512, 14, 14, 512, 3, 3, stride=(2, 2))
+    tiling = Tiling(tile_width=8, tile_height=8, rows=1, group_kernels=32, chunk_channels=8, stages=2)
+    build = Build(1, "d6f2330b3ea4", 0, "/layer4/layer4.1/conv2/Conv", "in", "out", spec, tiling, "w", 235_929)
+    results = tuple(
+        BuildResult(
+            1, arch, outcome, "template", f"cubin {arch}", "0" * 64, 1_234_567, template_seconds=template_seconds
+        )
+        for arch, outcome in zip(("sm_80", "sm_120"), outcomes, strict=False)
+    )
+    return JobDetail(job(options=BuildOptions(("sm_80", "sm_120"))), (build,), results)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_status_table_is_never_wider_than_its_terminal(width: int) -> None:
+    lines = shown(job_table([job(), LARGE], width), width)
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[-1] == "REASON"
+
+
+def test_a_status_table_of_100_columns_has_all_that_matters() -> None:
+    assert shown(job_table([LARGE], 100), 100)[0].split() == COLUMNS_AT_100
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_what_does_not_fit_is_wrapped_not_cut(width: int) -> None:
+    lines = shown(job_table([LARGE], width), width)
+    assert column(lines, "NAME").replace(" ", "") == LARGE.name
+    assert column(lines, "ARCHS").split() == ["75", "80", "86", "90", "90a", "100", "120"]
+    assert column(lines, "REASON").split() == REASON.split()
+
+
+def test_names_are_not_wrapped_where_there_is_room() -> None:
+    assert len(shown(job_table([job(name="alexnet_cifar10"), job()], 100), 100)) == 3
+
+
+def test_a_wide_terminal_has_all_columns() -> None:
+    header = shown(job_table([job()], 160), 160)[0].split()
+    assert {"SUBMITTER", "MODEL", "TRIES"} < set(header)
+
+
+def test_an_endless_reason_is_shortened_at_a_word() -> None:
+    endless = job(reason="word " * 200, status=Status.FAILED)
+    lines = shown(job_table([endless], 100), 100)
+    assert len(lines) < 12
+    assert column(lines, "REASON").endswith("...")
+
+
+def test_a_layer_table_fits_100_columns_and_wraps_a_long_name() -> None:
+    lines = shown(layer_table(detail(Outcome.BUILT, Outcome.HIT), 100), 100)
+    assert max(map(len, lines)) <= 100
+    assert "/layer4/layer4.1/conv2/Conv" in "".join(column(lines, "LAYER").split())
+    assert "512x14x14 -> 512, 3x3, /2" in lines[1]
+    assert "90.0%" in lines[1]
+    assert "1.2 MB" in lines[1]
+
+
+def test_a_layer_without_cubins_is_to_come() -> None:
+    assert "to come" in shown(layer_table(detail(), 100), 100)[1]
+
+
+def test_a_fully_cached_compile_says_that_nothing_was_compiled() -> None:
+    line = compiled_line([detail(Outcome.HIT, Outcome.HIT)], 0.23).plain
+    assert line == "nothing to compile: 2 of 2 cubins from the cache (100% hits), 0.2s"
+
+
+def test_a_compile_ends_with_what_was_made_and_the_hit_rate() -> None:
+    line = compiled_line([detail(Outcome.HIT, Outcome.BUILT, template_seconds=2.0)], 12.7).plain
+    assert line == "compiled 1 cubin and 1 template, 1 of 2 cubins from the cache (50% hits), 12s"
+    assert "1 failed" in compiled_line([detail(Outcome.HIT, Outcome.FAILED)], 1.0).plain
+
+
+def test_counts_name_every_state() -> None:
+    text = counts_line({Status.RUNNING: 2}).plain
+    assert text == "0 PENDING  2 RUNNING  0 SUCCEEDED  0 FAILED  0 CRASHED  0 CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.04, "0.0s"), (9.94, "9.9s"), (59.9, "59s"), (185, "3m05s"), (7800, "2h10m"), (97 * 3600, "4d01h")],
+)
+def test_a_duration_is_read_at_a_glance(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(812, "812 B"), (14_200, "14 KB"), (3_200_000, "3.2 MB")])
+def test_a_size_is_read_at_a_glance(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_one_is_singular() -> None:
+    assert (counted(1, "cubin"), counted(1200, "cubin")) == ("1 cubin", "1,200 cubins")
+
+
+def test_an_old_moment_is_a_date_and_a_recent_one_a_time() -> None:
+    assert moment(NOW - timedelta(days=40), NOW).count("-") == 2
+    assert moment(NOW, NOW).count(":") == 2
+
+
+def test_a_jobs_json_has_its_times_with_their_zone() -> None:
+    document = job_json(job())
+    assert document["seconds"] == 70
+    assert document["submitted_at"] == "2026-11-21T12:00:00+00:00"
+    assert document["status"] == "SUCCEEDED"

@@ -1,0 +1,203 @@
+"""The command line without a compiler: options, exit codes, messages in one line, --json that parses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.exit_codes import exit_code_of, exit_code_of_job
+from cli.main import run
+from cli.options import arch_of, archs_of, check_output_folder, input_shapes_of
+from codegen.errors import ArchError, CheckpointError, DeviceError, EmulationError, TilingError, ToolchainError
+from farm import errors
+from farm.errors import UsageError
+from farm.jobs import Status
+from farm.ledger import open_ledger
+from farm.settings import load_settings
+from tests.unit.test_cli_render import job
+
+
+@pytest.fixture(autouse=True)
+def own_farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'store'}")
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("FARM_EXECUTOR", "inline")
+    monkeypatch.delenv("FARM_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckpointError("m"), 2),
+        (ArchError("m"), 2),
+        (TilingError("m"), 2),
+        (UsageError("m"), 2),
+        (ToolchainError("m"), 32),
+        (DeviceError("m"), 32),
+        (errors.StoreError("m"), 32),
+        (errors.LedgerError("m"), 32),
+        (errors.NoWorkerError("m"), 32),
+        (errors.BlobLostError("m"), 39),
+        (errors.JobFailedError("m"), 100),
+        (errors.UnfinishedError("m"), 101),
+        (errors.NotFoundError("m"), 102),
+        (errors.CancelledError("m"), 103),
+        (EmulationError("m"), 1),
+        (ValueError("m"), None),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int | None) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_each_end_of_a_job_has_its_exit_code() -> None:
+    codes = {status: exit_code_of_job(job(status=status)) for status in Status}
+    assert codes == {
+        Status.SUCCEEDED: 0,
+        Status.FAILED: 100,
+        Status.CRASHED: 32,
+        Status.CANCELLED: 103,
+        Status.PENDING: 101,
+        Status.RUNNING: 101,
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("nonsense", 2, "No such command 'nonsense': farm --help"),
+        ("status --nope", 2, "farm status --help"),
+        ("status -n 0", 2, "'-n' / '--limit'"),
+        ("status --state done", 2, "PENDING, RUNNING, SUCCEEDED"),
+        ("compile", 2, "MODEL"),
+        ("compile net.onnx", 2, "Missing option '--arch'"),
+        ("compile net.onnx --arch sm_90 --template fancy", 2, "rolled or full"),
+        ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
+        ("compile missing.onnx --arch sm_90", 2, "missing.onnx: there is no such file"),
+        ("inspect", 102, "there are no jobs yet"),
+        ("inspect abc", 102, "there is no job 'abc'"),
+        ("logs abc", 102, "there is no job 'abc'"),
+        ("fetch abc", 102, "there is no job 'abc'"),
+        ("verify abc", 102, "there is no job 'abc'"),
+    ],
+)
+def test_a_users_error_is_one_line_with_the_way_out(
+    command: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.split()) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("farm: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_an_unusable_database_is_one_line_and_32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'file' / 'farm.db'}")
+    assert run(["status"]) == 32
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_broken_configuration_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("x = [")
+    monkeypatch.setenv("FARM_CONFIG", str(broken))
+    assert run(["status"]) == 2
+    assert str(broken) in capsys.readouterr().err
+
+
+def test_a_defect_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("made by a test")
+
+    monkeypatch.setattr("farm.ledger.open_ledger", fail)
+    assert run(["status"]) == 1
+    assert "ZeroDivisionError: made by a test" in capsys.readouterr().err
+
+
+def test_without_a_command_there_is_help_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "compile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["compile", "--help"], ["--version"]])
+def test_help_and_version_are_not_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_a_first_status_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status"]) == 0
+    assert "no jobs: farm compile model.onnx --arch sm_90" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", ["status --json", "config show --json", "status --state succeeded,failed -a --json"]
+)
+def test_json_is_one_document(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command.split()) == 0
+    out, err = capsys.readouterr()
+    assert isinstance(json.loads(out), dict)
+    assert not err
+
+
+def test_the_configuration_has_an_origin_for_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "show", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["executor"] == {"value": "inline", "origin": "environment FARM_EXECUTOR"}
+    assert settings["max_retries"]["origin"] == "default"
+
+
+def test_the_database_is_upgraded_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [run(["db", command]) for command in ("current", "upgrade", "upgrade", "current")] == [0] * 4
+    first, upgraded, again, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("empty")
+    assert upgraded.startswith("upgraded from empty to ")
+    assert again == "nothing to do"
+    assert last.split()[0] == upgraded.split()[-1]
+
+
+def test_a_look_at_the_status_makes_the_ledger() -> None:
+    assert run(["status"]) == 0
+    assert open_ledger(load_settings()).counts() == {}
+
+
+def test_architectures_may_be_repeated_and_listed() -> None:
+    assert archs_of(["sm_80, sm_90", "9.0", ""]) == ("sm_80", "sm_90", "9.0")
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm90", "90", "9.0", " SM_90 "])
+def test_an_architecture_to_filter_by_may_be_spelt_as_for_compile(name: str) -> None:
+    assert arch_of(name) == "sm_90"
+
+
+def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
+    assert input_shapes_of(["a:b:1,3,8,8", "x:2x2"]) == {"a:b": (1, 3, 8, 8), "x": (2, 2)}
+
+
+@pytest.mark.parametrize("value", ["1,2", ":1,2", "x:", "x:1,a", "x:0,3", "x:-1,3"])
+def test_an_input_shape_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="as in input:1,3,224,224"):
+        input_shapes_of([value])
+
+
+def test_an_output_folder_with_foreign_files_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    check_output_folder(None)
+    check_output_folder(tmp_path / "new")
+    (tmp_path / "bundle").mkdir()
+    check_output_folder(tmp_path / "bundle")
+    (tmp_path / "bundle" / "holiday.jpg").touch()
+    with pytest.raises(UsageError, match=r"holiday\.jpg"):
+        check_output_folder(tmp_path / "bundle")
+    with pytest.raises(UsageError, match="it is a file"):
+        check_output_folder(tmp_path / "bundle" / "holiday.jpg")
+    (tmp_path / "bundle" / "manifest.json").touch()
+    check_output_folder(tmp_path / "bundle")
