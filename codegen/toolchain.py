@@ -48,7 +48,7 @@ exit $?
 """
 _INNER = """
 parent=$1 scratch=$4
-trap 'kill -KILL $!; rm -rf "$scratch" || rm -rf "$scratch"; kill -KILL $!' TERM  # twice: a child may just add a file
+trap 'kill -KILL $!; rm -rf "$scratch" || rm -rf "$scratch"; kill -KILL 0' TERM  # twice: a child may just add a file
 [ "$PPID" = "$parent" ] || exit
 ulimit -v "$2"
 ulimit -f "$3"

@@ -163,11 +163,9 @@ class Claims:
         for claim in list(self._claims.values()):
             self._end(claim, status, f"{reason}; {claim.total - claim.left} of {claim.total} cubins were done")
 
-    def release_all(self, reason: str) -> None:
-        """Puts the jobs that have not ended back to PENDING; what they have so far is kept."""
+    def keep(self) -> None:
+        """Writes what has come, before an interruption gives the jobs back."""
         self._flush()
-        while self._claims:
-            self._ledger.release(self._claims.popitem()[0], reason)
 
     def _end(self, claim: Claim, status: Status, reason: str) -> None:
         self._ledger.add_event(claim.job.id, "info" if status is Status.SUCCEEDED else "error", reason or "succeeded")

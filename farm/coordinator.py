@@ -51,7 +51,15 @@ class Coordinator:
         A failed job is a result, not an exception. An interruption (KeyboardInterrupt) puts unfinished jobs back to
         PENDING, what fails around them (UnreachableError) ends them as CRASHED; both are raised again.
         """
-        unfinished = list(dict.fromkeys(job_ids))
+        try:
+            self._run_all(list(dict.fromkeys(job_ids)))
+        except BaseException:
+            # Also what was claimed a moment ago and not begun.
+            self._ledger.release(self.name, NO_COORDINATOR)
+            raise
+        return [self._ledger.job(each) for each in job_ids]
+
+    def _run_all(self, unfinished: Sequence[str]) -> None:
         told: set[str] = set()
         while unfinished:
             claimed = [each for each in unfinished if self._ledger.claim(each, self.name, LEASE_SECONDS)]
@@ -65,7 +73,6 @@ class Coordinator:
                     self._progress.elsewhere(job)
             if unfinished and not claimed:
                 time.sleep(POLL_SECONDS)
-        return [self._ledger.job(each) for each in job_ids]
 
     def _run_claimed(self, job_ids: Sequence[str]) -> None:
         with Lease(self._ledger, self.name):
@@ -77,7 +84,7 @@ class Coordinator:
                 if isinstance(error, Exception):
                     claims.end_all(Status.CRASHED, str(error) or type(error).__name__)
                 else:
-                    claims.release_all(NO_COORDINATOR)
+                    claims.keep()
                 raise
 
     def _run_plan(self, claims: Claims) -> None:

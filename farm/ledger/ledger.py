@@ -80,29 +80,20 @@ class Ledger:
         with writing(self._engine) as connection:
             connection.execute(update(jobs).where(mine).values(lease_until=now() + lease_seconds))
 
-    def release(self, job_id: str, reason: str) -> None:
-        """Gives a running job back, or an ended one for another try: it is pending again, for that reason."""
-        self._move(job_id, Status.PENDING, reason)
+    def release(self, coordinator: str, reason: str) -> None:
+        """Gives back all that a coordinator runs: it is pending again, for that reason."""
+        mine = and_(jobs.c.coordinator == coordinator, jobs.c.status == Status.RUNNING)
+        with writing(self._engine) as connection:
+            connection.execute(update(jobs).where(mine).values(_state(Status.PENDING, reason)))
 
     def finish(self, job_id: str, status: Status, reason: str) -> None:
         """Ends a job. Raises LedgerError for a move that a job cannot make."""
         self._move(job_id, status, reason)
 
     def _move(self, job_id: str, status: Status, reason: str) -> None:
-        values: dict[str, Any] = {
-            "status": status,
-            "reason": reason,
-            "stage": "",
-            "coordinator": None,
-            "lease_until": None,
-        }
-        if status.final:
-            values["finished_at"] = now()
-        elif status is Status.PENDING:
-            values |= {"started_at": None, "finished_at": None}
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
         with writing(self._engine) as connection:
-            statement = update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(values)
+            statement = update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(_state(status, reason))
             if connection.execute(statement).rowcount == 1:
                 return
             found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
@@ -228,3 +219,19 @@ class Ledger:
         query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
         with reading(self._engine) as connection:
             return [event_of_row(row) for row in connection.execute(query)]
+
+
+def _state(status: Status, reason: str) -> dict[str, Any]:
+    """What a job's row says once it is no longer running, or again pending."""
+    values: dict[str, Any] = {
+        "status": status,
+        "reason": reason,
+        "stage": "",
+        "coordinator": None,
+        "lease_until": None,
+    }
+    if status.final:
+        values["finished_at"] = now()
+    elif status is Status.PENDING:
+        values |= {"started_at": None, "finished_at": None}
+    return values

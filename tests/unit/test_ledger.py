@@ -195,7 +195,9 @@ def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
     ledger.claim("aaaa1111", "c", 60)
     ledger.set_stage("aaaa1111", "template")
     assert ledger.job("aaaa1111").stage == "template"
-    ledger.release("aaaa1111", "no coordinator")
+    ledger.release("somebody else", "no")
+    assert ledger.job("aaaa1111").status is Status.RUNNING
+    ledger.release("c", "no coordinator")
     job = ledger.job("aaaa1111")
     assert (job.status, job.reason, job.stage, job.started_at) == (Status.PENDING, "no coordinator", "", None)
     assert ledger.claim("aaaa1111", "d", 60)
