@@ -98,7 +98,7 @@ def overhead() -> None:
         farm = Farm(settings, store, ledger)
         models = []
         for seed in range(3):
-            write_network(folder / f"resnet{seed}.onnx", small_resnet(SPARSITY, seed=seed, width=20))
+            write_network(folder / f"resnet{seed}.onnx", small_resnet(SPARSITY, seed=seed, width=30))
             models.append(read_checkpoint(folder / f"resnet{seed}.onnx"))
         with open_executor(settings, store, toolchain) as executor:
             coordinator = Coordinator(ledger, store, executor, toolchain, settings)
