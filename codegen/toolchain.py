@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -168,31 +169,58 @@ def _failure(command: list[str], code: int, said: str, limits: ToolLimits) -> To
 
 
 @dataclass(frozen=True)
+class ToolFacts:
+    """What the tools say of themselves."""
+
+    nvcc_version: str
+    """As in 13.0.88."""
+    ptxas_version: str
+    archs: tuple[str, ...]
+    """The real architectures that ptxas assembles for, oldest first, as its own help lists them."""
+
+
+@dataclass(frozen=True)
 class Toolchain:
-    """The tools of one CUDA version. Versions and architectures are asked of the tools themselves, once."""
+    """The tools of one CUDA version. What they say of themselves is asked once, or `known` from an earlier time."""
 
     nvcc: Path
     ptxas: Path
     fatbinary: Path | None = None
+    known: ToolFacts | None = None
 
     @cached_property
+    def facts(self) -> ToolFacts:
+        """Asked of the tools where it is not known."""
+        return self.known or ToolFacts(_version(self.nvcc), _version(self.ptxas), _archs(self.ptxas))
+
+    @property
     def nvcc_version(self) -> str:
         """As in 13.0.88."""
-        return _version(self.nvcc)
+        return self.facts.nvcc_version
 
-    @cached_property
+    @property
     def ptxas_version(self) -> str:
         """As in 13.0.88."""
-        return _version(self.ptxas)
+        return self.facts.ptxas_version
 
-    @cached_property
+    @property
     def archs(self) -> tuple[str, ...]:
-        """The real architectures that ptxas assembles for, oldest first, as its own help lists them."""
-        text = run_tool([self.ptxas, "--help"], limits=ToolLimits(30)).stdout
-        names = set(re.findall(r"'(sm_\d+[a-z]?)'", text))
-        if not names:
-            raise ToolchainError(f"{self.ptxas} --help lists no architecture: it is not the ptxas this program knows")
-        return tuple(sorted(names, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
+        """The real architectures that ptxas assembles for, oldest first."""
+        return self.facts.archs
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a tool's file does: facts known under the same fingerprint still hold. SHA-256 in hex."""
+        files = [(str(tool), tool.stat().st_size, tool.stat().st_mtime_ns) for tool in (self.nvcc, self.ptxas)]
+        return hashlib.sha256(repr(files).encode()).hexdigest()
+
+
+def _archs(ptxas: Path) -> tuple[str, ...]:
+    text = run_tool([ptxas, "--help"], limits=ToolLimits(30)).stdout
+    names = set(re.findall(r"'(sm_\d+[a-z]?)'", text))
+    if not names:
+        raise ToolchainError(f"{ptxas} --help lists no architecture: it is not the ptxas this program knows")
+    return tuple(sorted(names, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
 
 
 def _version(tool: Path) -> str:

@@ -14,6 +14,7 @@ from codegen.checkpoint import read_checkpoint
 from codegen.layers import Checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
 from farm import doctor
+from farm.build import known_toolchain
 from farm.bundle import write_bundle
 from farm.coordinator import Coordinator
 from farm.errors import CancelledError, JobFailedError, UnfinishedError
@@ -69,8 +70,8 @@ class Farm:
 
     @cached_property
     def toolchain(self) -> Toolchain:
-        """Found when it is first needed: reading the ledger needs none."""
-        return find_toolchain(self._settings.nvcc, self._settings.ptxas)
+        """Found when it is first needed: reading the ledger needs none. A job that is fully cached runs no tool."""
+        return known_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
 
     def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
         """Reads an ONNX file. Raises CheckpointError."""

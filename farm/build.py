@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from codegen.assemble import assemble
 from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
@@ -13,8 +14,8 @@ from codegen.keys import CubinKey
 from codegen.layers import Weights
 from codegen.rewrite import Kernel, rewrite, rewriter_digest
 from codegen.template import Template, make_template, template_key
-from codegen.toolchain import Toolchain, ToolLimits
-from farm.errors import BlobLostError, FarmError, NoWorkerError
+from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
+from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError
 from farm.recent import Recent
 from farm.requests import (
     CubinFacts,
@@ -33,6 +34,7 @@ from farm.store.contract import Store, blob_digest
 
 TEMPLATE_STAGE = "template"
 CUBIN_STAGE = "cubin"
+TOOLS_STAGE = "tools"
 
 _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
 """What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""
@@ -61,6 +63,24 @@ def find_cubin(store: Store, key: str) -> CubinResult | None:
         return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
     except (KeyError, TypeError, ValueError):
         return None  # written by something else: made again
+
+
+def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
+    """The toolchain with what its tools said of themselves when the store last saw these very files."""
+    key = toolchain.fingerprint
+    record = store.get_record(TOOLS_STAGE, key)
+    try:
+        if record is not None:
+            facts = ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
+            return replace(toolchain, known=facts)
+    except (KeyError, TypeError):
+        pass  # written by something else: asked again
+    facts = toolchain.facts
+    with suppress(StoreError):  # a store that cannot be written may still have all cubins
+        store.put_record(
+            TOOLS_STAGE, key, {"nvcc": facts.nvcc_version, "ptxas": facts.ptxas_version, "archs": list(facts.archs)}
+        )
+    return replace(toolchain, known=facts)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from codegen.arch import virtual_arch
+from codegen.assemble import ptxas_options
 from codegen.keys import CubinKey, TemplateKey
 from codegen.rewrite import rewriter_digest
 from codegen.spec import LayerSpec
 from codegen.template import template_key
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain
-from farm.jobs import Build, BuildOptions, Job
+from farm.jobs import Build, Job
 from farm.requests import CubinRequest, TemplateRequest
 
 
@@ -58,7 +59,7 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
     template_fields: dict[str, Mapping[str, str]] = {}
     cubin_fields: dict[str, Mapping[str, str]] = {}
     for job, builds in work:
-        options = ptxas_options(job.options)
+        options = ptxas_options(job.options.optimisation)
         for build in builds:
             for arch in job.options.archs:
                 of_template = key_of_template(build.spec, build.tiling, virtual_arch(arch))
@@ -85,11 +86,6 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
         template_fields=template_fields,
         cubin_fields=cubin_fields,
     )
-
-
-def ptxas_options(options: BuildOptions) -> tuple[str, ...]:
-    """What ptxas is told beside the architecture."""
-    return (f"-O{options.optimisation}",)
 
 
 def _template_request(key: TemplateKey) -> TemplateRequest:

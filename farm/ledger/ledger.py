@@ -93,7 +93,9 @@ class Ledger:
     def _move(self, job_id: str, status: Status, reason: str) -> None:
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
         with writing(self._engine) as connection:
-            statement = update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(_state(status, reason))
+            statement = (
+                update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(_state(status, reason))
+            )
             if connection.execute(statement).rowcount == 1:
                 return
             found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()

@@ -307,3 +307,25 @@ def test_the_doctor_says_what_is_wrong_and_the_way_out(settings: Settings, tools
     assert [check.name for check in wrong] == ["compile"]
     assert REFUSAL in wrong[0].text
     assert wrong[0].way_out
+
+
+def test_a_job_that_is_fully_cached_starts_no_process_at_all(
+    farm: Farm, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm.compile([NET], OPTIONS)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with Farm.open(settings) as again:
+        (job,) = again.compile([NET], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, job.total)
+
+
+def test_a_tool_whose_file_changed_is_asked_again(farm: Farm, settings: Settings, tools: Tools) -> None:
+    before = farm.toolchain.fingerprint
+    tools.refuse(REFUSAL)
+    with Farm.open(settings) as again:
+        assert again.toolchain.fingerprint != before
+        assert again.toolchain.archs == farm.toolchain.archs

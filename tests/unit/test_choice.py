@@ -107,7 +107,7 @@ def test_the_full_form_has_the_tiling_of_the_rolled_one() -> None:
 
 def test_a_kernel_larger_than_shared_memory_is_an_error_that_says_so() -> None:
     spec = Conv2d(1, 400, 400, 1, 200, 200)
-    with pytest.raises(TilingError, match="its kernel is 200x200.*shared memory"):
+    with pytest.raises(TilingError, match=r"its kernel is 200x200.*shared memory"):
         choose_tiling(spec, 1, spread(spec, 0.1))
 
 
