@@ -48,7 +48,7 @@ def verify_on_cpu(
             kernel = (template_key, build.weights)
             if kernel not in verified:
                 verified[kernel] = _verify_kernel(store, build, template_key, ptx, batch, seed)
-            yield LayerVerification(build.layer, tuple(names), "emulator", verified[kernel])
+            yield LayerVerification(build.layer, tuple(sorted(names, key=_number)), "emulator", verified[kernel])
 
 
 def _verify_kernel(
