@@ -173,10 +173,8 @@ class ToolFacts:
     """What the tools say of themselves."""
 
     nvcc_version: str
-    """As in 13.0.88."""
     ptxas_version: str
     archs: tuple[str, ...]
-    """The real architectures that ptxas assembles for, oldest first, as its own help lists them."""
 
 
 @dataclass(frozen=True)
@@ -189,24 +187,24 @@ class Toolchain:
     known: ToolFacts | None = None
 
     @cached_property
-    def facts(self) -> ToolFacts:
-        """Asked of the tools where it is not known."""
-        return self.known or ToolFacts(_version(self.nvcc), _version(self.ptxas), _archs(self.ptxas))
-
-    @property
     def nvcc_version(self) -> str:
         """As in 13.0.88."""
-        return self.facts.nvcc_version
+        return self.known.nvcc_version if self.known else _version(self.nvcc)
 
-    @property
+    @cached_property
     def ptxas_version(self) -> str:
         """As in 13.0.88."""
-        return self.facts.ptxas_version
+        return self.known.ptxas_version if self.known else _version(self.ptxas)
+
+    @cached_property
+    def archs(self) -> tuple[str, ...]:
+        """The real architectures that ptxas assembles for, oldest first, as its own help lists them."""
+        return self.known.archs if self.known else _archs(self.ptxas)
 
     @property
-    def archs(self) -> tuple[str, ...]:
-        """The real architectures that ptxas assembles for, oldest first."""
-        return self.facts.archs
+    def facts(self) -> ToolFacts:
+        """All that is worth knowing the next time."""
+        return ToolFacts(self.nvcc_version, self.ptxas_version, self.archs)
 
     @property
     def fingerprint(self) -> str:
