@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,28 +10,17 @@ import pytest
 from codegen.assemble import assemble, ptxas_options
 from codegen.choice import choose_tiling
 from codegen.device import Device
-from codegen.errors import DeviceError, ToolchainError
+from codegen.errors import DeviceError
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, prune
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from codegen.toolchain import Toolchain, ToolLimits
 from codegen.verify import random_input, verify_output
 
 LIMITS = ToolLimits(300)
-
-
-@pytest.fixture(scope="session")
-def toolchain() -> Toolchain:
-    try:
-        return find_toolchain()
-    except ToolchainError:
-        nvcc = shutil.which("nvcc")
-        if nvcc is None:
-            pytest.skip("needs nvcc: the pinned wheels or a system CUDA")
-        return find_toolchain(Path(nvcc).resolve())
 
 
 def random_weights(spec: Conv2d, sparsity: float) -> Weights:
