@@ -38,6 +38,12 @@ class Weights:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
+    def nonzeros_per_kernel(self) -> NDArray[np.int64]:
+        """[K]: what a tiling is chosen by."""
+        counts: NDArray[np.int64] = np.count_nonzero(self.kernel.reshape(len(self.kernel), -1), axis=1)
+        return counts
+
+    @property
     def nonzeros(self) -> int:
         return int(np.count_nonzero(self.kernel))
 

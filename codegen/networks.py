@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen.layers import FloatArray
+from codegen.layers import FloatArray, Weights
 from codegen.spec import Conv2d
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ def prune(weights: FloatArray, sparsity: float) -> FloatArray:
     smallest = np.argsort(np.abs(weights), axis=None, kind="stable")[: round(sparsity * weights.size)]
     pruned.flat[smallest] = 0
     return pruned
+
+
+def random_weights(spec: Conv2d, sparsity: float, seed: int = 0) -> Weights:
+    """Normal weights of one layer, pruned by magnitude, and a normal bias."""
+    rng = np.random.default_rng(seed)
+    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
+    return Weights(prune(kernel, sparsity), rng.standard_normal(spec.kernels, dtype=np.float32))
 
 
 def lenet5(sparsity: float, seed: int) -> ModelProto:

@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from codegen.choice import choose_tiling
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
@@ -65,8 +63,7 @@ def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, na
 
 
 def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: Store) -> Build:
-    kernel = layer.weights.kernel
-    nonzeros = np.count_nonzero(kernel.reshape(len(kernel), -1), axis=1)
+    nonzeros = layer.weights.nonzeros_per_kernel
     tiling = choose_tiling(layer.spec, options.batch, nonzeros, form=options.form)
     return Build(
         id=0,

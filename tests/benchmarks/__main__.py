@@ -19,15 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from codegen.assemble import ptxas_options
 from codegen.checkpoint import read_checkpoint
 from codegen.choice import choose_tiling
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, lenet5, prune, small_resnet, write_network
+from codegen.networks import TEN_OPERATORS, lenet5, random_weights, small_resnet, write_network
 from codegen.rewrite import rewrite
-from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.toolchain import ToolLimits, find_toolchain
 from farm.api import Farm
@@ -43,21 +39,11 @@ SPARSITY = 0.9
 ARCHS = ("sm_80", "sm_90", "sm_120")
 
 
-def random_weights(spec: Conv2d, seed: int = 0) -> Weights:
-    rng = np.random.default_rng(seed)
-    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    return Weights(prune(kernel, SPARSITY), rng.standard_normal(spec.kernels, dtype=np.float32))
-
-
-def nonzeros_of(weights: Weights) -> np.ndarray:
-    return np.count_nonzero(weights.kernel.reshape(len(weights.kernel), -1), axis=1)
-
-
 def templates() -> None:
     """Each operator's template, rolled, cold: at most 5 s."""
     toolchain = find_toolchain()
     for name, spec in TEN_OPERATORS.items():
-        tiling = choose_tiling(spec, 64, nonzeros_of(random_weights(spec)))
+        tiling = choose_tiling(spec, 64, random_weights(spec, SPARSITY).nonzeros_per_kernel)
         start = time.perf_counter()
         make_template(spec, tiling, "compute_80", toolchain, LIMITS)
         print(f"  {name:<15}{time.perf_counter() - start:6.2f} s")
@@ -66,8 +52,8 @@ def templates() -> None:
 def rewriting() -> None:
     """resnet-conv2 at sparsity 0.9, template in memory: at most 50 ms."""
     spec = TEN_OPERATORS["resnet-conv2"]
-    weights = random_weights(spec)
-    tiling = choose_tiling(spec, 64, nonzeros_of(weights))
+    weights = random_weights(spec, SPARSITY)
+    tiling = choose_tiling(spec, 64, weights.nonzeros_per_kernel)
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     times = []
     for _ in range(21):
@@ -91,7 +77,7 @@ def settings_in(folder: Path) -> Settings:
 def overhead() -> None:
     """A ResNet-18 for three architectures against the same PTX through a bare parallel loop of ptxas: at most 1.10x."""
     toolchain = find_toolchain()
-    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
         folder = Path(name)
         settings = settings_in(folder)
         store, ledger = open_store(settings), open_ledger(settings)
@@ -131,7 +117,7 @@ def write_ptx(farm: Farm, folder: Path) -> list[Path]:
     for checkpoint in [farm.inspect("latest")]:
         model = read_checkpoint(checkpoint.job.model)
         for layer in model.layers:
-            tiling = choose_tiling(layer.spec, 64, nonzeros_of(layer.weights))
+            tiling = choose_tiling(layer.spec, 64, layer.weights.nonzeros_per_kernel)
             template = make_template(layer.spec, tiling, "compute_80", toolchain, LIMITS)
             path = folder / f"{len(files)}.ptx"
             path.write_bytes(rewrite(template, layer.weights).ptx)
@@ -164,7 +150,7 @@ def farm_command(folder: Path, *arguments: str) -> float:
 
 def cached() -> None:
     """The same job again: no nvcc, no ptxas, under 2 s."""
-    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
         folder = Path(name)
         write_network(folder / "lenet5.onnx", lenet5(SPARSITY, seed=0))
         arguments = ("compile", str(folder / "lenet5.onnx"), "--arch", ",".join(ARCHS))
@@ -175,7 +161,7 @@ def cached() -> None:
 
 def startup() -> None:
     """farm --help under 0.4 s, farm status under 0.6 s."""
-    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
         farm_command(Path(name), "status")
         for arguments in (("--help",), ("status",)):
             times = [farm_command(Path(name), *arguments) for _ in range(9)]

@@ -23,10 +23,9 @@ from codegen.assemble import assemble, ptxas_options
 from codegen.choice import choose_tiling
 from codegen.device import Device
 from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, prune
+from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
@@ -50,19 +49,11 @@ PROTOTYPE_MICROSECONDS: dict[str, tuple[float, float]] = {
 """The prototype's times on one H200 at batch 64 and 1 (measured before this project began)."""
 
 
-def random_weights(spec: Conv2d, seed: int = 0) -> Weights:
-    """Normal weights pruned by magnitude, and a bias."""
-    rng = np.random.default_rng(seed)
-    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    return Weights(prune(kernel, SPARSITY), rng.standard_normal(spec.kernels, dtype=np.float32))
-
-
 def build(name: str, batch: int, arch: str, toolchain: Toolchain) -> tuple[Tiling, Weights, Kernel, bytes, int]:
     """One kernel as the farm would make it."""
     spec = TEN_OPERATORS[name]
-    weights = random_weights(spec)
-    nonzeros = np.count_nonzero(weights.kernel.reshape(spec.kernels, -1), axis=1)
-    tiling = choose_tiling(spec, batch, nonzeros)
+    weights = random_weights(spec, SPARSITY)
+    tiling = choose_tiling(spec, batch, weights.nonzeros_per_kernel)
     kernel = rewrite(make_template(spec, tiling, "compute_80", toolchain, ToolLimits()), weights)
     cubin = assemble(kernel.ptx, arch, toolchain, ptxas_options(3), ToolLimits())
     return tiling, weights, kernel, cubin.data, cubin.registers

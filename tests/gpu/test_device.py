@@ -12,7 +12,7 @@ from codegen.choice import choose_tiling
 from codegen.device import Device
 from codegen.errors import DeviceError
 from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, prune
+from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import Conv2d
 from codegen.template import make_template
@@ -21,12 +21,6 @@ from codegen.toolchain import Toolchain, ToolLimits
 from codegen.verify import random_input, verify_output
 
 LIMITS = ToolLimits(300)
-
-
-def random_weights(spec: Conv2d, sparsity: float) -> Weights:
-    rng = np.random.default_rng(7)
-    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    return Weights(prune(kernel, sparsity), rng.standard_normal(spec.kernels, dtype=np.float32))
 
 
 def check(
@@ -47,8 +41,9 @@ def check(
 def test_the_ten_operators_are_right_on_the_gpu(name: str, batch: int, device: Device, toolchain: Toolchain) -> None:
     spec = TEN_OPERATORS[name]
     weights = random_weights(spec, 0.9)
-    nonzeros = np.count_nonzero(weights.kernel.reshape(spec.kernels, -1), axis=1)
-    check(device, toolchain, spec, choose_tiling(spec, batch, nonzeros), weights, batch, "compute_80")
+    check(
+        device, toolchain, spec, choose_tiling(spec, batch, weights.nonzeros_per_kernel), weights, batch, "compute_80"
+    )
 
 
 LAYERS = {

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from codegen import emulate
 from codegen.choice import choose_tiling
 from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, prune
+from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.operators import launch_of, operator_of
 from codegen.reference import convolve, error_bound
 from codegen.rewrite import Kernel, rewrite
@@ -33,14 +33,8 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def random_weights(spec: Conv2d, sparsity: float, seed: int = 0) -> Weights:
-    rng = np.random.default_rng(seed)
-    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    return Weights(prune(kernel, sparsity), rng.standard_normal(spec.kernels, dtype=np.float32))
-
-
 def verified(spec: Conv2d, weights: Weights, form: Form, virtual_arch: str) -> Verification:
-    nonzeros = np.count_nonzero(weights.kernel.reshape(spec.kernels, -1), axis=1)
+    nonzeros = weights.nonzeros_per_kernel
     if form == "full":
         # One template for all sparsities: nvcc takes seconds for each.
         nonzeros = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
