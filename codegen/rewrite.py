@@ -36,6 +36,7 @@ class Kernel:
     fmas_kept: int
     """In all streams together; a thread runs those of one K group."""
     fmas_deleted: int
+    """Of those that the dense layer would have."""
     loads_deleted: int
     """Shared-memory loads all of whose weights are zero."""
 
@@ -66,7 +67,7 @@ def rewrite(template: Template, weights: Weights) -> Kernel:
         ptx=b"".join(parts),
         launch=launch,
         fmas_kept=kept,
-        fmas_deleted=values.size - kept,
+        fmas_deleted=template.tiling.rows * weights.kernel.size - kept,
         loads_deleted=loads,
     )
 
