@@ -52,7 +52,7 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
 
 def _parse(path: Path) -> ModelProto:
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         if path.is_dir():

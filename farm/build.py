@@ -133,7 +133,7 @@ class Worker:
             return failed(request, Failure(Fault.FARM, str(error)))
         except OSError as error:
             return failed(request, Failure(Fault.FARM, f"a worker's machine fails it: {error}"))
-        except Exception as error:  # noqa: BLE001  a bug here must not take the other builds with it
+        except Exception as error:  # noqa: BLE001 - a bug here must not take the other builds with it
             message = f"internal error: {type(error).__name__}: {error}"
             return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
 

@@ -9,13 +9,13 @@ import shutil
 import socket
 import tempfile
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UnreachableError, UsageError
+from farm.executors.contract import Executor
 from farm.requests import Failure, Fault, Request, Result, failed
 from farm.settings import Settings, set_environment_defaults
 from farm.store import open_store
@@ -49,7 +49,7 @@ def build_request(settings: Settings, request: Request) -> Result:
     return worker.build(request)
 
 
-class ClusterExecutor:
+class ClusterExecutor(Executor):
     """One Ray task per request. Starts Ray on this machine, or joins the cluster that the settings name."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
@@ -100,14 +100,6 @@ class ClusterExecutor:
         if self._ray is not None:
             self.cancel_all()
             self._disconnect()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _result(self, reference: Any) -> Result:
         request = self._running.pop(reference)

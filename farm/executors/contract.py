@@ -33,8 +33,10 @@ class Executor(Protocol):
     def close(self) -> None:
         """Cancels what is left and gives the workers back; may be called twice."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
-from typing import Self
 
 from farm.build import Worker
+from farm.executors.contract import Executor
 from farm.requests import Request, Result
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Builds when it is waited for; the time limit of `wait` does not interrupt a build."""
 
     def __init__(self, worker: Worker) -> None:
@@ -26,7 +25,7 @@ class InlineExecutor:
         """See Executor."""
         self._submitted.append(request)
 
-    def wait(self, timeout_seconds: float) -> list[Result]:  # noqa: ARG002
+    def wait(self, timeout_seconds: float) -> list[Result]:  # noqa: ARG002 - a build takes what it takes
         """One result, after its whole build."""
         return [self._worker.build(self._submitted.popleft())] if self._submitted else []
 
@@ -37,11 +36,3 @@ class InlineExecutor:
     def close(self) -> None:
         """See Executor."""
         self.cancel_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -133,14 +133,16 @@ def test_each_block_has_its_own_registers() -> None:
     entry = entry_of(".reg .b32 %r<3>; .reg .b32 q;\n" + block + block)
     first, _, second, move = entry.instructions
     assert first.operands[0] != second.operands[0]
-    assert move.predicate == Register(second.operands[0].name, negated=True)  # type: ignore[union-attr]
+    assert isinstance(second.operands[0], Register)
+    assert move.predicate == Register(second.operands[0].name, negated=True)
     assert move.operands[1] == Register("q")
     assert [kind for name, kind in entry.registers.items() if name.startswith("p")] == ["pred", "pred"]
 
 
 def test_a_block_may_hide_an_outer_name() -> None:
     entry = entry_of(".reg .b32 x; mov.b32 x,1; { .reg .b32 x; mov.b32 x,2; { mov.b32 x,3; } } mov.b32 x,4;")
-    names = [i.operands[0].name for i in entry.instructions]  # type: ignore[union-attr]
+    targets = [i.operands[0] for i in entry.instructions]
+    names = [target.name for target in targets if isinstance(target, Register)]
     assert names[0] == names[3] == "x"
     assert names[1] == names[2] != "x"
 

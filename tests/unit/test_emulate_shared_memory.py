@@ -1,0 +1,116 @@
+"""Shared memory and barriers: who may read what, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codegen import emulate
+from codegen.errors import EmulationError
+from tests.unit.bench import FIRST, INDEX, NEIGHBOUR, REGISTERS, SHARED, launch, words
+
+
+def test_shared_variables_follow_each_other() -> None:
+    """Static ones first, aligned, then the dynamic memory."""
+    text = f"""
+.version 9.0
+.target sm_80
+.extern .shared .align 16 .b8 tile[];
+.shared .align 4 .b8 five[20];
+.visible .entry k(.param .u64 a) {{ {REGISTERS} .shared .align 8 .b8 eight[8];
+mov.u32 %r1, five; mov.u32 %r2, eight; mov.u32 %r3, tile; sub.u32 %r4, %r2, %r1; sub.u32 %r5, %r3, %r1;
+ld.param.u64 %rd0, [a]; st.global.v2.u32 [%rd0], {{%r4, %r5}}; st.shared.u32 [tile+12], 1; ret; }}"""
+    out = words(2)
+    emulate.run(text, (1, 1, 1), (1, 1, 1), 16, [out])
+    assert out.tolist() == [24, 32]
+    with pytest.raises(EmulationError, match="byte 44 of shared memory, which has 40 bytes"):
+        emulate.run(text, (1, 1, 1), (1, 1, 1), 8, [out])
+
+
+def test_each_block_has_its_own_shared_memory() -> None:
+    out = words(6)
+    body = "st.shared.u32 [%r2], %r1; bar.sync 0; ld.shared.u32 %r4, [tile]; st.global.u32 [%rd1], %r4; ret;"
+    launch(INDEX + FIRST + SHARED + body, [out], threads=3, blocks=2, shared_bytes=12)
+    assert out.tolist() == [0, 0, 0, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["u8", "u16", "u32", "u64"])
+def test_shared_memory_holds_every_size(kind: str) -> None:
+    size = int(kind[1:]) // 8
+    register = {1: "%rs1", 2: "%rs1", 4: "%r9", 8: "%rd3"}[size]
+    out = words(4)
+    launch(
+        INDEX + FIRST + f"mov.u32 %r3, tile; mad.lo.u32 %r2, %r0, {2 * size}, %r3; add.u32 %r4, %r0, 7;"
+        f"cvt.{'u16' if size < 2 else kind}.u32 {register}, %r4; st.shared.v2.{kind} [%r2], {{{register}, {register}}};"
+        f"ld.shared.{kind} {register}, [%r2+{size}]; cvt.u32.{kind} %r5, {register}; st.global.u32 [%rd1], %r5; ret;",
+        [out],
+        shared_bytes=8 * size,
+    )
+    assert out.tolist() == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("access", "reason"),
+    [
+        ("ld.shared.f32 %f1, [%r2]", "byte 0 of shared memory was never written"),
+        ("ld.shared.u8 %r4, [%r2+3]", "byte 3 of shared memory was never written"),
+        ("ld.shared.f32 %f1, [%r2+4]", "byte 16 of shared memory, which has 16 bytes"),
+        ("st.shared.f32 [%r2+-4], %f1", "byte -4 of shared memory"),
+        ("st.shared.f32 [0], %f1", "byte -1024 of shared memory"),
+        ("st.shared.f32 [%r2+1], %f1", "is no multiple of 4"),
+    ],
+)
+def test_a_wrong_access_to_shared_memory_is_an_error(access: str, reason: str) -> None:
+    with pytest.raises(EmulationError) as error:
+        launch(INDEX + SHARED + access + "; ret;", [words(1)], shared_bytes=16)
+    assert access in str(error.value)
+    assert reason in str(error.value)
+
+
+def test_a_value_that_looks_like_junk_may_be_stored() -> None:
+    out = words(4)
+    body = "st.shared.u32 [%r2], 0xFFFCDCDC; ld.shared.u32 %r4, [%r2]; st.global.u32 [%rd1], %r4; ret;"
+    launch(INDEX + FIRST + SHARED + body, [out], shared_bytes=16)
+    assert out.tolist() == [0xFFFCDCDC] * 4
+
+
+def test_a_register_that_was_never_written_is_no_number() -> None:
+    out = np.zeros(4, dtype=np.float32)
+    launch(INDEX + FIRST + "st.global.f32 [%rd1], %f5; ret;", [out])
+    assert np.isnan(out).all()
+
+
+def test_another_threads_word_needs_a_barrier() -> None:
+    out = words(4)
+    launch(INDEX + FIRST + SHARED + "st.shared.u32 [%r2], %r0; bar.sync 0;" + NEIGHBOUR, [out], shared_bytes=16)
+    assert out.tolist() == [1, 0, 3, 2]
+    with pytest.raises(EmulationError, match="was written by another thread since the last barrier"):
+        launch(INDEX + FIRST + SHARED + "st.shared.u32 [%r2], %r0;" + NEIGHBOUR, [out], shared_bytes=16)
+
+
+def test_what_a_barrier_published_stays_readable() -> None:
+    out = words(4)
+    body = "st.shared.u32 [%r2], %r0; bar.sync 0; st.shared.u32 [%r2+16], %r0;" + NEIGHBOUR
+    launch(INDEX + FIRST + SHARED + body, [out], shared_bytes=32)
+    assert out.tolist() == [1, 0, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "@%p1 bar.sync 0; bar.sync 0; ret;",
+        "@%p1 bra a; bar.sync 0; bra b; a: bar.sync 0; b: ret;",
+        "mov.u32 %r4, 0; l: bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, %r0; @%p2 bra l; bar.sync 0; ret;",
+    ],
+)
+def test_a_barrier_for_a_part_of_the_block_is_an_error(body: str) -> None:
+    with pytest.raises(
+        EmulationError, match=r"line \d+: `.*barrier|only a part of the block waits at this barrier: thread"
+    ):
+        launch(INDEX + "setp.lt.u32 %p1, %r0, 2; " + body, [words(1)])
+
+
+def test_blocks_may_differ_in_their_barriers() -> None:
+    body = "setp.eq.u32 %p1, %r8, 0; @%p1 bra end; bar.sync 0; bar.sync 0; end: bar.sync 0; ret;"
+    trace = launch(INDEX + body, [words(1)], blocks=2)
+    assert trace.executed["bar.sync"] == 4 + 3 * 4
