@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,7 @@ def test_weights_of_another_shape_are_refused() -> None:
         (lambda text: re.sub(r"ld\.shared\.f32", "ld.global.f32", text, count=1), "not loaded from shared"),
     ],
 )
-def test_a_template_without_the_form_the_rewriter_needs_is_refused(damage, message) -> None:  # type: ignore[no-untyped-def]
+def test_a_template_without_the_form_the_rewriter_needs_is_refused(damage: Callable[[str], str], message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         Template.from_ptx(damage(ROLLED))
 
