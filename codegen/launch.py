@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.spec import DataType
+
 
 @dataclass(frozen=True)
 class GridSize:
@@ -19,14 +21,24 @@ class GridSize:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch; grid and block are x, y, z; the kernel's arguments are pointers, in order."""
+    """One kernel launch; grid and block are x, y, z.
+
+    The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements; `images`
+    is the int32 number of images in the batch, or of rows of a Linear.
+    """
 
     kernel: str
     grid: tuple[GridSize, GridSize, GridSize]
     block: tuple[int, int, int]
     shared_bytes: int
     """Dynamic shared memory."""
-    arguments: tuple[str, ...] = ("input", "output")
+    arguments: tuple[str, ...] = ("input", "output", "images")
+    data_type: DataType = "float32"
+    """Of the elements."""
+    input_offset: int = 0
+    """Elements to add to the input's pointer: where this part of a layer begins."""
+    output_offset: int = 0
+    """Elements to add to the pointers of output and residual."""
 
     def grid_at(self, batch: int) -> tuple[int, int, int]:
         x, y, z = (size.at(batch) for size in self.grid)
@@ -38,5 +50,14 @@ class Launch:
             "grid": [{"fixed": size.fixed, "images": size.images} for size in self.grid],
             "block": list(self.block),
             "shared_bytes": self.shared_bytes,
-            "arguments": [{"name": name, "type": "float32*"} for name in self.arguments],
+            "arguments": [
+                {"name": "images", "type": "int32"}
+                if name == "images"
+                else {
+                    "name": name,
+                    "type": f"{self.data_type}*",
+                    "offset": self.input_offset if name == "input" else self.output_offset,
+                }
+                for name in self.arguments
+            ],
         }

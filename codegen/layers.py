@@ -16,7 +16,10 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The values of one layer: `kernel` [K, C, R, S] and `bias` [K], float32, finite; -0.0 counts as zero."""
+    """The values of one layer: `kernel` of the spec's weights_shape and `bias` [K], float32, finite; -0.0 is zero.
+
+    Those of float16 and bfloat16 layers are values that these types have.
+    """
 
     kernel: FloatArray
     bias: FloatArray
@@ -55,13 +58,19 @@ class Weights:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a checkpoint; `input` and `output` are the ONNX tensor names."""
+    """One layer of a checkpoint; `input`, `output` and `residual` are the ONNX tensor names."""
 
     name: str
     spec: LayerSpec
     weights: Weights
     input: str
     output: str
+    residual: str = ""
+    """What AddResidual adds; empty without one."""
+    rows: int = 1
+    """Of a Linear, rows per image as far as the model says: the length of a sequence."""
+    folded: tuple[str, ...] = ()
+    """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,70 @@
-"""Conv2d: the shape of a layer, which every stage and every process speaks of. Needs no NumPy."""
+"""The specs: the shape of a layer, which every stage and every process speaks of. Needs no NumPy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, Literal, cast
+
+DataType = Literal["float32", "float16", "bfloat16"]
+"""Of inputs, outputs and weights. bfloat16 is computed in float32."""
 
 
 @dataclass(frozen=True)
-class Conv2d:
-    """Everything a template of a 2-D convolution depends on, and nothing more (weights and batch are not in it)."""
+class Clip:
+    """Values below `low` become `low`, those above `high` become `high`, NaN stays; Relu is Clip(low=0)."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakyRelu:
+    """Values below zero are multiplied by the slope."""
+
+    slope: float
+
+
+@dataclass(frozen=True)
+class AddResidual:
+    """Adds the element of the layer's second input, which has the shape of the output."""
+
+
+Step = Clip | LeakyRelu | AddResidual
+"""What the kernel does with a sum after the bias, before it stores it."""
+
+_STEPS: dict[str, type[Step]] = {"clip": Clip, "leaky_relu": LeakyRelu, "add_residual": AddResidual}
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What the layers have in common."""
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def weights_count(self) -> int:
+        return prod(self.weights_shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as plain JSON values; `spec_from_json` is its inverse."""
+        operator = next(name for name, spec in _SPECS.items() if isinstance(self, spec))
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        names = {step: name for name, step in _STEPS.items()}
+        fields["epilogue"] = [{"step": names[type(step)], **asdict(step)} for step in cast("LayerSpec", self).epilogue]
+        return {"operator": operator, **fields}
+
+
+@dataclass(frozen=True)
+class Conv2d(_Spec):
+    """Everything a template of a convolution depends on, and nothing more (weights and batch are not in it).
+
+    A 1-D convolution is one of height 1.
+    """
 
     channels: int
     height: int
@@ -16,17 +72,24 @@ class Conv2d:
     kernels: int
     kernel_height: int
     kernel_width: int
-    stride: tuple[int, int] = (1, 1)
+    stride: Pair = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Top, left, bottom, right, in input elements."""
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    """Kernel k reads the channels of group k // (kernels / groups) only."""
+    epilogue: tuple[Step, ...] = ()
+    data_type: DataType = "float32"
 
     @property
     def output_height(self) -> int:
-        return (self.height + self.padding[0] + self.padding[2] - self.kernel_height) // self.stride[0] + 1
+        extent = (self.kernel_height - 1) * self.dilation[0] + 1
+        return (self.height + self.padding[0] + self.padding[2] - extent) // self.stride[0] + 1
 
     @property
     def output_width(self) -> int:
-        return (self.width + self.padding[1] + self.padding[3] - self.kernel_width) // self.stride[1] + 1
+        extent = (self.kernel_width - 1) * self.dilation[1] + 1
+        return (self.width + self.padding[1] + self.padding[3] - extent) // self.stride[1] + 1
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -40,44 +103,120 @@ class Conv2d:
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """K, C, R, S."""
-        return self.kernels, self.channels, self.kernel_height, self.kernel_width
-
-    @property
-    def weights_count(self) -> int:
-        return self.kernels * self.channels * self.kernel_height * self.kernel_width
-
-    def to_json(self) -> dict[str, Any]:
-        """The spec as plain JSON values; `spec_from_json` is its inverse."""
-        return {
-            "operator": "conv2d",
-            "channels": self.channels,
-            "height": self.height,
-            "width": self.width,
-            "kernels": self.kernels,
-            "kernel_height": self.kernel_height,
-            "kernel_width": self.kernel_width,
-            "stride": list(self.stride),
-            "padding": list(self.padding),
-        }
+        """K, C / groups, R, S."""
+        return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
 
     def __str__(self) -> str:
-        c, h, w = self.input_shape
-        return f"{c}x{h}x{w} -> {self.kernels}, {self.kernel_height}x{self.kernel_width}"
+        return _describe(self)
 
 
-LayerSpec = Conv2d
-"""The union of the operators' specs; a second operator joins it here."""
+@dataclass(frozen=True)
+class ConvTranspose2d(_Spec):
+    """A transposed convolution: every input element times a kernel, added up `stride` output elements apart."""
+
+    channels: int
+    height: int
+    width: int
+    kernels: int
+    kernel_height: int
+    kernel_width: int
+    stride: Pair = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right: cut off the output, in output elements."""
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    output_padding: Pair = (0, 0)
+    """Rows and columns more at the output's bottom and right."""
+    epilogue: tuple[Step, ...] = ()
+    data_type: DataType = "float32"
+
+    @property
+    def output_height(self) -> int:
+        extent = (self.kernel_height - 1) * self.dilation[0] + 1
+        whole = (self.height - 1) * self.stride[0] + extent + self.output_padding[0]
+        return whole - self.padding[0] - self.padding[2]
+
+    @property
+    def output_width(self) -> int:
+        extent = (self.kernel_width - 1) * self.dilation[1] + 1
+        whole = (self.width - 1) * self.stride[1] + extent + self.output_padding[1]
+        return whole - self.padding[1] - self.padding[3]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """C, H, W of one image."""
+        return self.channels, self.height, self.width
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """K, H', W' of one image."""
+        return self.kernels, self.output_height, self.output_width
+
+    @property
+    def weights_shape(self) -> tuple[int, int, int, int]:
+        """K, C / groups, R, S: kernels first, unlike in ONNX, where they come second."""
+        return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
+
+    def __str__(self) -> str:
+        return f"{_describe(self)} transposed"
+
+
+@dataclass(frozen=True)
+class Linear(_Spec):
+    """A fully connected layer: rows of `inputs` values to rows of `outputs` values."""
+
+    inputs: int
+    outputs: int
+    epilogue: tuple[Step, ...] = ()
+    data_type: DataType = "float32"
+
+    @property
+    def kernels(self) -> int:
+        """The outputs, by the name that they have in the other layers."""
+        return self.outputs
+
+    @property
+    def input_shape(self) -> tuple[int]:
+        """Of one row."""
+        return (self.inputs,)
+
+    @property
+    def output_shape(self) -> tuple[int]:
+        """Of one row."""
+        return (self.outputs,)
+
+    @property
+    def weights_shape(self) -> tuple[int, int]:
+        """Outputs, inputs."""
+        return self.outputs, self.inputs
+
+    def __str__(self) -> str:
+        return f"{self.inputs} -> {self.outputs}"
+
+
+def _describe(spec: Conv2d | ConvTranspose2d) -> str:
+    c, h, w = spec.input_shape
+    groups = f", {spec.groups} groups" if spec.groups > 1 else ""
+    return f"{c}x{h}x{w} -> {spec.kernels}, {spec.kernel_height}x{spec.kernel_width}{groups}"
+
+
+LayerSpec = Conv2d | ConvTranspose2d | Linear
+"""The union of the operators' specs; another operator joins it here."""
+
+_SPECS: dict[str, type[LayerSpec]] = {"conv2d": Conv2d, "conv_transpose2d": ConvTranspose2d, "linear": Linear}
 
 
 def spec_from_json(value: dict[str, Any]) -> LayerSpec:
-    """Reads what `to_json` wrote. Raises KeyError or ValueError on anything else."""
-    fields = dict(value)
-    if (operator := fields.pop("operator")) != "conv2d":
+    """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
+    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+    operator = fields.pop("operator")
+    if operator not in _SPECS:
         raise ValueError(f"unknown operator {operator!r}")
-    sy, sx = fields.pop("stride")
-    top, left, bottom, right = fields.pop("padding")
-    return Conv2d(**fields, stride=(sy, sx), padding=(top, left, bottom, right))
+    fields["epilogue"] = tuple(
+        _STEPS[step["step"]](**{name: each for name, each in step.items() if name != "step"})
+        for step in fields["epilogue"]
+    )
+    return _SPECS[operator](**fields)
 
 
 @dataclass(frozen=True)

@@ -33,3 +33,11 @@ class Tiling:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive K groups of a layer that make one kernel: first <= group < end. A large layer has several."""
+
+    first: int
+    end: int
