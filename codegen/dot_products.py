@@ -103,9 +103,10 @@ class DotProducts:
                 for column in self.columns:
                     factor = kernels[row.position, column.position].reshape(part.groups, -1, kernel.shape[3])
                     met = inputs[:, :, row.inputs, column.inputs]
-                    size = met.shape[2:]
-                    product = factor @ met.reshape(images, part.groups, kernel.shape[3], -1)
-                    sums[:, part.kernels, row.outputs, column.outputs] += product.reshape(images, -1, *size)
+                    height, width = met.shape[2:]
+                    product = factor @ met.reshape(images, part.groups, kernel.shape[3], height * width)
+                    total = sums[:, part.kernels, row.outputs, column.outputs]
+                    total += product.reshape(total.shape)
         return sums
 
 
@@ -181,7 +182,7 @@ def _meetings(spec: Conv2d | ConvTranspose2d, axis: int, outputs: range) -> tupl
 
 
 def _strided(coarse: range, fine: range, stride: int, offset: int) -> tuple[slice, slice]:
-    """All i of `coarse` with i * stride + offset in `fine`, and these places there; both are empty if there are none."""
+    """All i of `coarse` with i * stride + offset in `fine`, and these places there; both empty if there are none."""
     first = max(coarse.start, -((offset - fine.start) // stride))
     end = min(coarse.stop, -((offset - fine.stop) // stride))
     if end <= first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -11,8 +11,8 @@ class Region:
 
     images: slice
     kernels: slice
-    rows: slice = slice(None)
-    columns: slice = slice(None)
+    rows: slice = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))
 
     def index(self, ndim: int) -> tuple[slice, ...]:
         """Selects the box from an output of so many dimensions, 2 or 4."""
