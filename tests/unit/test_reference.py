@@ -15,9 +15,10 @@ from onnx import helper
 
 from codegen.checkpoint import read_checkpoint
 from codegen.data_types import from_float32, to_float32
+from codegen.dot_products import dot_products
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS
-from codegen.operators.region import Region
+from codegen.operators.region import EVERYTHING, Region
 from codegen.reference import error_bound, layer_output
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
 from tests.unit.layer_definitions import (
@@ -193,6 +194,14 @@ def test_a_region_does_not_see_the_input_elsewhere() -> None:
         before = layer_output(spec, weights, x, part)
         x[1], x[:, :2], x[:, :, 3:] = np.nan, np.nan, np.nan
         np.testing.assert_array_equal(layer_output(spec, weights, x, part), before)
+
+
+def test_the_groups_of_a_depthwise_layer_are_computed_together() -> None:
+    spec = Conv2d(960, 7, 7, 1920, 3, 3, padding=(1, 1, 1, 1), groups=960)
+    weights, x = random_weights(spec, np.random.default_rng(0)), values(1, *spec.input_shape)
+    assert len(dot_products(spec, weights, x, EVERYTHING).grouped) == 1
+    ragged = dot_products(spec, weights, x, Region(slice(None), slice(1, 1919)))
+    assert [part.groups for part in ragged.grouped] == [1, 958, 1]
 
 
 def test_a_kernel_larger_than_the_padded_input_has_no_output() -> None:

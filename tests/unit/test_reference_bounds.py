@@ -217,6 +217,13 @@ def test_chunks_make_the_bound_of_float16_that_of_their_length() -> None:
     assert bounds[3] == pytest.approx(((1 + 2.0**-11) ** 1025 - 1) * 1024, rel=1e-4)
 
 
+def test_adding_up_chunks_counts_one_rounding_of_float32_each() -> None:
+    chunks = 2**13
+    spec, weights = dense_layer(chunks, "float16")
+    bound = error_bound(spec, weights, np.ones((1, chunks), np.float16), chunk_channels=1).item()
+    assert bound == pytest.approx((2.0**-11 + chunks * 2.0**-24 + 2.0**-11) * chunks, rel=1e-3)
+
+
 def test_the_densest_chunk_of_a_kernel_counts_wherever_it_begins() -> None:
     spec = Linear(12, 2, data_type="float16")
     kernel = np.zeros((2, 12), np.float32)
@@ -245,6 +252,21 @@ def test_a_slope_multiplies_the_error_only_where_it_is_above_one_and_the_sum_may
     np.testing.assert_allclose(flat, [plain[0], plain[1] + 0.25 * 2.0**-24, plain[2]], rtol=1e-5)
 
 
+def test_a_residual_adds_the_rounding_of_its_sum() -> None:
+    spec, weights = dense_layer(1, "float32", AddResidual())
+    x, residual = np.ones((2, 1), np.float32), np.array([[999.0], [-1.0]], np.float32)
+    bound = error_bound(spec, weights, x, residual=residual)[:, 0]
+    np.testing.assert_allclose(bound, [1002 * 2.0**-24, 2 * 2.0**-24], rtol=1e-5)
+
+
+def test_a_slope_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
+    x = np.array([[-1024]], np.float16)
+    exact, rounded = (
+        error_bound(*dense_layer(1, "float16", LeakyRelu(slope)), x).item() for slope in (float(np.float16(0.1)), 0.1)
+    )
+    assert rounded - exact == pytest.approx(1024 * abs(float(np.float16(0.1)) - 0.1), rel=0.01)
+
+
 def test_a_constant_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
     x = np.zeros((1, 1), np.float16)
     spec, weights = dense_layer(1, "float16", Clip(low=0.1))
@@ -270,6 +292,14 @@ def test_float16_overflows_beyond_its_largest_value(chunk_channels: int | None) 
     residual = np.array([[0], [0], [30000], [40000]], np.float16)
     bound = error_bound(spec, weights, x, residual=residual, chunk_channels=chunk_channels)
     np.testing.assert_array_equal(np.isinf(bound[:, 0]), [False, True, False, True])
+
+
+@pytest.mark.parametrize("step", [AddResidual(), LeakyRelu(4.0)], ids=str)
+def test_a_clip_does_not_hide_an_overflow_before_it(step: Any) -> None:
+    spec, weights = dense_layer(1, "float16", step, Clip(-6, 6))
+    x = np.array([[-40000], [-10000]], np.float16)
+    residual = x if step == AddResidual() else None
+    np.testing.assert_array_equal(np.isinf(error_bound(spec, weights, x, residual=residual)), [[True], [False]])
 
 
 def test_an_infinite_residual_has_no_bound() -> None:
