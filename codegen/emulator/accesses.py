@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.arithmetic import DTYPES, Lanes
+from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.global_memory import GlobalMemory, Selection
 from codegen.emulator.machine import Machine, Mask, Step, expect, selected
@@ -126,7 +126,7 @@ def _form(qualifiers: list[str], kind: str) -> tuple[str, int, int]:
             and not each.startswith(_HINT_PREFIXES)
         ):
             raise UnsupportedError(f"the emulator does not know .{each}")
-    if len(spaces) != 1 or len(counts) > 1 or kind not in DTYPES or kind == "pred":
+    if len(spaces) != 1 or len(counts) > 1 or kind not in (*PLAIN, "b8", "u8", "s8"):
         raise UnsupportedError("the emulator knows loads and stores that name one state space and a type")
     return spaces[0], counts[0] if counts else 1, DTYPES[kind].itemsize
 

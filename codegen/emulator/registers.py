@@ -78,6 +78,8 @@ class Registers:
 
 def _constant(immediate: Immediate, kind: str) -> Any:
     dtype = DTYPES[kind]
+    if "16" in kind and "f" in kind:
+        raise UnsupportedError(f"a number as .{kind}: PTX has these in registers only")
     if kind == "pred":
         return np.bool_(immediate.value != 0)
     bits = 8 * dtype.itemsize
