@@ -11,8 +11,8 @@ from codegen.emulator.arithmetic import DTYPES, Lanes
 from codegen.emulator.faults import UnsupportedError
 from codegen.ptx import Immediate, Operand, Register, Symbol
 
-JUNK: Final = {1: 0xDC, 2: 0xFFDC, 4: 0xFFFCDCDC, 8: 0xFFFCDCDCFFFCDCDC}
-"""What is where nothing was written: by size in bytes; NaN as a float."""
+JUNK: Final = {1: 0xDC, 2: 0xFFDC, 4: 0xFFDCFFDC, 8: 0xFFDCFFDCFFDCFFDC}
+"""What is where nothing was written: by size in bytes; NaN as a float of any size, and as two of half the size."""
 
 
 class Registers:
