@@ -126,6 +126,8 @@ class Scope:
 
     def operand(self, text: str) -> Operand:
         """Reads one operand."""
+        if not self.names and self.outer is not None:
+            return self.outer.operand(text)
         if (known := self.operands.get(text)) is None:
             known = self.operands[text] = self._parse(text)
         return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
@@ -26,9 +27,22 @@ class Registers:
         self._special = special
         self._symbols = symbols
         self._lanes = lanes
+        self._views = self._rows
+        self._window = slice(0, lanes)
+
+    def window(self, lanes: slice) -> Registers:
+        """The same registers, but of some lanes only."""
+        part = copy(self)
+        part._views, part._window = {}, lanes
+        return part
 
     def row(self, name: str) -> Lanes:
         """The bits of a register, or booleans. Raises UnsupportedError if nothing declares it."""
+        if (view := self._views.get(name)) is None:
+            view = self._views[name] = self._row(name)[self._window]
+        return view
+
+    def _row(self, name: str) -> Lanes:
         if (row := self._rows.get(name)) is None:
             kind = self._types.get(name)
             if kind not in DTYPES:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, Literal
 
 import numpy as np
@@ -22,31 +23,52 @@ _WAITING: Final = 2**31 - 2
 _EXITED: Final = 2**31 - 1
 
 _Control = Literal["branch", "barrier", "exit"]
+Window = tuple[int, int]
+"""First lane and end of whole blocks."""
 
 
 @dataclass
 class Segment:
     """Instructions that run one after the other; only the last may be a branch, a barrier or an end."""
 
-    instructions: list[Instruction] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    start: int
+    end: int
+    """Of the entry's instructions."""
     control: _Control | None = None
+    instructions: list[Instruction] = field(default_factory=list)
+    """Empty until they are first run."""
     target: int = 0
     """Segment that a branch goes to."""
-    holds: Callable[[], Lanes] | None = None
-    """The predicate of the last instruction, if that is the control."""
+    steps: dict[Window, _Steps] = field(default_factory=dict)
+    """Of each window that ran it."""
     runs: int = 0
     """Lanes that ran it, over all times."""
 
 
+@dataclass
+class _Steps:
+    """A segment for one window."""
+
+    steps: list[Step] = field(default_factory=list)
+    holds: Callable[[], Lanes] | None = None
+    """The predicate of the last instruction, if that is the control."""
+
+
 class Schedule:
-    """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again."""
+    """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again.
+
+    A segment is decoded when it is first run, for the window from the first block that runs it to the last: what no
+    lane reaches costs nothing, and what one K group's blocks run costs what they are, not what all blocks are.
+    """
 
     def __init__(self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str]) -> None:
         self._machine = machine
+        self._windows: dict[Window, Machine] = {}
         self._threads = threads
         self._place = place
-        self._segments = _segments(machine, entry)
+        self._entry = entry
+        self._segments = _segments(entry)
+        self._numbers = {segment.start: number for number, segment in enumerate(self._segments)}
         self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
         self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
 
@@ -58,11 +80,11 @@ class Schedule:
                 self._release_barriers()
                 continue
             segment = self._segments[number]
-            steps += len(segment.instructions)
+            steps += segment.end - segment.start
             if steps > limit:
                 raise EmulationError(
-                    f"{_at(segment.instructions[0])}: more than {limit} instructions were run: the loop around this "
-                    "one does not end, or the limit needs to be raised"
+                    f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
+                    "loop around this one does not end, or the limit needs to be raised"
                 )
             self._run(segment, number)
 
@@ -77,30 +99,65 @@ class Schedule:
 
     def _run(self, segment: Segment, number: int) -> None:
         active = self._next == number
+        lanes = self._window(active)
+        first, end = lanes
+        active = active[first:end]
         count = int(np.count_nonzero(active))
         segment.runs += count
-        mask: Mask = None if count == self._machine.lanes else active
+        decoded = segment.steps.get(lanes)
+        if decoded is None:
+            decoded = segment.steps[lanes] = self._decode(segment, lanes)
+        mask: Mask = None if count == end - first else active
         step: Step | None = None
         try:
-            for step in segment.steps:
+            for step in decoded.steps:
                 step(mask)
         except FaultError as fault:
-            instruction = next(i for s, i in zip(segment.steps, segment.instructions, strict=False) if s is step)
+            instruction = next(i for s, i in zip(decoded.steps, segment.instructions, strict=False) if s is step)
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
         following = number + 1 if number + 1 < len(self._segments) else _EXITED
-        np.copyto(self._next, np.int32(following), where=active)
-        self._control(segment, number, active)
-
-    def _control(self, segment: Segment, number: int, active: NDArray[np.bool_]) -> None:
+        np.copyto(self._next[first:end], np.int32(following), where=active)
         if segment.control is None:
             return
-        if segment.holds is not None:
-            active = segment.holds() & active
+        if decoded.holds is not None:
+            active = decoded.holds() & active
             self._machine.predicated[segment.instructions[-1].opcode] += int(np.count_nonzero(active))
         if segment.control == "barrier":
-            np.copyto(self._barrier, np.int32(number), where=active)
+            np.copyto(self._barrier[first:end], np.int32(number), where=active)
         destination = {"branch": segment.target, "barrier": _WAITING, "exit": _EXITED}[segment.control]
-        np.copyto(self._next, np.int32(destination), where=active)
+        np.copyto(self._next[first:end], np.int32(destination), where=active)
+
+    def _window(self, active: NDArray[np.bool_]) -> Window:
+        """The lanes from the first active block to the last."""
+        first, last = int(active.argmax()), len(active) - 1 - int(active[::-1].argmax())
+        return first // self._threads * self._threads, (last // self._threads + 1) * self._threads
+
+    def _decode(self, segment: Segment, lanes: Window) -> _Steps:
+        if (machine := self._windows.get(lanes)) is None:
+            machine = self._windows[lanes] = self._machine.window(*lanes)
+        if not segment.instructions:
+            segment.instructions = [self._entry.instructions[i] for i in range(segment.start, segment.end)]
+        decoded = _Steps()
+        for instruction in segment.instructions:
+            try:
+                if _control_of(instruction.opcode) is None:
+                    decoded.steps.append(make_step(machine, instruction))
+                    continue
+                if instruction.predicate is not None:
+                    decoded.holds = guard(machine, instruction.predicate)
+                if segment.control == "branch":
+                    segment.target = self._target(instruction)
+                elif segment.control == "barrier":
+                    _check_barrier(instruction)
+            except UnsupportedError as reason:
+                raise EmulationError(f"{_at(instruction)}: {reason}") from None
+        return decoded
+
+    def _target(self, branch: Instruction) -> int:
+        (label,) = expect(branch.operands, 1)
+        if not isinstance(label, Symbol) or label.name not in self._entry.labels:
+            raise UnsupportedError("no such label")
+        return self._numbers[self._entry.labels[label.name]]
 
     def _release_barriers(self) -> None:
         """Nobody can run: every lane that has not ended waits, which is right if those of a block wait at one place."""
@@ -125,55 +182,30 @@ def _at(instruction: Instruction) -> str:
     return f"line {instruction.line}: `{' '.join(instruction.text.split())}`"
 
 
-def _segments(machine: Machine, entry: Entry) -> list[Segment]:
-    starts: dict[int, int] = {}
+def _segments(entry: Entry) -> list[Segment]:
+    labels, opcodes = set(entry.labels.values()), entry.instructions.opcodes
     segments: list[Segment] = []
-    for start, instructions in _straight_runs(entry):
-        starts[start] = len(segments)
-        segments.append(Segment(instructions))
-    starts[len(entry.instructions)] = len(segments)
+    start = 0
+    for end, opcode in enumerate(opcodes, start=1):
+        control = _control_of(opcode)
+        if control or end in labels or end == len(opcodes):
+            segments.append(Segment(start, end, control))
+            start = end
     # A label at the very end is an exit of its own.
-    if not segments or len(entry.instructions) in entry.labels.values():
-        segments.append(Segment(control="exit"))
-    for segment in segments:
-        for instruction in segment.instructions:
-            try:
-                _decode(machine, entry, segment, instruction, starts)
-            except UnsupportedError as reason:
-                raise EmulationError(f"{_at(instruction)}: {reason}") from None
+    if not segments or len(opcodes) in labels:
+        segments.append(Segment(start, start, "exit"))
     return segments
 
 
-def _straight_runs(entry: Entry) -> Iterator[tuple[int, list[Instruction]]]:
-    labels = set(entry.labels.values())
-    start = 0
-    for end, instruction in enumerate(entry.instructions, start=1):
-        if end in labels or end == len(entry.instructions) or _control_of(instruction):
-            yield start, list(entry.instructions[start:end])
-            start = end
+def _check_barrier(instruction: Instruction) -> None:
+    (identifier,) = expect(instruction.operands, 1)
+    if not isinstance(identifier, Immediate):
+        raise UnsupportedError("a barrier whose number is in a register")
 
 
-def _decode(machine: Machine, entry: Entry, segment: Segment, instruction: Instruction, starts: dict[int, int]) -> None:
-    control = _control_of(instruction)
-    if control is None:
-        segment.steps.append(make_step(machine, instruction))
-        return
-    segment.control = control
-    if instruction.predicate is not None:
-        segment.holds = guard(machine, instruction.predicate)
-    if control == "branch":
-        (label,) = expect(instruction.operands, 1)
-        if not isinstance(label, Symbol) or label.name not in entry.labels:
-            raise UnsupportedError("no such label")
-        segment.target = starts[entry.labels[label.name]]
-    elif control == "barrier":
-        (identifier,) = expect(instruction.operands, 1)
-        if not isinstance(identifier, Immediate):
-            raise UnsupportedError("a barrier whose number is in a register")
-
-
-def _control_of(instruction: Instruction) -> _Control | None:
-    match instruction.opcode.split("."):
+@cache
+def _control_of(opcode: str) -> _Control | None:
+    match opcode.split("."):
         case ["bra"] | ["bra", "uni"]:
             return "branch"
         case ["ret"] | ["ret", "uni"] | ["exit"]:

@@ -110,9 +110,8 @@ def test_a_loop_without_end_is_an_error() -> None:
     ],
 )
 def test_what_the_emulator_does_not_know_is_an_error_that_names_it(instruction: str) -> None:
-    """Also where no lane would reach it: nothing is skipped."""
     with pytest.raises(EmulationError) as error:
-        launch(f"ret;\n{instruction};", [words(1)])
+        launch(f"\n{instruction}; ret;", [words(1)])
     assert f"line 8: `{instruction}`: " in str(error.value)
 
 
