@@ -40,8 +40,9 @@ class FusedMultiplyAdd:
 
     def _round_ties(self, c: Lanes) -> None:
         # Sums that float32 holds exactly are common (zeros) and safe; NaN and infinity compare as neither.
-        inexact = np.abs(self._sum - self._sum.astype(np.float32)) > 0
-        suspects = np.flatnonzero(inexact & (self._low == 0))
+        suspects = np.flatnonzero(self._low == 0)
+        sums = self._sum[suspects]
+        suspects = suspects[np.abs(sums - sums.astype(np.float32)) > 0]
         if suspects.size:
             addend = np.broadcast_to(c, self._sum.shape)[suspects].astype(np.float64)
             self._sum[suspects] = _rounded_to_odd(self._product[suspects], addend, self._sum[suspects])

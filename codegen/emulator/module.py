@@ -53,6 +53,10 @@ class Instructions:
     def __len__(self) -> int:
         return len(self.opcodes)
 
+    def guarded(self, number: int) -> bool:
+        """Whether the instruction has a predicate."""
+        return self._text[self._places[number][0]] == "@"
+
     def __getitem__(self, number: int) -> Instruction:
         """Reads one instruction. Raises PtxError, which names the line."""
         start, end, scope = self._places[number]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, Literal
@@ -11,7 +11,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.arithmetic import Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
 from codegen.emulator.module import Entry
@@ -35,35 +34,24 @@ class Segment:
     end: int
     """Of the entry's instructions."""
     control: _Control | None = None
-    instructions: list[Instruction] = field(default_factory=list)
-    """Empty until they are first run."""
-    target: int = 0
-    """Segment that a branch goes to."""
-    steps: dict[Window, _Steps] = field(default_factory=dict)
-    """Of each window that ran it."""
+    """What the last instruction is, if it is none of the steps."""
+    steps: dict[Window, list[Step]] = field(default_factory=dict)
+    """Of each window that ran it; empty after the first time."""
     runs: int = 0
     """Lanes that ran it, over all times."""
-
-
-@dataclass
-class _Steps:
-    """A segment for one window."""
-
-    steps: list[Step] = field(default_factory=list)
-    holds: Callable[[], Lanes] | None = None
-    """The predicate of the last instruction, if that is the control."""
 
 
 class Schedule:
     """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again.
 
-    A segment is decoded when it is first run, for the window from the first block that runs it to the last: what no
-    lane reaches costs nothing, and what one K group's blocks run costs what they are, not what all blocks are.
+    A segment is decoded when it is run, for the window from the first block that runs it to the last: what no lane
+    reaches costs nothing, and the stream of one K group costs what its own blocks are.
     """
 
     def __init__(self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str]) -> None:
         self._machine = machine
         self._windows: dict[Window, Machine] = {}
+        self._controls: dict[int, Instruction] = {}
         self._threads = threads
         self._place = place
         self._entry = entry
@@ -90,68 +78,78 @@ class Schedule:
 
     def executed(self) -> Counter[str]:
         """How often each opcode was run, counted once per lane."""
-        counts = Counter(self._machine.predicated)
+        counts, instructions = Counter(self._machine.predicated), self._entry.instructions
         for segment in self._segments:
-            for instruction in segment.instructions:
-                if instruction.predicate is None:
-                    counts[instruction.opcode] += segment.runs
+            for number in range(segment.start, segment.end if segment.runs else segment.start):
+                if not instructions.guarded(number):
+                    counts[instructions.opcodes[number]] += segment.runs
         return +counts
 
     def _run(self, segment: Segment, number: int) -> None:
         active = self._next == number
         lanes = self._window(active)
-        first, end = lanes
-        active = active[first:end]
+        if (machine := self._windows.get(lanes)) is None:
+            machine = self._windows[lanes] = self._machine.window(*lanes)
+        active = active[slice(*lanes)]
         count = int(np.count_nonzero(active))
         segment.runs += count
-        decoded = segment.steps.get(lanes)
-        if decoded is None:
-            decoded = segment.steps[lanes] = self._decode(segment, lanes)
-        mask: Mask = None if count == end - first else active
-        step: Step | None = None
+        mask: Mask = None if count == machine.lanes else active
+        position = segment.start
         try:
-            for step in decoded.steps:
+            for step in self._steps(segment, lanes, machine):
                 step(mask)
+                position += 1
         except FaultError as fault:
-            instruction = next(i for s, i in zip(decoded.steps, segment.instructions, strict=False) if s is step)
+            instruction = self._entry.instructions[position]
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
         following = number + 1 if number + 1 < len(self._segments) else _EXITED
-        np.copyto(self._next[first:end], np.int32(following), where=active)
-        if segment.control is None:
-            return
-        if decoded.holds is not None:
-            active = decoded.holds() & active
-            self._machine.predicated[segment.instructions[-1].opcode] += int(np.count_nonzero(active))
-        if segment.control == "barrier":
-            np.copyto(self._barrier[first:end], np.int32(number), where=active)
-        destination = {"branch": segment.target, "barrier": _WAITING, "exit": _EXITED}[segment.control]
-        np.copyto(self._next[first:end], np.int32(destination), where=active)
+        np.copyto(self._next[slice(*lanes)], np.int32(following), where=active)
+        if segment.control is not None:
+            self._run_control(segment.control, number, machine, active)
+
+    def _run_control(self, control: _Control, number: int, machine: Machine, active: NDArray[np.bool_]) -> None:
+        lanes = slice(machine.first, machine.first + machine.lanes)
+        instruction = self._last(number)
+        destination = {"barrier": _WAITING, "exit": _EXITED}.get(control)
+        try:
+            if control == "barrier":
+                _check_barrier(instruction)
+            if destination is None:
+                destination = self._target(instruction)
+            if instruction.predicate is not None:
+                active = guard(machine, instruction.predicate)() & active
+                machine.predicated[instruction.opcode] += int(np.count_nonzero(active))
+        except UnsupportedError as reason:
+            raise EmulationError(f"{_at(instruction)}: {reason}") from None
+        if control == "barrier":
+            np.copyto(self._barrier[lanes], np.int32(number), where=active)
+        np.copyto(self._next[lanes], np.int32(destination), where=active)
+
+    def _last(self, number: int) -> Instruction:
+        """The control of a segment; it is read once, as loops come back to it."""
+        if (instruction := self._controls.get(number)) is None:
+            instruction = self._controls[number] = self._entry.instructions[self._segments[number].end - 1]
+        return instruction
 
     def _window(self, active: NDArray[np.bool_]) -> Window:
         """The lanes from the first active block to the last."""
         first, last = int(active.argmax()), len(active) - 1 - int(active[::-1].argmax())
         return first // self._threads * self._threads, (last // self._threads + 1) * self._threads
 
-    def _decode(self, segment: Segment, lanes: Window) -> _Steps:
-        if (machine := self._windows.get(lanes)) is None:
-            machine = self._windows[lanes] = self._machine.window(*lanes)
-        if not segment.instructions:
-            segment.instructions = [self._entry.instructions[i] for i in range(segment.start, segment.end)]
-        decoded = _Steps()
-        for instruction in segment.instructions:
-            try:
-                if _control_of(instruction.opcode) is None:
-                    decoded.steps.append(make_step(machine, instruction))
-                    continue
-                if instruction.predicate is not None:
-                    decoded.holds = guard(machine, instruction.predicate)
-                if segment.control == "branch":
-                    segment.target = self._target(instruction)
-                elif segment.control == "barrier":
-                    _check_barrier(instruction)
-            except UnsupportedError as reason:
-                raise EmulationError(f"{_at(instruction)}: {reason}") from None
-        return decoded
+    def _steps(self, segment: Segment, lanes: Window, machine: Machine) -> Iterable[Step]:
+        """All but the control. Most code is run once: the steps are kept from the second time on only."""
+        if kept := segment.steps.get(lanes):
+            return kept
+        steps = (self._step(i, machine) for i in range(segment.start, segment.end - (segment.control is not None)))
+        segment.steps[lanes] = list(steps) if lanes in segment.steps else []
+        return segment.steps[lanes] or steps
+
+    def _step(self, number: int, machine: Machine) -> Step:
+        instruction = self._entry.instructions[number]
+        try:
+            return make_step(machine, instruction)
+        except UnsupportedError as reason:
+            raise EmulationError(f"{_at(instruction)}: {reason}") from None
 
     def _target(self, branch: Instruction) -> int:
         (label,) = expect(branch.operands, 1)
@@ -166,8 +164,8 @@ class Schedule:
         first = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != first) & (at != _WAITING))).size:
             lane = int(elsewhere[0])
-            here = self._segments[int(self._barrier[lane])].instructions[-1]
-            other = self._segments[int(first[lane // self._threads, 0])].instructions[-1]
+            here = self._last(int(self._barrier[lane]))
+            other = self._last(int(first[lane // self._threads, 0]))
             raise EmulationError(
                 f"{_at(other)}: only a part of the block waits at this barrier: "
                 f"{self._place(lane)} waits at line {here.line}"
@@ -191,9 +189,9 @@ def _segments(entry: Entry) -> list[Segment]:
         if control or end in labels or end == len(opcodes):
             segments.append(Segment(start, end, control))
             start = end
-    # A label at the very end is an exit of its own.
+    # A label at the very end has a segment of its own, after which lanes end as after any last one.
     if not segments or len(opcodes) in labels:
-        segments.append(Segment(start, start, "exit"))
+        segments.append(Segment(start, start))
     return segments
 
 
