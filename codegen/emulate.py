@@ -118,6 +118,8 @@ def _chosen_blocks(grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any]
         x, y, z = (range(size) for size in grid)
         return np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
     chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
+    # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
+    chosen = chosen[np.lexsort(chosen.T)]
     if (outside := np.flatnonzero(((chosen < 0) | (chosen >= np.array(grid))).any(axis=1))).size:
         raise EmulationError(f"block {tuple(chosen[outside[0]].tolist())} is outside of the grid {grid}")
     return chosen
