@@ -5,8 +5,9 @@ is an EmulationError that names the line, the instruction, the thread and the re
 arguments' arrays or misaligned, a barrier that only a part of the block reaches, shared memory that is read before it
 was written, before its `cp.async` was waited for, or without a barrier after another thread wrote it.
 
-What it does not see: a thread that overwrites shared memory before others have read it (the lanes run in step), and
-races in global memory. A NaN is a NaN: its bits are NumPy's.
+What it does not see: code that none of the chosen blocks reaches, of which only the opcodes are read; a thread that
+overwrites shared memory before others have read it (the lanes run in step); and races in global memory. A NaN is a
+NaN: its bits are NumPy's.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,12 @@ class FusedMultiplyAdd:
         self._product = np.empty(lanes, dtype=np.float64)
         self._sum = np.empty(lanes, dtype=np.float64)
         self._low = np.empty(lanes, dtype=np.int64)
+
+    def window(self, lanes: int) -> FusedMultiplyAdd:
+        """The same for fewer lanes, in the same memory."""
+        part = copy(self)
+        part._product, part._sum, part._low = self._product[:lanes], self._sum[:lanes], self._low[:lanes]
+        return part
 
     def __call__(self, a: Lanes, b: Lanes, c: Lanes) -> NDArray[np.float64]:
         """A float64 that rounds to the float32 result; valid until the next call."""

@@ -43,7 +43,7 @@ class Machine:
         """The same machine, but its registers are those of lanes `first` to `end` only."""
         if (first, end) == (self.first, self.first + self.lanes):
             return self
-        registers, fused = self.registers.window(slice(first, end)), FusedMultiplyAdd(end - first)
+        registers, fused = self.registers.window(slice(first, end)), self.fused.window(end - first)
         return replace(self, lanes=end - first, first=first, registers=registers, fused=fused)
 
     def among_all(self, chosen: Selection) -> Selection:
