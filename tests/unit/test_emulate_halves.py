@@ -93,16 +93,26 @@ def test_fma_rounds_once_where_the_sum_has_more_than_53_bits(triples: list[tuple
 
 @st.composite
 def nearly_ties(draw: st.DrawFn) -> tuple[int, int, int]:
-    """1 + half a step + a hair, as in (1 + x) * (1 + y) with small x and y, and a c on the grid of 1."""
-    a, b = (0x3C00 + draw(st.integers(1, 0x3FF)) for _ in range(2))
-    c = draw(st.sampled_from([0x3C00, 0xBC00, 0x4000, 0x5000, 0xD400])) + draw(st.integers(0, 0x3FF))
-    return a, b, c
+    """a * b + c a hair beside the middle between two halves: what rounding to 24 bits first gets wrong."""
+    exponent, shift, steps = draw(st.integers(-2, 10)), draw(st.integers(-6, 0)), draw(st.integers(1, 7))
+    c = half(2.0**exponent) | draw(st.integers(0, 0x3FF))
+    sign = draw(st.sampled_from([1, -1]))
+    a, b = 2.0**shift * (1 + sign * steps * 2.0**-10), 2.0 ** (exponent - 11 - shift) * (1 - sign * steps * 2.0**-10)
+    signs = draw(st.integers(0, 7))
+    return half(a) | (signs & 1) << 15, half(b) | (signs & 2) << 14, c | (signs & 4) << 13
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(nearly_ties(), min_size=1, max_size=50))
 def test_fma_rounds_once_beside_a_tie(triples: list[tuple[int, int, int]]) -> None:
     check_fma(triples)
+
+
+def test_rounding_to_float32_first_would_be_wrong() -> None:
+    """1 + 2^-10 + 2^-11 - 2^-31 is below the tie, float32 puts it on it."""
+    a, b, c = 2.0**-5 * (1 + 2.0**-10), 2.0**-6 * (1 - 2.0**-10), 1 + 2.0**-10
+    assert half(float(np.float32(a * b + c))) == half(1 + 2.0**-9)
+    assert apply_both("fma.rn", [half(a)], [half(b)], [half(c)]) == [half(c)]
 
 
 def test_rounding_the_product_first_would_be_wrong() -> None:
