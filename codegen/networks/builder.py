@@ -120,7 +120,7 @@ class NetworkBuilder:
         return self.proto
 
     def _weight(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
-        """Normal weights, pruned, then of He's variance 2 / fan_in: else a signal fades in a deep and sparse network."""
+        """Pruned normal weights, scaled to He's variance 2 / fan_in: else a signal fades in a deep, sparse network."""
         kernel = prune(self.rng.standard_normal(shape, np.float32), self.sparsity)
         if power := kept_power(self.sparsity):
             kernel *= np.float32(np.sqrt(2 / fan_in / power))
