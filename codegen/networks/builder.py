@@ -67,9 +67,9 @@ class NetworkBuilder:
         return self.node("Gemm", name, x, weights, *self._bias(name, spec.outputs), transB=1)
 
     def matmul(self, name: str, x: str, spec: Linear) -> str:
-        """Weights as [inputs, outputs], and the bias added by a node of its own."""
+        """Weights as [inputs, outputs]; the bias is added by a node of its own, as its first input like PyTorch's."""
         weights = self._weight(name, (spec.inputs, spec.outputs), spec.inputs)
-        return self.add(f"{name}.add", self.node("MatMul", name, x, weights), *self._bias(name, spec.outputs))
+        return self.add(f"{name}.add", *self._bias(name, spec.outputs), self.node("MatMul", name, x, weights))
 
     def batch_norm(self, name: str, x: str, channels: int, scale: float = 1) -> str:
         """As after training: scales around `scale`, variances near one, small shifts and means."""
