@@ -53,23 +53,25 @@ class NetworkBuilder:
 
     def conv(self, name: str, x: str, spec: Conv2d, bias: bool = True) -> str:
         weights = self._weight(name, spec.weights_shape, spec.weights_count // spec.kernels)
-        return self.node("Conv", name, x, weights, *self._bias(name, spec.kernels, bias), **_attributes(spec))
+        biases = [self._bias(name, spec.kernels)] if bias else []
+        return self.node("Conv", name, x, weights, *biases, **_attributes(spec))
 
     def conv_transpose(self, name: str, x: str, spec: ConvTranspose2d) -> str:
         shape = spec.channels, spec.kernels // spec.groups, spec.kernel_height, spec.kernel_width
         weights = self._weight(name, shape, spec.weights_count // spec.kernels // prod(spec.stride))
         bias = self._bias(name, spec.kernels)
         more = {"output_padding": list(spec.output_padding)}
-        return self.node("ConvTranspose", name, x, weights, *bias, **_attributes(spec), **more)
+        return self.node("ConvTranspose", name, x, weights, bias, **_attributes(spec), **more)
 
     def gemm(self, name: str, x: str, spec: Linear) -> str:
         weights = self._weight(name, (spec.outputs, spec.inputs), spec.inputs)
-        return self.node("Gemm", name, x, weights, *self._bias(name, spec.outputs), transB=1)
+        return self.node("Gemm", name, x, weights, self._bias(name, spec.outputs), transB=1)
 
     def matmul(self, name: str, x: str, spec: Linear) -> str:
         """Weights as [inputs, outputs]; the bias is added by a node of its own, as its first input like PyTorch's."""
         weights = self._weight(name, (spec.inputs, spec.outputs), spec.inputs)
-        return self.add(f"{name}.add", *self._bias(name, spec.outputs), self.node("MatMul", name, x, weights))
+        bias = self._bias(name, spec.outputs)
+        return self.add(f"{name}.add", bias, self.node("MatMul", name, x, weights))
 
     def batch_norm(self, name: str, x: str, channels: int, scale: float = 1) -> str:
         """As after training: scales around `scale`, variances near one, small shifts and means."""
@@ -126,10 +128,8 @@ class NetworkBuilder:
             kernel *= np.float32(np.sqrt(2 / fan_in / power))
         return self._tensor(f"{name}.weight", kernel)
 
-    def _bias(self, name: str, size: int, wanted: bool = True) -> list[str]:
-        if not wanted:
-            return []
-        return [self._tensor(f"{name}.bias", self.rng.standard_normal(size, np.float32) * np.float32(0.1))]
+    def _bias(self, name: str, size: int) -> str:
+        return self._tensor(f"{name}.bias", self.rng.standard_normal(size, np.float32) * np.float32(0.1))
 
     def _tensor(self, name: str, array: FloatArray) -> str:
         from onnx import numpy_helper
