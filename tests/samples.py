@@ -9,14 +9,14 @@ import numpy as np
 
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks import prune
-from codegen.spec import Conv2d, SkippedLayer
+from codegen.spec import Conv2d, LayerSpec, SkippedLayer
 from codegen.toolchain import Toolchain
 
 SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
 SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
 
 
-def layer(name: str = "conv1", spec: Conv2d = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
+def layer(name: str = "conv1", spec: LayerSpec = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
     rng = np.random.default_rng(seed)
     kernel = prune(rng.standard_normal(spec.weights_shape, dtype=np.float32), sparsity)
     weights = Weights(kernel, rng.standard_normal(spec.kernels, dtype=np.float32))
