@@ -153,6 +153,14 @@ def test_verify_finds_every_layer_right(farm: Farm, compiled: str) -> None:
     assert "all 2 layers are right" in out
 
 
+def test_a_layer_above_the_allowed_code_size_is_skipped_and_the_others_compile(farm: Farm) -> None:
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", "sm_90", "--max-code-size", "0.03")
+    assert code == 0, err
+    assert "skipped conv2 (conv2d): its code would be" in out
+    assert "at most 30 KB of code in a layer" in farm("inspect")[1]
+    assert [layer["name"] for layer in json.loads(farm("inspect", "--json")[1])["layers"]] == ["conv1"]
+
+
 def test_an_unknown_architecture_is_refused_before_anything_is_submitted(farm: Farm, compiled: str) -> None:
     before = ledger().counts()
     for arch in ("sm_12", "hopper", ","):
