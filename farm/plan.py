@@ -54,8 +54,9 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
     rewriter = rewriter_digest()
 
     @cache
-    def key_of_template(spec: LayerSpec, tiling: Tiling, virtual: str) -> TemplateKey:
-        return template_key(spec, tiling, virtual, toolchain)
+    def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
+        key = template_key(spec, tiling, virtual, toolchain)
+        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling))
 
     templates: dict[str, TemplateRequest] = {}
     cubins: dict[str, CubinRequest] = {}
@@ -66,8 +67,7 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
         options = ptxas_options(job.options.optimisation)
         for build in builds:
             for (number, part), arch in product(enumerate(build.parts), job.options.archs):
-                of_template = key_of_template(build.spec, build.tiling, virtual_arch(arch))
-                template = _template_request(of_template)
+                of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
                 of_cubin = CubinKey(
                     template=template.key,
                     weights=build.weights,
@@ -91,11 +91,6 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
         template_fields=template_fields,
         cubin_fields=cubin_fields,
     )
-
-
-def _template_request(key: TemplateKey) -> TemplateRequest:
-    cost = template_cost(key.spec, key.tiling)
-    return TemplateRequest(key.spec, key.tiling, key.virtual_arch, key.digest, cost)
 
 
 def _cost(build: Build, part: Part) -> int:

@@ -9,25 +9,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.choice import choose_tiling
 from codegen.layers import Weights
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Conv2d, LayerSpec, SkippedLayer
+from codegen.spec import Conv2d, SkippedLayer
 from codegen.template import Template
-from codegen.tiling import Part, Tiling
+from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from farm.api import Farm
 from farm.errors import BlobLostError, JobFailedError, UnfinishedError, UsageError
 from farm.jobs import BuildOptions, Job, Outcome, Status
 from farm.settings import Settings
 from farm.testing import laptop_farm, laptop_settings
-from tests.samples import SMALLER, checkpoint, layer
+from tests.samples import SMALLER, checkpoint, cut_in_two, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
 OPTIONS = BuildOptions(("sm_80", "sm_90"))
@@ -87,16 +85,7 @@ def farm(settings: Settings) -> Iterator[Farm]:
 
 @pytest.fixture
 def halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer is cut into two parts, as only much larger ones are otherwise."""
-
-    def tiling(spec: LayerSpec, *arguments: Any, **options: Any) -> Tiling:
-        return replace(choose_tiling(spec, *arguments, **options), group_kernels=1)
-
-    def parts(spec: LayerSpec, *_: Any) -> tuple[Part, ...]:
-        return Part(0, 1), Part(1, spec.kernels)
-
-    monkeypatch.setattr("farm.submission.choose_tiling", tiling)
-    monkeypatch.setattr("farm.submission.choose_parts", parts)
+    cut_in_two(monkeypatch)
 
 
 @pytest.fixture(scope="module")
