@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.layers import Weights
+from codegen.launch import Launch
+from codegen.layers import FloatArray, Weights
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import Conv2d, SkippedLayer
 from codegen.template import Template
@@ -181,6 +182,46 @@ def test_a_layer_in_parts_is_verified_as_one_and_each_part_must_be_the_one_assem
     first, other = farm.verify(job.id)
     assert "run farm compile again" in first.verification.message
     assert other.verification.ok
+
+
+class IdleDevice:
+    """Stands where a GPU would: it notes what it is asked to run, and writes nothing."""
+
+    name, arch = "idle", "sm_90"
+
+    def __init__(self) -> None:
+        self.ran: list[list[tuple[bytes, int]]] = []
+
+    def __enter__(self) -> IdleDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_layer(
+        self, kernels: Sequence[tuple[bytes, Launch]], x: FloatArray, output_shape: tuple[int, ...], residual: object
+    ) -> FloatArray:
+        assert residual is None
+        self.ran.append([(cubin, launch.output_offset) for cubin, launch in kernels])
+        return np.full((len(x), *output_shape), np.nan, dtype=np.float32)
+
+
+@pytest.mark.usefixtures("halved")
+def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    device = IdleDevice()
+    monkeypatch.setattr("farm.verification.Device", lambda: device)
+    found = list(farm.verify(job.id, gpu=True))
+    assert [(each.layer, each.parts, each.archs, each.where) for each in found] == [
+        ("conv1", 2, ("sm_90",), "idle"),
+        ("conv2", 2, ("sm_90",), "idle"),
+    ]
+    assert all("not written" in each.verification.message for each in found)
+    planes = [math.prod(layer.spec.output_shape[1:]) for layer in NET.layers]
+    assert [[offset for _, offset in kernels] for kernels in device.ran] == [[0, plane] for plane in planes]
+    assert len({cubin for kernels in device.ran for cubin, _ in kernels}) == 4
 
 
 @pytest.mark.usefixtures("halved")
