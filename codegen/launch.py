@@ -23,8 +23,8 @@ class GridSize:
 class Launch:
     """One kernel launch; grid and block are x, y, z.
 
-    The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements; `images`
-    is the int32 number of images in the batch, or of rows of a Linear.
+    The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements, at
+    multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear.
     """
 
     kernel: str
@@ -35,10 +35,6 @@ class Launch:
     arguments: tuple[str, ...] = ("input", "output", "images")
     data_type: DataType = "float32"
     """Of the elements."""
-    input_offset: int = 0
-    """Elements to add to the input's pointer: where this part of a layer begins."""
-    output_offset: int = 0
-    """Elements to add to the pointers of output and residual."""
 
     def grid_at(self, batch: int) -> tuple[int, int, int]:
         x, y, z = (size.at(batch) for size in self.grid)
@@ -51,13 +47,6 @@ class Launch:
             "block": list(self.block),
             "shared_bytes": self.shared_bytes,
             "arguments": [
-                {"name": "images", "type": "int32"}
-                if name == "images"
-                else {
-                    "name": name,
-                    "type": f"{self.data_type}*",
-                    "offset": self.input_offset if name == "input" else self.output_offset,
-                }
-                for name in self.arguments
+                {"name": name, "type": "int32" if name == "images" else f"{self.data_type}*"} for name in self.arguments
             ],
         }

@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import operator_of
+from codegen.operators import canonical, launch_of, stream_count
+from codegen.operators.stream import bits, full_values, slots, values
+from codegen.spec import LayerSpec
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
+from codegen.tiling import Part, Tiling
 
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _SHIFTS = np.arange(28, -4, -4, dtype=np.uint32)
@@ -47,44 +50,53 @@ def rewriter_digest() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def rewrite(template: Template, weights: Weights) -> Kernel:
-    """Puts the weights into the template; -0.0 is zero. Raises ValueError if the shapes differ."""
-    if weights.kernel.shape != template.spec.weights_shape:
+def rewrite(template: Template, weights: Weights, part: Part | None = None) -> Kernel:
+    """Puts the weights into the template; -0.0 is zero. The kernel has the K groups of the part, or all of them.
+
+    Raises ValueError if the shapes differ, or a template of the full form is asked for a part.
+    """
+    spec, tiling = canonical(template.spec), template.tiling
+    if weights.kernel.shape not in (template.spec.weights_shape, spec.weights_shape):
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
-    operator = operator_of(template.spec)
-    launch = operator.launch_of(template.spec, template.tiling)
-    if template.tiling.form == "full":
-        ptx, kept, deleted = substitute(template.ptx, operator.full_values(template.spec, weights))
-        return Kernel(ptx.encode("ascii"), launch, kept, deleted, 0)
+    count = stream_count(spec, tiling)
+    part = part or Part(0, count)
+    if tiling.form == "full":
+        if part != Part(0, count):
+            raise ValueError("a template of the full form is one kernel: leave out the part")
+        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights))
+        return Kernel(ptx.encode("ascii"), launch_of(spec, tiling), kept, deleted, 0)
     form = template.rolled
-    values, biases, exists = operator.rolled_values(template.spec, template.tiling, weights)
-    turns, kept, loads = _turns(form, values)
-    tails = _tails(form, biases, exists)
-    parts = [form.head.encode("ascii")]
-    _dispatch(parts, form.group_register, 0, len(turns), lambda group: turns[group] + tails[group])
+    every = values(spec, tiling, weights)
+    chosen = slice(part.first, part.end)
+    turns, kept, loads = _turns(form, spec, tiling, every.weights[chosen])
+    tails = _tails(form, every.biases[chosen], every.exists[chosen])
+    parts = [form.head_from(part.first).encode("ascii")]
+    _dispatch(parts, form.group_register, part.first, part.end, lambda group: turns[group - part.first] + tails[group - part.first])
     parts.append(b"}\n")
+    dense = int(every.exists[chosen].sum()) * tiling.rows * weights.kernel[0].size
     return Kernel(
-        ptx=b"".join(parts),
-        launch=launch,
-        fmas_kept=kept,
-        fmas_deleted=template.tiling.rows * weights.kernel.size - kept,
-        loads_deleted=loads,
+        ptx=b"".join(parts), launch=launch_of(spec, tiling, part), fmas_kept=kept, fmas_deleted=dense - kept, loads_deleted=loads
     )
 
 
-def _turns(form: RolledForm, values: NDArray[np.float32]) -> tuple[list[bytes], int, int]:
+def _turns(
+    form: RolledForm, spec: LayerSpec, tiling: Tiling, weights: NDArray[np.float32]
+) -> tuple[list[bytes], int, int]:
     """Every group's copies of the loop; and how many FMAs were kept and loads left out."""
-    groups, copies, slots = values.shape
-    nonzero = values != 0
-    order = np.argsort(form.load_of_slot, kind="stable")
-    first_use = np.searchsorted(form.load_of_slot[order], np.arange(len(form.load_lines)))
-    used = np.logical_or.reduceat(nonzero[:, :, order], first_use, axis=2)
+    groups, copies, count = weights.shape
+    values = bits(spec, weights)
+    nonzero = (weights != 0) & (values != 0)
+    used = _any_of(nonzero, form.load_of_slot, len(form.load_lines))
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
     keep[:, :, form.weight_line] = nonzero
     keep[:, :, form.load_lines] = used
+    if len(form.accumulate_lines):
+        row, number = form.accumulate_sums.T
+        sums = row * (number.max() + 1) + number
+        keep[:, :, form.accumulate_lines] = _any_of(nonzero, slots(spec, tiling).sums, len(sums))[:, :, sums]
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
     slot_of_line = np.full(len(form.turn), -1)
-    slot_of_line[form.weight_line] = np.arange(slots)
+    slot_of_line[form.weight_line] = np.arange(count)
     slot = slot_of_line[kept_lines]
     weighted = slot >= 0
     # `nonzero` in line order is the order of the kept lines.
@@ -97,16 +109,25 @@ def _turns(form: RolledForm, values: NDArray[np.float32]) -> tuple[list[bytes], 
     return [data[a:b] for a, b in pairwise(bounds)], int(nonzero.sum()), int((~used).sum())
 
 
+def _any_of(nonzero: NDArray[np.bool_], owner: NDArray[np.int64], owners: int) -> NDArray[np.bool_]:
+    """[..., slots] to [..., owners]: whether any slot of an owner is not zero. Every owner has slots."""
+    order = np.argsort(owner, kind="stable")
+    first = np.searchsorted(owner[order], np.arange(owners))
+    result: NDArray[np.bool_] = np.logical_or.reduceat(nonzero[:, :, order], first, axis=2)
+    return result
+
+
 def _tails(form: RolledForm, biases: NDArray[np.float32], exists: NDArray[np.bool_]) -> list[bytes]:
     """Every group's epilogue: stores of the kernels that exist, bias additions where the bias is not zero."""
     tails = []
     for bias, present in zip(biases, exists, strict=True):
         keep = np.ones((1, len(form.tail)), dtype=np.bool_)
-        keep[0, form.store_lines] = present[form.store_kernels]
-        added = bias[form.bias_kernels] != 0
+        keep[0, form.store_lines] = present[form.store_sums]
+        added = bias[form.bias_sums] != 0
         keep[0, form.bias_lines] = added
         text, starts, lines = _pick(form.tail, keep)
-        _patch(text, starts[np.isin(lines, form.bias_lines)] + form.bias_columns[added], bias[form.bias_kernels][added])
+        digits = bias[form.bias_sums][added].view(np.uint32)
+        _patch(text, starts[np.isin(lines, form.bias_lines)] + form.bias_columns[added], digits)
         tails.append(text.tobytes())
     return tails
 
@@ -122,10 +143,9 @@ def _pick(lines: Lines, keep: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDA
     return lines.text[source], starts, picked
 
 
-def _patch(text: NDArray[np.uint8], columns: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-    """Writes each value's bits as eight hex digits at its column."""
-    bits = values.astype(np.float32).view(np.uint32)
-    text[columns[:, None] + np.arange(8)] = _HEX[(bits[:, None] >> _SHIFTS) & 15]
+def _patch(text: NDArray[np.uint8], columns: NDArray[np.int64], values: NDArray[np.uint32]) -> None:
+    """Writes each value as eight hex digits at its column."""
+    text[columns[:, None] + np.arange(8)] = _HEX[(values[:, None] >> _SHIFTS) & 15]
 
 
 def _dispatch(parts: list[bytes], register: str, low: int, high: int, stream: Callable[[int], bytes]) -> None:

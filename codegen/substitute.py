@@ -36,7 +36,9 @@ def substitute(ptx: str, values: Mapping[int, int]) -> tuple[str, int, int]:
     for line in lines:
         match = _INSTRUCTION.match(line)
         if match is None or "%f" not in line:
-            out.append(line)
+            # A block in braces reads registers and writes none that others read.
+            inner = line.startswith("{")
+            out.append(_OPERAND.sub(lambda operand: same_as.get(operand[0], operand[0]), line) if inner else line)
             continue
         opcode = match["opcode"]
         target, _, rest = match["operands"].partition(",")

@@ -20,6 +20,7 @@ from codegen import operators
 from codegen.errors import TemplateError
 from codegen.keys import TemplateKey
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
+from codegen.operators.stream import slots
 from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
@@ -45,7 +46,7 @@ def make_template(
 ) -> Template:
     """Compiles the operator for one shape: .cu to PTX, the slow step. Raises ToolError and TemplateError."""
     with tempfile.TemporaryDirectory(prefix="farm-template-") as folder:
-        for name, text in operators.operator_of(spec).sources(spec, tiling).items():
+        for name, text in operators.operator_of(spec).sources(operators.canonical(spec), tiling).items():
             Path(folder, name).write_text(text)
         source = operators.source_path(spec)
         output = Path(folder, "template.ptx")
@@ -95,8 +96,11 @@ class Template:
 
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
-_LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.f32\s+(%f\d+|\{[^}]*\}),")
+_LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),(%f\d+);$")
+_PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+),w,(%r\d+);$")
+_ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
+_FIRST_GROUP = re.compile(r"^(mov\.u32 %r\d+,)0; // farm\.first_group$", re.MULTILINE)
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
 _STORE = re.compile(r"^\{.*st\.global.*\} // farm\.store (\d+)$")
 
@@ -125,7 +129,8 @@ class RolledForm:
 
     `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
     the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
-    `bias_lines`, `store_lines` belong to the kernels `bias_kernels`, `store_kernels` of a group.
+    `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`, `store_lines` belong
+    to the sums `bias_sums`, `store_sums` of a row.
     """
 
     head: str
@@ -136,11 +141,13 @@ class RolledForm:
     immediate_column: NDArray[np.int64]
     load_lines: NDArray[np.int64]
     load_of_slot: NDArray[np.int64]
+    accumulate_lines: NDArray[np.int64]
+    accumulate_sums: NDArray[np.int64]
     bias_lines: NDArray[np.int64]
     bias_columns: NDArray[np.int64]
-    bias_kernels: NDArray[np.int64]
+    bias_sums: NDArray[np.int64]
     store_lines: NDArray[np.int64]
-    store_kernels: NDArray[np.int64]
+    store_sums: NDArray[np.int64]
 
     @staticmethod
     def parse(ptx: str) -> RolledForm:
@@ -163,11 +170,12 @@ class RolledForm:
             raise TemplateError("a rolled template ends in 'ret' after its loop")
         slots, immediate_column, sources = _weights(turn)
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
-        loads = [(i, re.findall(r"%f\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
+        loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
         load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
         missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
+        added = [(i, *map(int, match.groups())) for i, line in enumerate(turn) if (match := _ACCUMULATE.match(line))]
         biases = [(i, line.index("0f") + 2, m) for i, line in enumerate(tail) if (m := _BIAS.match(line))]
         stores = [(i, int(m.group(1))) for i, line in enumerate(tail) if (m := _STORE.match(line))]
         if any(int(m.group(2), 16) - FIRST_BIAS != int(m.group(3)) for _, _, m in biases):
@@ -181,21 +189,30 @@ class RolledForm:
             immediate_column=immediate_column,
             load_lines=np.array([i for i, _ in loads], dtype=np.int64),
             load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
+            accumulate_lines=np.array([i for i, _, _ in added], dtype=np.int64),
+            accumulate_sums=np.array([[p, j] for _, p, j in added], dtype=np.int64).reshape(-1, 2),
             bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
             bias_columns=np.array([column for _, column, _ in biases], dtype=np.int64),
-            bias_kernels=np.array([int(m.group(3)) for _, _, m in biases], dtype=np.int64),
+            bias_sums=np.array([int(m.group(3)) for _, _, m in biases], dtype=np.int64),
             store_lines=np.array([i for i, _ in stores], dtype=np.int64),
-            store_kernels=np.array([kernel for _, kernel in stores], dtype=np.int64),
+            store_sums=np.array([kernel for _, kernel in stores], dtype=np.int64),
         )
 
     def check(self, template: Template) -> None:
         """Every weight of one chunk of one group has its placeholder, and every kernel its stores."""
-        expected = len(operators.operator_of(template.spec).rolled_slots(template.spec, template.tiling))
+        expected = len(slots(template.spec, template.tiling).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
-        per_kernel = np.bincount(self.store_kernels, minlength=template.tiling.group_kernels)
-        if not (per_kernel == template.tiling.rows).all() or not np.array_equal(self.store_kernels, self.bias_kernels):
+        positions = template.tiling.rows * (2 if template.spec.data_type == "float16" else 1)
+        per_sum = np.bincount(self.store_sums)
+        if not (per_sum == positions).all() or not np.array_equal(self.store_sums, self.bias_sums):
             raise TemplateError("a kernel's sums are not stored once per output row, bias included")
+        if len(_FIRST_GROUP.findall(self.head)) != 1:
+            raise TemplateError("a rolled template says in one place which its first K group is")
+
+    def head_from(self, group: int) -> str:
+        """The head of a kernel whose blockIdx.z 0 is this K group."""
+        return _FIRST_GROUP.sub(rf"\g<1>{group};", self.head)
 
 
 def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
@@ -206,11 +223,16 @@ def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], lis
         raise TemplateError("the loop of a rolled template lacks its body markers") from None
     found: dict[int, tuple[int, int, str]] = {}
     for i, line in enumerate(turn):
-        if match := _FMA.match(line):
+        match, column = _FMA.match(line), 3
+        if match:
             total, multiplicand, bits, addend = match.groups()
+        else:
+            match, column = _PACKED_FMA.match(line), 1
+            bits, total, multiplicand, addend = match.groups() if match else ("", "", "", "")
+        if match:
             if total != addend or not begin < i < end:
                 raise TemplateError(f"a multiply-add is not in place or not in the body: {line}")
-            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(3), multiplicand))[0] != i:
+            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(column), multiplicand))[0] != i:
                 raise TemplateError(f"placeholder 0f{bits} stands twice")
     if sorted(found) != list(range(len(found))):
         raise TemplateError("the placeholders of the loop are not consecutive: the compiler dropped some")

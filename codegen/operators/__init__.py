@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 from codegen.launch import Launch
-from codegen.layers import FloatArray, Weights
-from codegen.operators import conv2d
+from codegen.operators import conv2d, linear
+from codegen.operators.geometry import Streams, canonical, geometry_of
 from codegen.operators.region import Region
-from codegen.spec import Conv2d, LayerSpec
-from codegen.tiling import Tiling
+from codegen.operators.work import Work
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.tiling import Part, Tiling
+
+# The specs that these functions take are those that the operator is for: `operator_of` sees to that.
 
 
 class Operator(Protocol):
-    """What an operator's module holds."""
+    """What an operator's module holds. Its functions want canonical specs."""
 
     @property
     def SOURCES(self) -> tuple[str, ...]:  # noqa: N802 - a module's constant
         """The files of this folder that shape its template, the .cu first."""
 
-    def sources(self, spec: Conv2d, tiling: Tiling) -> dict[str, str]:
+    def sources(self, spec: Any, tiling: Tiling) -> dict[str, str]:
         """The generated headers that the .cu includes."""
 
-    def launch_of(self, spec: Conv2d, tiling: Tiling) -> Launch:
-        """Grid, block and shared memory of the kernel."""
+    def launch_of(self, spec: Any, tiling: Tiling, part: Part | None = None) -> Launch:
+        """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
 
-    def tiles(self, spec: Conv2d, tiling: Tiling) -> tuple[int, int]:
+    def tiles(self, spec: Any, tiling: Tiling) -> tuple[int, int]:
         """Blocks per image and K group: down and across."""
 
-    def block_region(self, spec: Conv2d, tiling: Tiling, block: tuple[int, int, int]) -> Region:
-        """The outputs that a block writes."""
+    def block_region(self, spec: Any, tiling: Tiling, block: tuple[int, int, int]) -> Region:
+        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
 
-    def rolled_slots(self, spec: Conv2d, tiling: Tiling) -> NDArray[np.int64]:
-        """The weight of every placeholder of the loop body."""
+    def work(self, spec: Any, tiling: Tiling) -> Work:
+        """What one stream does."""
 
-    def rolled_values(
-        self, spec: Conv2d, tiling: Tiling, weights: Weights
-    ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
-        """What the placeholders of every copy of the loop body stand for."""
+    def candidates(self, spec: Any) -> Iterator[Tiling]:
+        """Tilings worth a look, in a fixed order, whether they fit or not."""
 
-    def full_values(self, spec: Conv2d, weights: Weights) -> dict[int, int]:
-        """From the bits of every placeholder of the full form to the bits of its weight."""
+    def last_resort(self, spec: Any) -> Iterator[Tiling]:
+        """Tilings of layers that the limits leave no other."""
+
+    def divides(self, spec: Any, tiling: Tiling) -> bool:
+        """Whether the tiling's streams come out even."""
 
 
-_OPERATORS: dict[type, Operator] = {Conv2d: conv2d}
+_OPERATORS: dict[type, Operator] = {Conv2d: conv2d, ConvTranspose2d: conv2d, Linear: linear}
 
 
 def operator_of(spec: LayerSpec) -> Operator:
@@ -68,6 +70,18 @@ def source_path(spec: LayerSpec) -> Path:
     return Path(str(files("codegen.operators").joinpath(operator_of(spec).SOURCES[0])))
 
 
-def launch_of(spec: LayerSpec, tiling: Tiling) -> Launch:
-    """How the kernel of this layer is launched."""
-    return operator_of(spec).launch_of(spec, tiling)
+def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:
+    """How the kernel of a part of this layer is launched, or the one kernel of the whole layer."""
+    return operator_of(spec).launch_of(canonical(spec), tiling, part)
+
+
+def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
+    """Multiply-adds that nvcc compiles: what its time grows with."""
+    if tiling.form == "full":
+        return spec.weights_count * tiling.rows
+    return operator_of(spec).work(canonical(spec), tiling).slots
+
+
+def stream_count(spec: LayerSpec, tiling: Tiling) -> int:
+    """K groups of a layer."""
+    return Streams.of(geometry_of(spec), tiling).count

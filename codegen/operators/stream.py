@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -142,11 +142,11 @@ def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:
     return weights.view(np.uint32)
 
 
-def parameters(spec: LayerSpec, tiling: Tiling, values: dict[str, int]) -> str:
+def parameters(spec: LayerSpec, tiling: Tiling, values: Mapping[str, int | str]) -> str:
     """The text of parameters.h: `values` and what all kernels need."""
     geometry = geometry_of(spec)
     streams = Streams.of(geometry, tiling)
-    common = {
+    common: dict[str, int | str] = {
         "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
         "FLOAT32_SUMS": int(tiling.accumulate == "float32"),
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
@@ -165,7 +165,7 @@ def parameters(spec: LayerSpec, tiling: Tiling, values: dict[str, int]) -> str:
         "TILE_HEIGHT": tiling.tile_height,
         "ROWS": tiling.rows,
     }
-    lines = [f"#define {name} {value}\n" for name, value in (common | values).items()]
+    lines = [f"#define {name} {value}\n" for name, value in {**common, **values}.items()]
     return "".join(lines) + f'#define STEPS "{" ".join(map(_step, spec.epilogue))} "\n'
 
 

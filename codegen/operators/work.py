@@ -1,0 +1,44 @@
+"""Work: what a tiling makes a kernel do, in numbers that predictions and limits are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stream of a kernel, dense, as one thread runs it."""
+
+    streams: int
+    threads: int
+    sums: int
+    """Registers that hold sums."""
+    terms: int
+    """Multiply-adds of a thread if no weight is zero."""
+    inputs: int
+    """Loads from shared memory of a thread if no weight is zero."""
+    pointers: int
+    """Of a thread, for its copies to shared memory."""
+    copies: int
+    """To shared memory, by a thread, of all chunks."""
+    chunks: int
+    stores: int
+    slots: int
+    """Multiply-adds of one turn of the loop."""
+    results: int
+    """Results of the statements of that turn: with the slots, what nvcc's time grows with."""
+    tile_bytes: float
+    """That a block reads from global memory."""
+    image_bytes: int
+    """Of inputs and outputs of one image (or row)."""
+    largest_offset_bytes: int
+    """From a pointer of a thread to what it addresses."""
+    conflicts: int
+    """Accesses that one load of a warp becomes."""
+
+
+def bank_conflicts(words: Iterable[int]) -> int:
+    """How many accesses the load of these words, one a lane, becomes: addresses over 32 banks."""
+    return max(Counter(word % 32 for word in set(words)).values())
