@@ -8,11 +8,10 @@ sparsity 0.9); BENCHMARKS.md says how well the first choice does.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
-from codegen.operators import launch_of
-from codegen.operators.conv2d import chunks, groups, input_tile, tiles
+from codegen.operators import launch_of, operator_of
+from codegen.operators.work import Work
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
@@ -52,13 +51,24 @@ LAUNCH_MICROSECONDS = 1.2
 
 @dataclass(frozen=True)
 class Stream:
-    """What one thread runs of one K group."""
+    """What one thread runs of one K group, its zero weights left out."""
 
     multiply_adds: float
     loads: float
     copies: float
     chunks: int
     stores: int
+
+    @staticmethod
+    def of(work: Work, density: float) -> Stream:
+        """The stream of an average K group at a density (non-zeros / weights)."""
+        return Stream(
+            multiply_adds=work.terms * density,
+            loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),
+            copies=work.copies,
+            chunks=work.chunks,
+            stores=work.stores,
+        )
 
     @property
     def instructions(self) -> float:
@@ -83,48 +93,31 @@ class Stream:
         return 16 * self.code
 
 
-def stream_of(spec: LayerSpec, tiling: Tiling, density: float) -> Stream:
-    """The stream of an average K group at a density (non-zeros / weights)."""
-    kernels = min(tiling.group_kernels, spec.kernels)
-    height, width = input_tile(spec, tiling)
-    window_rows = (tiling.rows - 1) * spec.stride[0] + spec.kernel_height
-    taps = spec.channels * window_rows * spec.kernel_width
-    terms = kernels * tiling.rows * spec.channels * spec.kernel_height * spec.kernel_width
-    return Stream(
-        multiply_adds=terms * density,
-        loads=taps * (1 - (1 - density) ** (terms / taps)),
-        copies=spec.channels * math.ceil(height * width / tiling.threads),
-        chunks=chunks(spec, tiling),
-        stores=kernels * tiling.rows,
-    )
-
-
-def registers_of(spec: LayerSpec, tiling: Tiling) -> int:
+def registers_of(work: Work) -> int:
     """About how many registers a thread needs."""
-    height, width = input_tile(spec, tiling)
-    sums = min(tiling.group_kernels, spec.kernels) * tiling.rows
-    return sums + 24 + min(12, 2 * spec.kernel_width) + 4 * math.ceil(height * width / tiling.threads)
+    return work.sums + 30 + 4 * work.pointers
 
 
 def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: float) -> float:
-    """The time of one launch on an H200."""
-    stream = stream_of(spec, tiling, density)
+    """The time of one launch on an H200; `spec` is canonical."""
+    work = operator_of(spec).work(spec, tiling)
+    stream = Stream.of(work, density)
+    launch = launch_of(spec, tiling)
     warps = math.ceil(tiling.threads / 32)
-    registers = min(255, registers_of(spec, tiling))
-    shared_bytes = launch_of(spec, tiling).shared_bytes + 1024
-    resident = min(BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // shared_bytes)
+    registers = min(255, registers_of(work))
+    resident = min(
+        BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)
+    )
     resident = max(1, resident)
-    down, across = tiles(spec, tiling)
-    blocks_per_group = down * across * batch
-    blocks = blocks_per_group * groups(spec, tiling)
-
-    conflicts = bank_conflicts(spec, tiling)
+    x, y, groups = launch.grid_at(batch)
+    blocks_per_group = x * y
+    blocks = blocks_per_group * groups
 
     def wave_clocks(blocks_here: int) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
-        streams = min(groups(spec, tiling), blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
+        streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
         issue = (
-            (stream.instructions + stream.loads * CONFLICT_INSTRUCTIONS * (conflicts - 1))
+            (stream.instructions + stream.loads * CONFLICT_INSTRUCTIONS * (work.conflicts - 1))
             * warps
             * blocks_here
             / ISSUE_PER_CLOCK
@@ -139,23 +132,10 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident
     clocks = full_waves * wave_clocks(resident) + wave_clocks(math.ceil(rest / MULTIPROCESSORS))
-    height, width = input_tile(spec, tiling)
-    # A row of the tile starts anywhere in a 32-byte sector.
-    tile_bytes = 32 * height * ((4 * width + 28) / 32)
-    moved = blocks * spec.channels * tile_bytes + 4 * batch * math.prod(spec.output_shape)
+    moved = blocks * work.tile_bytes + batch * work.output_bytes
     l2 = moved / L2_BYTES_PER_MICROSECOND
-    dram = 4 * batch * (math.prod(spec.input_shape) + math.prod(spec.output_shape)) / DRAM_BYTES_PER_MICROSECOND
+    dram = batch * (work.input_bytes + work.output_bytes) / DRAM_BYTES_PER_MICROSECOND
     compute = clocks / CLOCKS_PER_MICROSECOND
     return (
         float(sum(term**MEMORY_OVERLAP for term in (compute, l2, dram)) ** (1 / MEMORY_OVERLAP)) + LAUNCH_MICROSECONDS
     )
-
-
-def bank_conflicts(spec: LayerSpec, tiling: Tiling) -> int:
-    """How many accesses one load of a warp becomes: its lanes' addresses over 32 banks."""
-    _, width = input_tile(spec, tiling)
-    words = {
-        lane // tiling.tile_width * tiling.rows * spec.stride[0] * width + lane % tiling.tile_width * spec.stride[1]
-        for lane in range(min(32, tiling.threads))
-    }
-    return max(Counter(word % 32 for word in words).values())

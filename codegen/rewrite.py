@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import canonical, launch_of, stream_count
+from codegen.operators.geometry import geometry_of
 from codegen.operators.stream import bits, full_values, slots, values
 from codegen.spec import LayerSpec
 from codegen.substitute import substitute
@@ -73,7 +74,8 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     parts = [form.head_from(part.first).encode("ascii")]
     _dispatch(parts, form.group_register, part.first, part.end, lambda group: turns[group - part.first] + tails[group - part.first])
     parts.append(b"}\n")
-    dense = int(every.exists[chosen].sum()) * tiling.rows * weights.kernel[0].size
+    kernels = int(every.exists[chosen].sum()) // geometry_of(spec).phase_count
+    dense = kernels * tiling.rows * weights.kernel[0].size
     return Kernel(
         ptx=b"".join(parts), launch=launch_of(spec, tiling, part), fmas_kept=kept, fmas_deleted=dense - kept, loads_deleted=loads
     )

@@ -208,7 +208,8 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         results=sums * used_rows * tiling.chunk_channels // (stream.POINTWISE_CHANNELS if geometry.is_pointwise else 1),
         # A row of the tile starts anywhere in a 32-byte sector.
         tile_bytes=streams.span_channels * 32 * height * (element * width * pairs(spec) + 28) / 32,
-        image_bytes=element * (geometry.channels * geometry.height * geometry.width + outputs),
+        input_bytes=element * geometry.channels * geometry.height * geometry.width,
+        output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, tiling.chunk_channels * geometry.height * geometry.width),
         conflicts=bank_conflicts(
             lane // tiling.tile_width * row_step + lane % tiling.tile_width * geometry.stride[1] for lane in lanes

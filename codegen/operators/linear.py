@@ -116,7 +116,8 @@ def work(spec: Linear, tiling: Tiling) -> Work:
         slots=sums * tiling.chunk_channels,
         results=sums * -(-tiling.chunk_channels // stream.POINTWISE_CHANNELS),
         tile_bytes=block_rows(spec, tiling) * chunks * (element * tiling.chunk_channels + 28),
-        image_bytes=element * (spec.inputs + spec.outputs),
+        input_bytes=element * spec.inputs,
+        output_bytes=element * spec.outputs,
         largest_offset_bytes=element * block_rows(spec, tiling) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(spec, tiling) // step for lane in range(32 // step)),
     )

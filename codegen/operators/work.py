@@ -31,8 +31,10 @@ class Work:
     """Results of the statements of that turn: with the slots, what nvcc's time grows with."""
     tile_bytes: float
     """That a block reads from global memory."""
-    image_bytes: int
-    """Of inputs and outputs of one image (or row)."""
+    input_bytes: int
+    """Of one image, or of one row of a linear layer."""
+    output_bytes: int
+    """Of one image, or of one row of a linear layer."""
     largest_offset_bytes: int
     """From a pointer of a thread to what it addresses."""
     conflicts: int
