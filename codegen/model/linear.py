@@ -64,7 +64,8 @@ def matmul(node: Node, graph: Graph) -> Product:
     left = _constant_is_left(node, graph)
     operands = read_operands(node, graph, weights=1 - left, activation=int(left))
     activation = node.inputs[int(left)]
-    kernel, size = operands.kernel, graph.size(activation)
+    kernel = operands.kernel
+    size = graph.size(activation)
     rank = None if size is None else max(max(len(size), kernel.ndim) - (len(size) == 1) - (kernel.ndim == 1), 0)
     if prod(kernel.shape[:-2]) > 1:
         raise UnsupportedError(
@@ -77,9 +78,9 @@ def matmul(node: Node, graph: Graph) -> Product:
     matrix = matrix if left or single else matrix.T
     outputs, inputs = int(matrix.shape[0]), int(matrix.size // matrix.shape[0])
     last = -2 if left and size is not None and len(size) > 1 else -1
-    if left and not (size is not None and (len(size) == 1 or size[-1] == 1)):
+    if left and (size is None or not (len(size) == 1 or 1 in size[-1:])):
         raise _columns(activation, graph)
-    if size is not None and (not size or size[last] not in (None, inputs)):
+    if size is not None and (not size or [*size][last] not in (None, inputs)):
         raise _misfit(matrix, activation, graph)
     return Product(
         Linear(inputs, outputs, data_type=operands.data_type),
