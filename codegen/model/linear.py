@@ -74,9 +74,9 @@ def matmul(node: Node, graph: Graph) -> Product:
     if kernel.size == 0 or kernel.ndim == 0:
         raise CheckpointError(f"its weights have the shape {list(kernel.shape)}, not [C, K]: export the model again")
     single = kernel.ndim == 1  # the output has no axis for its only kernel
-    matrix = kernel.reshape(1, -1) if single else kernel.reshape(kernel.shape[-2:])
+    matrix: FloatArray = kernel.reshape(1, -1) if single else kernel.reshape(kernel.shape[-2:])
     matrix = matrix if left or single else matrix.T
-    outputs, inputs = int(matrix.shape[0]), int(matrix.size // matrix.shape[0])
+    outputs, inputs = matrix.shape
     last = -2 if left and size is not None and len(size) > 1 else -1
     if left and (size is None or not (len(size) == 1 or 1 in size[-1:])):
         raise _columns(activation, graph)
