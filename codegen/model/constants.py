@@ -31,6 +31,9 @@ COMPUTABLE = frozenset(
 )
 """Operators whose output is a constant when all their inputs are."""
 
+FIRST_OPSETS = {"DequantizeLinear": 19}
+"""Where onnx's evaluator knows an operator from this opset on only, and it means the same in those before."""
+
 LARGEST_RANK = 32
 SMALL_TENSOR = 1024
 """Constants of up to this many elements may be shapes: shape inference sees their values."""
@@ -166,6 +169,7 @@ def _computed(node: NodeProto, values: Mapping[str, NDArray[Any]], opset: int) -
     """The outputs of one node. Raises UnsupportedError if onnx cannot compute it, or if they would be too large."""
     from onnx import helper, reference
 
+    opset = max(opset, FIRST_OPSETS.get(node.op_type, 0))
     inputs = {name: values[name] for name in node.input if name}
     graph = helper.make_graph(
         [node],

@@ -127,5 +127,5 @@ def test_a_fold_with_a_constant_that_cannot_be_computed_is_left(tmp_path: Path) 
 def test_a_damaged_constant_of_a_fold_is_an_error_that_names_the_layer(tmp_path: Path) -> None:
     proto = model([conv(output="c"), node("Mul", "c k", "y")], constants(w=KERNEL, k=values(4)))
     proto.graph.initializer[1].raw_data = b"12345"
-    with pytest.raises(CheckpointError, match="layer 'conv': .*5 bytes"):
+    with pytest.raises(CheckpointError, match=r"layer 'conv': .*5 bytes"):
         read_checkpoint(save(tmp_path, proto))

@@ -82,7 +82,7 @@ def test_what_follows_a_sum_is_computed_with_it_in_graph_order(
     assert (layer.name, layer.input, layer.output) == ("conv", "x", "y")
     assert len(layer.folded) == len(nodes)
     x, r = values(2, 3, 8, 8, seed=2), values(2, 3, 8, 8, seed=3)
-    assert_layer_computes_its_output(layer, proto, x=x, **({"r": r} if layer.residual == "r" else {}))
+    assert_layer_computes_its_output(layer, proto, x=x, r=r)
 
 
 def test_a_layer_says_what_is_computed_with_it_and_what_it_adds(tmp_path: Path) -> None:
