@@ -50,16 +50,16 @@ def read_operands(node: Node, graph: Graph, *, weights: int = 1, activation: int
     Raises UnsupportedError for those that are computed while the model runs, or of a type that is not compiled.
     """
     kernel = _constant(node.input(weights), graph, "weights")
-    data_type = compiled_type(kernel.dtype.name, "weights")
+    data_type = compiled_type(kernel.dtype.name, "weights are")
     input_type = graph.element_types.get(node.input(activation), data_type)
-    if compiled_type(input_type, "input") != data_type:
+    if compiled_type(input_type, "input is") != data_type:
         raise UnsupportedError(
             f"its input is {input_type} and its weights {data_type}; only one type for both is compiled"
         )
     bias = None
     if node.input(2):
         bias = _constant(node.input(2), graph, "biases")
-        if compiled_type(bias.dtype.name, "biases") != data_type:
+        if compiled_type(bias.dtype.name, "biases are") != data_type:
             raise UnsupportedError(
                 f"its biases are {bias.dtype.name} and its weights {data_type}; only one type for both is compiled"
             )

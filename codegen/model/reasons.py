@@ -35,8 +35,8 @@ class UnknownSizeError(Exception):
     """Height or width of the input is not known before the model runs."""
 
 
-def compiled_type(element_type: str, what: str) -> DataType:
-    """The data type of that name. Raises UnsupportedError for a type that is not compiled."""
+def compiled_type(element_type: str, whose: str) -> DataType:
+    """The data type of that name, of what `its weights are`. Raises UnsupportedError for one that is not compiled."""
     if element_type not in DATA_TYPES:
-        raise UnsupportedError(f"its {what} are {element_type}; only {', '.join(DATA_TYPES)} are compiled")
+        raise UnsupportedError(f"its {whose} {element_type}; only {', '.join(DATA_TYPES)} are compiled")
     return element_type

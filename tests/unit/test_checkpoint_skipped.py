@@ -75,7 +75,6 @@ def test_weights_and_biases_that_are_computed_are_the_reason(position: int, tmp_
     [
         ("ConvInteger", ("x", "c"), "8-bit integers"),
         ("MatMulInteger", ("g", "c"), "8-bit integers"),
-        ("QLinearConv", ("x", "c"), "8-bit integers"),
         ("DeformConv", ("x", "c", "g"), "deformable"),
         ("LSTM", ("g", "c", "c"), "recurrent"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from codegen.networks import (
     small_resnet,
     write_network,
 )
-from codegen.spec import Conv2d
+from codegen.spec import Clip, Conv2d
 
 TABLE = {  # method.md: output height and width, C, K, R, padding, parameters, millions of operations at N = 64
     "lenet-conv1": (24, 1, 20, 5, 0, 500, 36.8),
@@ -110,14 +111,17 @@ def test_the_convolutions_of_a_network_are_the_papers_operators(
 ) -> None:
     write_network(tmp_path / "net.onnx", build(0.9, 0))
     layers = read_checkpoint(tmp_path / "net.onnx").layers
-    assert [layer.spec for layer in layers] == [TEN_OPERATORS[name] for name in operators]
+    convolutions = [layer.spec for layer in layers if isinstance(layer.spec, Conv2d)]
+    assert [replace(spec, epilogue=()) for spec in convolutions] == [TEN_OPERATORS[name] for name in operators]
     assert [layer.weights.sparsity for layer in layers] == pytest.approx([0.9] * len(layers))
 
 
 def test_the_resnet_has_20_convolutions_with_strides_and_shortcuts(tmp_path: Path) -> None:
     write_network(tmp_path / "net.onnx", small_resnet(0.9, 0))
-    specs = [layer.spec for layer in read_checkpoint(tmp_path / "net.onnx").layers]
+    layers = read_checkpoint(tmp_path / "net.onnx").layers
+    specs = [replace(layer.spec, epilogue=()) for layer in layers if isinstance(layer.spec, Conv2d)]
     assert len(specs) == 20
+    assert sum(bool(layer.residual) for layer in layers) == 8
     assert specs[0] == Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3))
     assert specs.count(TEN_OPERATORS["resnet-conv1"]) == 4
     assert [spec.input_shape for spec in specs if spec.kernel_height == 1] == [
@@ -133,7 +137,7 @@ def test_an_operator_network_is_that_operator(sparsity: float, tmp_path: Path) -
     spec = Conv2d(5, 9, 7, 4, 3, 2, (2, 1), (1, 0, 2, 1))
     write_network(tmp_path / "net.onnx", operator_network(spec, sparsity, 3))
     (layer,) = read_checkpoint(tmp_path / "net.onnx").layers
-    assert (layer.spec, layer.weights.sparsity) == (spec, sparsity)
+    assert (layer.spec, layer.weights.sparsity) == (replace(spec, epilogue=(Clip(low=0.0),)), sparsity)
     assert layer.weights.bias.all()
 
 
