@@ -62,7 +62,5 @@ def _scalar(name: str, graph: Graph, most_dimensions: int = 1) -> float | None:
     """A constant of one element, None if it is no such constant."""
     if name not in graph.constants:
         return None
-    constant = graph.constants.read(name)
-    return (
-        float(constant.astype(np.float64).item()) if constant.size == 1 and constant.ndim <= most_dimensions else None
-    )
+    constant = graph.numbers(name)
+    return constant.item() if constant.size == 1 and constant.ndim <= most_dimensions else None

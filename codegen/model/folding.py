@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from codegen.layers import FloatArray, Weights
 from codegen.model.weights import Doubles, rounded
@@ -26,13 +23,11 @@ class Affine:
             return Affine(self.scale * first.scale, self.scale * first.offset + self.offset)
 
 
-def batch_normalization(
-    scale: NDArray[Any], shift: NDArray[Any], mean: NDArray[Any], variance: NDArray[Any], epsilon: float
-) -> Affine:
+def batch_normalization(scale: Doubles, shift: Doubles, mean: Doubles, variance: Doubles, epsilon: float) -> Affine:
     """(y - mean) / sqrt(variance + epsilon) * scale + shift, [K] each."""
     with np.errstate(all="ignore"):
-        factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
-        return Affine(factor, shift.astype(np.float64) - factor * mean.astype(np.float64))
+        factor = scale / np.sqrt(variance + epsilon)
+        return Affine(factor, shift - factor * mean)
 
 
 def arithmetic(operator: str, constant: Doubles, constant_first: bool) -> Affine | None:
@@ -50,8 +45,8 @@ def arithmetic(operator: str, constant: Doubles, constant_first: bool) -> Affine
         return Affine(1 / constant, zeros)
 
 
-def per_kernel(constant: NDArray[Any], kernels: int, rank: int | None, channel_axis: int | None) -> Doubles | None:
-    """A constant as [K] float64, if the output [.. K ..] of that rank meets one value of it per kernel, or one for all.
+def per_kernel(constant: Doubles, kernels: int, rank: int | None, channel_axis: int | None) -> Doubles | None:
+    """A constant as [K], if the output [.. K ..] of that rank meets one value of it per kernel, or one for all.
 
     `channel_axis` is the axis of K, counted from the end if negative, None if the output has none; a `rank` of None is
     not known. None is the answer for any other constant.
@@ -63,7 +58,7 @@ def per_kernel(constant: NDArray[Any], kernels: int, rank: int | None, channel_a
     fits = constant.ndim <= rank and all(
         size == 1 or (size == kernels and i == axis) for i, size in enumerate(constant.shape)
     )
-    return np.broadcast_to(constant.astype(np.float64).ravel(), kernels) if fits else None
+    return np.broadcast_to(constant.ravel(), kernels) if fits else None
 
 
 def folded(kernel: FloatArray, bias: Doubles, alpha: float, affine: Affine, data_type: DataType) -> Weights | None:

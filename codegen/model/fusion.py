@@ -128,7 +128,7 @@ def _affine(node: Node, tensor: str, product: Product, graph: Graph) -> Affine |
         per_channel = rank is not None and rank > 1 and axis is not None and axis % rank == 1
         if training or not per_channel or len(names) != 4 or not all(each in graph.constants for each in names):
             return None
-        scale, shift, mean, variance = (graph.constants.read(each) for each in names)
+        scale, shift, mean, variance = (graph.numbers(each) for each in names)
         if any(each.shape != (kernels,) for each in (scale, shift, mean, variance)):
             return None
         return batch_normalization(scale, shift, mean, variance, node.floats.get("epsilon", EPSILON))
@@ -138,5 +138,5 @@ def _affine(node: Node, tensor: str, product: Product, graph: Graph) -> Affine |
     other = node.inputs[0 if constant_first else 1]
     if other not in graph.constants:
         return None
-    constant = per_kernel(graph.constants.read(other), kernels, rank, axis)
+    constant = per_kernel(graph.numbers(other), kernels, rank, axis)
     return None if constant is None else arithmetic(node.operator, constant, constant_first)

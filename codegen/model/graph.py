@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from codegen.model.input_shapes import Size
 from codegen.model.nodes import Node
+from codegen.model.reasons import compiled_type
 
 Shape = tuple[int | str | None, ...]
 """Dimensions of a tensor: a number, a name (equal names are equal numbers), or nothing known."""
@@ -54,6 +56,12 @@ class Graph:
         """The node that reads the tensor, if it reads it once and nothing else does."""
         readers = self._readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.read_elsewhere else None
+
+    def numbers(self, constant: str) -> NDArray[np.float64]:
+        """A constant's values. Raises UnsupportedError unless it has a type that is compiled."""
+        values = self.constants.read(constant)
+        compiled_type(values.dtype.name, "constants are")
+        return values.astype(np.float64)
 
     def size(self, tensor: str) -> Size | None:
         """Dimensions as numbers; None if not even how many there are is known."""

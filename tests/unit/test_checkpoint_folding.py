@@ -123,6 +123,7 @@ NOT_FOLDED: list[tuple[list[onnx.NodeProto], dict[str, Any]]] = [
     ([node("Mul", "c k", "y")], {"k": 3e38}),
     ([node("Add", "c k", "y")], {"k": np.nan}),
     ([node("Pow", "c k", "y")], {"k": 2.0}),
+    ([node("Mul", "c k", "y")], {"k": np.array(["text"], object)}),
     ([normalisation()], {**NORMAL, "variance": -VARIANCE}),
     ([normalisation(training_mode=1)], {**NORMAL, "variance": VARIANCE}),
     ([node("Dropout", "c ratio train", "y")], {"ratio": 0.5, "train": np.array(True)}),
