@@ -33,8 +33,9 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
     """Reads an ONNX model (opset 7 or later): weights in initializers, Constant nodes or files beside the model.
 
     Convolutions, transposed ones and fully connected layers of the main graph become layers, each with what follows it
-    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the shapes of graph inputs by name, for models whose height and width are not fixed.
-    -0.0 is read as 0.0. Raises CheckpointError, one line that names the file.
+    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the
+    shapes of graph inputs by name, for models whose height and width are not fixed. -0.0 is read as 0.0. Raises
+    CheckpointError, one line that names the file.
     """
     path = Path(path)
     try:

@@ -1,1 +1,1 @@
-"""The parts of a model file: nodes, constants, layers and what is folded into them. checkpoint.py puts them together."""
+"""The parts of a model file: nodes, constants, layers, what is folded into them. checkpoint.py puts them together."""

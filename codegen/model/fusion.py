@@ -34,7 +34,9 @@ class _Fusion:
 
     def takes(self, node: Node) -> bool:
         """Takes up the only reader of the output, if the kernel can compute it too."""
-        if node.domain not in ONNX_DOMAINS or any(self.graph.is_read(name) for name in node.outputs[1:]):
+        if node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
+            return False
+        if any(self.graph.is_read(name) for name in node.outputs[1:]):
             return False
         try:
             taken = self._passes(node) or self._folds(node) or self._steps(node) or self._adds(node)

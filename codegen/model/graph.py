@@ -61,7 +61,8 @@ class Graph:
         """A constant's values. Raises UnsupportedError unless it has a type that is compiled."""
         values = self.constants.read(constant)
         compiled_type(values.dtype.name, "constants are")
-        return values.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return values.astype(np.float64)
 
     def size(self, tensor: str) -> Size | None:
         """Dimensions as numbers; None if not even how many there are is known."""

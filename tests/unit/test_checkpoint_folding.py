@@ -122,6 +122,7 @@ NOT_FOLDED: list[tuple[list[onnx.NodeProto], dict[str, Any]]] = [
     ([node("Mul", "c k", "y")], {"k": np.inf}),
     ([node("Mul", "c k", "y")], {"k": 3e38}),
     ([node("Add", "c k", "y")], {"k": np.nan}),
+    ([node("Mul", "c k", "y")], {"k": np.array([0x7F800001], np.uint32).view(np.float32)}),  # a signalling NaN
     ([node("Pow", "c k", "y")], {"k": 2.0}),
     ([node("Mul", "c k", "y")], {"k": np.array(["text"], object)}),
     ([normalisation()], {**NORMAL, "variance": -VARIANCE}),
