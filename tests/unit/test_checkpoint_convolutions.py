@@ -68,7 +68,7 @@ def test_a_convolution_of_one_dimension_has_height_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("auto_pad", "padding"), [("SAME_UPPER", (1, 3, 2, 3)), ("SAME_LOWER", (2, 3, 1, 3))])
 def test_same_padding_is_of_the_dilated_kernel(auto_pad: str, padding: tuple[int, ...], tmp_path: Path) -> None:
-    """Which onnxruntime does not do for dilations; ONNX says so."""
+    """Which onnxruntime refuses to run, so that the numbers are those of ONNX's formula."""
     proto = one("Conv", (4, 3, 2, 3), (1, 3, 8, 8), auto_pad=auto_pad, dilations=[3, 3])
     layer = layer_of(tmp_path, proto)
     assert isinstance(layer.spec, Conv2d)
