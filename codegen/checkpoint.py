@@ -1,4 +1,4 @@
-"""An ONNX file read into a Checkpoint: convolutions as layers, other nodes with weights as skipped, and why."""
+"""An ONNX file read into a Checkpoint: convolutions and fully connected layers, and what is skipped, and why."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
-from codegen.model.convolution import UnknownSizeError, UnsupportedError
-from codegen.model.external_data import ExternalData, find_external_data
-from codegen.model.input_shapes import Size, check_input_shapes, unknown_size_reason
-from codegen.model.nodes import NOT_COMPILED, ONNX_DOMAINS, Node, Tensors, read_node, unique_names
-from codegen.model.stored_tensor import SparseStoredTensor, StoredTensor
+from codegen.model.constants import SMALL_TENSOR, Constants, external_data, stored_constants
+from codegen.model.graph import Graph, Shape
+from codegen.model.input_shapes import Size, check_input_shapes
+from codegen.model.layers import COMPILED, read_layers
+from codegen.model.nodes import ONNX_DOMAINS, Node, text
+from codegen.model.reasons import NOT_COMPILED
 from codegen.spec import SkippedLayer
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
-
-    Constant: TypeAlias = TensorProto | SparseTensorProto
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 OLDEST_OPSET = 7
 LARGEST_FILE_BYTES = 2**31 - 1
 """Protobuf's limit."""
-SMALL_TENSOR = 1024
-"""Constants of up to this many elements may be shapes: shape inference sees their values."""
 
 SHOWN_REASONS = 5
 
@@ -35,13 +32,15 @@ SHOWN_REASONS = 5
 def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
     """Reads an ONNX model (opset 7 or later): weights in initializers, Constant nodes or files beside the model.
 
-    `input_shapes` sets the shapes of graph inputs by name, for models whose height and width are not fixed.
-    -0.0 is read as 0.0. Raises CheckpointError, one line that names the file.
+    Convolutions, transposed ones and fully connected layers of the main graph become layers, each with what follows it
+    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the
+    shapes of graph inputs by name, for models whose height and width are not fixed. -0.0 is read as 0.0. Raises
+    CheckpointError, one line that names the file.
     """
     path = Path(path)
     try:
         model = _parse(path)
-        _check_opset(model)
+        _opset(model)
         _set_input_shapes(model.graph, input_shapes or {})
         layers, skipped = _read_graph(model, path.resolve().parent)
         _check_not_empty(layers, skipped)
@@ -77,27 +76,37 @@ def _parse(path: Path) -> ModelProto:
     return model
 
 
-def _check_opset(model: ModelProto) -> None:
-    versions = [opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS]
+def _opset(model: ModelProto) -> int:
+    """The version of ONNX's operators. Raises CheckpointError if there is none, or one that is too old."""
+    versions: list[int] = [opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS]
     if not versions:
         raise CheckpointError("it names no opset of ONNX's operators, or was cut short: export or copy the model again")
     if (opset := max(versions)) < OLDEST_OPSET:
         raise CheckpointError(
             f"its opset {opset} is older than {OLDEST_OPSET}: convert it with onnx.version_converter or export it again"
         )
+    return opset
 
 
 def _inputs(graph: GraphProto) -> dict[str, Size | None]:
     """Without the weights, which ONNX lists among the inputs of old models."""
     weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
-    return {_text(value.name): _size(value) for value in graph.input if value.name not in weights}
+    return {text(value.name): _size(value) for value in graph.input if value.name not in weights}
 
 
 def _size(value: ValueInfoProto) -> Size | None:
+    shape = _shape(value)
+    return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
+
+
+def _shape(value: ValueInfoProto) -> Shape | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return tuple(dimension.dim_value if dimension.dim_value > 0 else None for dimension in tensor.shape.dim)
+    return tuple(
+        dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or None
+        for dimension in tensor.shape.dim
+    )
 
 
 def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -121,9 +130,13 @@ def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
     slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     for field in ("node", "input", "output", "value_info"):
         getattr(slim.graph, field).extend(getattr(model.graph, field))
+    for value in slim.graph.input:
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if not dimension.dim_value and not dimension.dim_param:
+                dimension.dim_param = f"{text(value.name)}[{axis}]"  # so that shapes that go back to it can be compared
     for tensor in model.graph.initializer:
-        stub = slim.graph.initializer.add(name=_text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
-        external = _external_data(tensor, folder)  # checked even if no layer needs it
+        stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
+        external = external_data(tensor, folder)  # checked even if no layer needs it
         if prod(tensor.dims) > SMALL_TENSOR:
             continue
         if external is None:
@@ -131,64 +144,12 @@ def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
         else:
             stub.raw_data = external.read()
     for sparse in model.graph.sparse_initializer:
-        slim.graph.initializer.add(name=_text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
+        slim.graph.initializer.add(name=text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
     try:
         graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
         raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
     return {value.name: value for value in (*graph.value_info, *graph.output, *graph.input)}
-
-
-def _constants(graph: GraphProto | FunctionProto) -> dict[str, Constant]:
-    """Initializers and the outputs of Constant nodes, under every name that Identity nodes give them."""
-    import onnx
-
-    constants: dict[str, Constant] = {}
-    if isinstance(graph, onnx.GraphProto):
-        constants |= {tensor.name: tensor for tensor in graph.initializer}
-        constants |= {tensor.values.name: tensor for tensor in graph.sparse_initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.output and node.attribute:
-            value = node.attribute[0]
-            if value.HasField("t"):
-                constants[node.output[0]] = value.t
-            elif value.HasField("sparse_tensor"):
-                constants[node.output[0]] = value.sparse_tensor
-            elif value.name in ("value_float", "value_floats"):
-                floats = [value.f] if value.name == "value_float" else list(value.floats)
-                dims = [] if value.name == "value_float" else [len(floats)]
-                constants[node.output[0]] = onnx.TensorProto(
-                    dims=dims, data_type=onnx.TensorProto.FLOAT, float_data=floats
-                )
-        elif node.op_type == "Identity" and node.output and node.input and node.input[0] in constants:
-            constants[node.output[0]] = constants[node.input[0]]
-    return constants
-
-
-def _stored(constant: Constant, folder: Path) -> StoredTensor | SparseStoredTensor:
-    import onnx
-
-    if isinstance(constant, onnx.SparseTensorProto):
-        return SparseStoredTensor(
-            tuple(constant.dims), _stored_dense(constant.values, folder), _stored_dense(constant.indices, folder)
-        )
-    return _stored_dense(constant, folder)
-
-
-def _stored_dense(tensor: TensorProto, folder: Path) -> StoredTensor:
-    data: bytes | ExternalData | Sequence[float] | None = _external_data(tensor, folder)
-    if data is None:
-        numbers = tensor.int64_data if tensor.data_type == tensor.INT64 else tensor.float_data
-        data = tensor.raw_data if tensor.HasField("raw_data") else list(numbers)
-    return StoredTensor(tuple(tensor.dims), _element_type(tensor.data_type), data)
-
-
-def _external_data(tensor: TensorProto, folder: Path) -> ExternalData | None:
-    if tensor.data_location != tensor.EXTERNAL:
-        return None
-    item_bytes = {"float32": 4, "int64": 8}.get(_element_type(tensor.data_type))
-    entries = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
-    return find_external_data(folder, entries, prod(tensor.dims) * item_bytes if item_bytes else None)
 
 
 def _element_type(number: int) -> str:
@@ -200,68 +161,68 @@ def _element_type(number: int) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _text(name: str | bytes) -> str:
-    """Protobuf hands out what is not UTF-8 as bytes."""
-    if isinstance(name, bytes):
-        raise CheckpointError(
-            f"a name in it is not text ({name!r}), the file is damaged: export or copy the model again"
-        )
-    return name
-
-
 def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[SkippedLayer]]:
-    inputs, constants = _inputs(model.graph), _constants(model.graph)
-    nodes = list(_nodes_with_weights(model.graph, constants))
-    for function in model.functions:
-        nodes += _nodes_with_weights(function, {}, f"the function {function.name}")
     values = _infer_shapes(model, folder)
-    weights = {name for node in nodes if node.operator == "Conv" and not node.owner for name in node.inputs[1:3]}
-    tensors = Tensors(
-        {name: _stored(constants[name], folder) for name in weights & constants.keys()},
+    nodes = tuple(_plain(node, position=i) for i, node in enumerate(model.graph.node))
+    constants = Constants(model.graph, folder, _opset(model))
+    with_weights = list(_nodes_with_weights(model.graph, constants.names, nodes))
+    for function in model.functions:
+        inner = [_plain(node, f"the function {function.name}") for node in function.node]
+        with_weights += _nodes_with_weights(function, frozenset(), inner)
+    graph = Graph(
+        nodes,
+        frozenset(output.name for output in model.graph.output) | frozenset(_read_in_sub_graphs(model.graph)),
+        constants,
         {name: _element_type(number) for name, value in values.items() if (number := value.type.tensor_type.elem_type)},
-        {name: _size(value) for name, value in values.items()},
+        {name: _shape(value) for name, value in values.items()},
     )
-    layers, skipped = [], []
-    for node, name in zip(nodes, unique_names(nodes), strict=True):
-        try:
-            layers.append(read_node(node, name, tensors))
-        except UnsupportedError as reason:
-            skipped.append(SkippedLayer(name, node.operator, str(reason)))
-        except UnknownSizeError:
-            skipped.append(SkippedLayer(name, node.operator, unknown_size_reason(inputs)))
-        except CheckpointError as error:
-            raise CheckpointError(f"layer '{name}': {error}") from error
-    return layers, skipped
+    return read_layers(with_weights, graph, _inputs(model.graph))
 
 
 def _nodes_with_weights(
-    graph: GraphProto | FunctionProto, constants: Mapping[str, Constant], owner: str = ""
+    graph: GraphProto | FunctionProto, constants: frozenset[str], nodes: Sequence[Node]
 ) -> Iterator[Node]:
     """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
+    for proto, node in zip(graph.node, nodes, strict=True):
+        if node.operator in ("Gemm", "MatMul"):
+            if any(name in constants for name in node.inputs[:2]):
+                yield node
+        elif node.operator in COMPILED or node.operator in NOT_COMPILED:
+            yield node
+        for inner in _sub_graphs(proto):
+            owner = node.owner or f"a sub-graph of {node.operator} '{node.name}'"
+            known = constants | stored_constants(inner).keys()
+            yield from _nodes_with_weights(inner, known, [_plain(each, owner) for each in inner.node])
+
+
+def _sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
+
+
+def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
+    """What the nodes of sub-graphs read, which may be tensors of the graph around them."""
     for node in graph.node:
-        if node.op_type in ("Gemm", "MatMul"):
-            if any(name in constants for name in node.input[:2]):
-                yield _plain(node, owner)
-        elif node.op_type == "Conv" or node.op_type in NOT_COMPILED:
-            yield _plain(node, owner)
-        for attribute in node.attribute:
-            for inner in [attribute.g] * attribute.HasField("g") + list(attribute.graphs):
-                where = owner or f"a sub-graph of {node.op_type} '{node.name}'"
-                yield from _nodes_with_weights(inner, {**constants, **_constants(inner)}, where)
+        for inner in _sub_graphs(node):
+            yield from (name for each in inner.node for name in each.input)
+            yield from (output.name for output in inner.output)
+            yield from _read_in_sub_graphs(inner)
 
 
-def _plain(node: NodeProto, owner: str) -> Node:
-    attributes = {_text(attribute.name): attribute for attribute in node.attribute}
+def _plain(node: NodeProto, owner: str = "", position: int = -1) -> Node:
+    attributes = {text(attribute.name): attribute for attribute in node.attribute}
     return Node(
-        node.op_type,
-        _text(node.domain),
-        _text(node.name),
-        tuple(map(_text, node.input)),
-        tuple(map(_text, node.output)),
+        text(node.op_type),
+        text(node.domain),
+        text(node.name),
+        tuple(map(text, node.input)),
+        tuple(map(text, node.output)),
         {name: (a.i,) for name, a in attributes.items() if a.type == a.INT}
         | {name: tuple(a.ints) for name, a in attributes.items() if a.type == a.INTS},
+        {name: a.f for name, a in attributes.items() if a.type == a.FLOAT},
         {name: a.s.decode(errors="replace") for name, a in attributes.items() if a.type == a.STRING},
         owner,
+        position,
     )
 
 
@@ -269,13 +230,27 @@ def _check_not_empty(layers: list[Layer], skipped: list[SkippedLayer]) -> None:
     if layers:
         return
     if not skipped:
-        raise CheckpointError("it has nothing to compile, no node with weights: give a model with 2-D convolutions")
+        raise CheckpointError(
+            "it has nothing to compile, no node with weights: give a model with convolutions or fully connected layers"
+        )
     reasons = "; ".join(f"{layer.name} ({layer.operator}): {layer.reason}" for layer in skipped[:SHOWN_REASONS])
     more = f"; and {len(skipped) - SHOWN_REASONS} more" if len(skipped) > SHOWN_REASONS else ""
     raise CheckpointError(f"it has nothing to compile, every node with weights is skipped: {reasons}{more}")
 
 
 def _digest(layers: list[Layer], skipped: list[SkippedLayer]) -> str:
-    read = [[layer.name, layer.spec.to_json(), layer.weights.digest, layer.input, layer.output] for layer in layers]
+    read = [
+        [
+            layer.name,
+            layer.spec.to_json(),
+            layer.weights.digest,
+            layer.input,
+            layer.output,
+            layer.residual,
+            layer.rows,
+            layer.folded,
+        ]
+        for layer in layers
+    ]
     unread = [[layer.name, layer.operator, layer.reason] for layer in skipped]
     return digest_fields({"layers": json.dumps(read), "skipped": json.dumps(unread)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,12 +17,13 @@ from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Form, Part, Tiling
 
-STREAM_MULTIPLY_ADDS = 8_000
+STREAM_MULTIPLY_ADDS = 20_000
 """Of one K group: ptxas grows faster than linearly beyond (measurements.md)."""
-STREAM_BYTES = 100_000
-"""Machine code that one block runs: what the multiprocessor's instruction cache holds."""
-LONG_STREAM_BYTES = 250_000
-"""Of layers with so many channels that loading the input alone nearly fills the cache."""
+STREAM_BYTES = (100_000, 250_000, 500_000)
+"""Machine code that one block runs: what the multiprocessor's instruction cache holds, and larger sizes for layers with
+so many channels that loading the input alone nearly fills the cache."""
+LONG_STREAM = 1.3
+"""How much longer than predicted a stream of the next size takes, to be on the safe side."""
 PART_INSTRUCTIONS = 40_000
 """Of all K groups of one kernel together: ptxas takes about 10 s for so many."""
 LAYER_INSTRUCTIONS = 60_000
@@ -60,23 +62,18 @@ def choose_tiling(
     spec = canonical(spec)
     density = float(nonzeros.sum()) / spec.weights_count
     bands = _batch_band(batch), _density_band(density)
-    for tilings, stream_bytes in (
-        (_ranking(spec, *bands, STREAM_BYTES), STREAM_BYTES),
-        (_ranking(spec, *bands, LONG_STREAM_BYTES), LONG_STREAM_BYTES),
-        (_last_resort(spec), math.inf),
-    ):
-        for tiling in tilings:
-            streams = _stream_instructions(spec, tiling, nonzeros)
-            if _streams_fit(spec, tiling, nonzeros, streams, stream_bytes):
-                if (code_bytes := 16 * float(streams.sum())) > code_limit_bytes:
-                    raise TilingError(
-                        f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
-                        "prune the layer further, or raise --max-code-size"
-                    )
-                return replace(tiling, form=form)
+    for tiling in (*_ranking(spec, *bands), *_last_resort(spec)):
+        streams = _stream_instructions(spec, tiling, nonzeros)
+        if _streams_fit(spec, tiling, nonzeros, streams):
+            if (code_bytes := 16 * float(streams.sum())) > code_limit_bytes:
+                raise TilingError(
+                    f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
+                    "prune the layer further, or raise --max-code-size"
+                )
+            return replace(tiling, form=form)
     raise TilingError(
-        f"the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of shared memory, its kernel is "
-        "too large"
+        f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
+        "shared memory"
     )
 
 
@@ -112,14 +109,19 @@ def _density_band(density: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(spec: LayerSpec, batch: int, density: float, stream_bytes: int) -> tuple[Tiling, ...]:
-    fitting = [tiling for tiling in operator_of(spec).candidates(spec) if _fits(spec, tiling, density, stream_bytes)]
+def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+    fitting = [tiling for tiling in operator_of(spec).candidates(spec) if _fits(spec, tiling)]
     works = [operator_of(spec).work(spec, tiling) for tiling in fitting]
-    sizes = [Stream.of(work, density).code * work.streams for work in works]
+    streams = [Stream.of(work, density) for work in works]
+    sizes = [stream.code * work.streams for stream, work in zip(streams, works, strict=True)]
     # A layer that is larger whatever its tiling is given the smaller ones.
     limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes, default=0))
-    fitting = [tiling for tiling, size in zip(fitting, sizes, strict=True) if size <= limit]
-    return tuple(sorted(fitting, key=lambda tiling: predict_microseconds(spec, tiling, batch, density)))
+    times = {
+        tiling: predict_microseconds(spec, tiling, batch, density) * LONG_STREAM ** bisect(STREAM_BYTES, stream.code_bytes)
+        for tiling, stream, size in zip(fitting, streams, sizes, strict=True)
+        if size <= limit
+    }
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
 def _last_resort(spec: LayerSpec) -> list[Tiling]:
@@ -127,7 +129,7 @@ def _last_resort(spec: LayerSpec) -> list[Tiling]:
     return [tiling for tiling in tilings if launch_of(spec, tiling).shared_bytes <= SHARED_BYTES]
 
 
-def _fits(spec: LayerSpec, tiling: Tiling, density: float, stream_bytes: int) -> bool:
+def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     operator = operator_of(spec)
     if tiling.threads > 1024 or not operator.divides(spec, tiling):
@@ -140,7 +142,6 @@ def _fits(spec: LayerSpec, tiling: Tiling, density: float, stream_bytes: int) ->
         and work.results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
         and work.largest_offset_bytes < OFFSET_BYTES
-        and Stream.of(work, density).code_bytes <= stream_bytes
     )
 
 
@@ -159,9 +160,9 @@ def _stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.i
 
 
 def _streams_fit(
-    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], streams: NDArray[np.float64], stream_bytes: float
+    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]
 ) -> bool:
-    if stream_bytes == math.inf:
-        return True
+    if tiling.group_kernels == 1:
+        return True  # there is nothing smaller
     largest = int(_stream_nonzeros(spec, tiling, nonzeros).max()) * tiling.rows
-    return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= stream_bytes
+    return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= STREAM_BYTES[-1]

@@ -1,1 +1,1 @@
-"""The parts of a model file: nodes, attributes, stored weights, input shapes. checkpoint.py puts them together."""
+"""The parts of a model file: nodes, constants, layers, what is folded into them. checkpoint.py puts them together."""

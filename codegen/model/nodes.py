@@ -1,31 +1,15 @@
-"""A model's nodes with weights, in plain values: what they are called, and which layer each is or why it is none."""
+"""A model's nodes in plain values, and what they are called."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 
-import numpy as np
-
 from codegen.errors import CheckpointError
-from codegen.layers import Layer, Weights
-from codegen.model.convolution import ConvAttributes, UnsupportedError, conv2d_spec
-from codegen.model.input_shapes import Size
-from codegen.model.stored_tensor import SparseStoredTensor, StoredTensor, read_weights
 
 ONNX_DOMAINS = ("", "ai.onnx")
-
-NOT_COMPILED = {
-    "ConvTranspose": "transposed convolutions are not compiled, only 2-D convolutions are",
-    "Gemm": "fully connected layers are not compiled, only 2-D convolutions are",
-    "MatMul": "matrix products are not compiled, only 2-D convolutions are",
-    "ConvInteger": "it computes on 8-bit integers; only float32 is compiled",
-    "QLinearConv": "it computes on 8-bit integers; only float32 is compiled",
-    "FusedConv": "it was made by onnxruntime's optimiser; give the model as it was before",
-}
-"""Operators beside Conv that carry weights, and why they are skipped."""
 
 
 @dataclass(frozen=True)
@@ -37,79 +21,37 @@ class Node:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    integers: Mapping[str, tuple[int, ...]]
+    integers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Attributes that hold integers; one integer is a list of one."""
-    strings: Mapping[str, str]
+    floats: Mapping[str, float] = field(default_factory=dict)
+    strings: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     """The sub-graph or function that the node is in; empty for the main graph."""
+    position: int = -1
+    """In the main graph."""
+
+    def input(self, index: int) -> str:
+        """An input's name, empty if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def integer(self, name: str, default: int) -> int:
+        """An attribute that is one integer. Raises CheckpointError if it is not one."""
+        values = self.integers.get(name, (default,))
+        if len(values) != 1:
+            raise CheckpointError(f"its {name} are {list(values)}, not 1 number: export the model again")
+        return values[0]
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.name or next(filter(None, self.outputs), '')}".rstrip()
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """What is known of the tensors between the nodes, by their names."""
-
-    constants: Mapping[str, StoredTensor | SparseStoredTensor]
-    element_types: Mapping[str, str]
-    sizes: Mapping[str, Size | None]
-
-    def weights(self, node: Node, index: int, what: str) -> StoredTensor | SparseStoredTensor | None:
-        """The float32 constant at one of the node's inputs, None if the node has no such input."""
-        if len(node.inputs) <= index or not node.inputs[index]:
-            return None
-        if (constant := self.constants.get(node.inputs[index])) is None:
-            raise UnsupportedError(
-                f"its {what} are computed while the model runs; fold constants before or in the export"
-            )
-        if constant.element_type != "float32":
-            raise UnsupportedError(f"its {what} are {constant.element_type}; only float32 is compiled")
-        return constant
-
-
-def read_node(node: Node, name: str, tensors: Tensors) -> Layer:
-    """The layer that a node is.
-
-    Raises UnsupportedError, UnknownSizeError, and CheckpointError for a node that no program could run.
-    """
-    if node.owner:
-        raise UnsupportedError(f"it is inside {node.owner}; only the nodes of the main graph are compiled")
-    if reason := NOT_COMPILED.get(node.operator):
-        raise UnsupportedError(reason)
-    if node.domain not in ONNX_DOMAINS:
-        raise UnsupportedError(f"it is an operator of the domain '{node.domain}', not ONNX's Conv")
-    kernel, bias = tensors.weights(node, 1, "weights"), tensors.weights(node, 2, "biases")
-    if kernel is None or not node.outputs:
-        raise CheckpointError("it has no weights or no output: export the model again")
-    if len(kernel.shape) in (3, 5):
-        raise UnsupportedError(f"it is a {len(kernel.shape) - 2}-D convolution; only 2-D convolutions are compiled")
-    if (element_type := tensors.element_types.get(node.inputs[0], "float32")) != "float32":
-        raise UnsupportedError(f"its input is {element_type}; only float32 is compiled")
-    spec = conv2d_spec(conv_attributes(node), kernel.shape, tensors.sizes.get(node.inputs[0]))
-    if bias is not None and bias.shape != (spec.kernels,):
+def text(name: str | bytes) -> str:
+    """Protobuf hands out what is not UTF-8 as bytes. Raises CheckpointError for that."""
+    if isinstance(name, bytes):
         raise CheckpointError(
-            f"its biases of the shape {list(bias.shape)} do not fit {spec.kernels} kernels: export the model again"
+            f"a name in it is not text ({name!r}), the file is damaged: export or copy the model again"
         )
-    weights = read_weights(kernel, "weights")
-    biases = np.zeros(spec.kernels, np.float32) if bias is None else read_weights(bias, "biases")
-    return Layer(name, spec, Weights(weights, biases), node.inputs[0], node.outputs[0])
-
-
-def conv_attributes(node: Node) -> ConvAttributes:
-    """The attributes of a 2-D Conv. Raises CheckpointError if one has too many or too few numbers."""
-
-    def integers(name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        values = node.integers.get(name, default)
-        if len(values) != len(default):
-            raise CheckpointError(f"its {name} are {list(values)}, not {len(default)} numbers: export the model again")
-        return values
-
-    return ConvAttributes(
-        kernel_shape=integers("kernel_shape", (1, 1)) if "kernel_shape" in node.integers else None,
-        strides=integers("strides", (1, 1)),
-        pads=integers("pads", (0, 0, 0, 0)),
-        dilations=integers("dilations", (1, 1)),
-        group=integers("group", (1,))[0],
-        auto_pad=node.strings.get("auto_pad", "NOTSET"),
-    )
+    return name
 
 
 def unique_names(nodes: Sequence[Node]) -> list[str]:

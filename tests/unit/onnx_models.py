@@ -1,4 +1,4 @@
-"""ONNX models for tests, with everything about one convolution open to change."""
+"""ONNX models for tests, with everything about one convolution open to change; and what they and layers compute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+
+from codegen.checkpoint import read_checkpoint
+from codegen.layers import Layer
+from codegen.spec import Clip, ConvTranspose2d, LeakyRelu, Linear
 
 FLOAT = onnx.TensorProto.FLOAT
 Shape = Sequence[int | str] | None
@@ -67,3 +72,82 @@ def save(folder: Path, proto: onnx.ModelProto, name: str = "model.onnx") -> Path
     path = folder / name
     path.write_bytes(proto.SerializeToString())
     return path
+
+
+def node(operator: str, inputs: str, output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
+    """A node of the inputs x, w, b for "x w b"."""
+    return helper.make_node(operator, inputs.split(" "), output.split(" "), name, **attributes)
+
+
+def constants(**arrays: Any) -> list[onnx.TensorProto]:
+    """Initializers by their names; plain numbers are float32."""
+    return [
+        tensor(name, array if isinstance(array, np.ndarray) else np.float32(array)) for name, array in arrays.items()
+    ]
+
+
+def layer_of(folder: Path, proto: onnx.ModelProto) -> Layer:
+    """The only layer of a model."""
+    (layer,) = read_checkpoint(save(folder, proto)).layers
+    return layer
+
+
+def tensors_of(proto: onnx.ModelProto, names: Sequence[str], **inputs: NDArray[Any]) -> list[NDArray[np.float32]]:
+    """What a runtime computes of some of the model's tensors, without optimisations."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    del copy.graph.output[:]
+    copy.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    outputs: list[NDArray[np.float32]] = onnxruntime.InferenceSession(copy.SerializeToString(), options).run(
+        None, inputs
+    )
+    return outputs
+
+
+def assert_layer_computes_its_output(layer: Layer, proto: onnx.ModelProto, **inputs: NDArray[Any]) -> None:
+    """The layer by its definition, against the runtime on the whole model."""
+    shown = [layer.output, *filter(None, [layer.residual])]
+    expected, *residual = tensors_of(proto, shown, **inputs)
+    x = inputs[layer.input].astype(np.float64)
+    actual = _sums(layer, x).reshape(expected.shape)
+    for step in layer.spec.epilogue:
+        if isinstance(step, Clip):
+            actual = actual.clip(step.low, step.high) if (step.low, step.high) != (None, None) else actual
+        elif isinstance(step, LeakyRelu):
+            actual = np.where(actual < 0, actual * step.slope, actual)
+        else:
+            actual = actual + residual[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N, K, H', W'], or [rows, K]."""
+    spec, kernel, bias = layer.spec, layer.weights.kernel.astype(np.float64), layer.weights.bias.astype(np.float64)
+    if isinstance(spec, Linear):
+        return x.reshape(-1, spec.inputs) @ kernel.T + bias
+    images, (top, left, bottom, right) = len(x), spec.padding
+    channels, kernels = spec.channels // spec.groups, spec.kernels // spec.groups
+    x = x.reshape(images, spec.groups, channels, spec.height, spec.width)
+    kernel = kernel.reshape(spec.groups, kernels, channels, spec.kernel_height, spec.kernel_width)
+    height, width = spec.output_height, spec.output_width
+    transposed = isinstance(spec, ConvTranspose2d)
+    if transposed:
+        output = np.zeros((images, spec.groups, kernels, height + top + bottom, width + left + right))
+    else:
+        output = np.zeros((images, spec.groups, kernels, height, width))
+        x = np.pad(x, [(0, 0)] * 3 + [(top, bottom), (left, right)])
+    for r in range(spec.kernel_height):
+        for s in range(spec.kernel_width):
+            (stride_y, stride_x), (y, z) = spec.stride, (r * spec.dilation[0], s * spec.dilation[1])
+            many = spec.height if transposed else height, spec.width if transposed else width
+            window = np.s_[..., y : y + stride_y * many[0] : stride_y, z : z + stride_x * many[1] : stride_x]
+            products = "ngchw,gkc->ngkhw", kernel[..., r, s]
+            if transposed:
+                output[window] += np.einsum(products[0], x, products[1])
+            else:
+                output += np.einsum(products[0], x[window][..., : many[0], : many[1]], products[1])
+    if transposed:
+        output = output[..., top : top + height, left : left + width]
+    return output.reshape(images, spec.kernels, height, width) + bias[:, None, None]
