@@ -136,6 +136,16 @@ def _matmul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
     return _sums(np.matmul, a, b, None)
 
 
+def _constant(attributes: Attributes) -> Tensor:
+    return Tensor.exact(numpy_helper.to_array(attributes["value"]))
+
+
+def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
+    """Of a constant."""
+    value = np.transpose(x.value, attributes.get("perm"))
+    return replace(Tensor.exact(value), dtype=x.dtype)
+
+
 def _clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     value = x.value
     if low is not None:
@@ -206,6 +216,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "Add": _add,
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
+    "Constant": _constant,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Gemm": _gemm,
@@ -213,6 +224,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "MatMul": _matmul,
     "Mul": _mul,
     "Relu": _relu,
+    "Transpose": _transpose,
 }
 
 

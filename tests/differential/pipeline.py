@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from codegen import emulate
@@ -18,7 +19,7 @@ from codegen.data_types import numpy_dtype, to_float32
 from codegen.layers import Layer
 from codegen.reference import error_bound
 from codegen.rewrite import rewrite
-from codegen.spec import LayerSpec, Linear
+from codegen.spec import LayerSpec
 from codegen.template import Template, make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
@@ -41,8 +42,9 @@ def ours(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "co
 
     Inputs of bfloat16 are arrays of any 16-bit type. Raises CheckpointError if no layer of the model is compiled.
     """
+    shapes = _shapes(path)
     layers = read_checkpoint(path, {}).layers
-    return {layer.output: _run(layer, inputs, virtual_arch) for layer in layers}
+    return {layer.output: _run(layer, inputs, shapes[layer.output], virtual_arch) for layer in layers}
 
 
 @cache
@@ -50,10 +52,9 @@ def _template(spec: LayerSpec, tiling: Tiling, virtual_arch: str) -> Template:
     return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
 
 
-def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str) -> Output:
+def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...], virtual_arch: str) -> Output:
     spec, weights = layer.spec, layer.weights
-    given = inputs[layer.input]
-    x = _stored(given, spec).reshape(-1, *spec.input_shape)
+    x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
     tiling = choose_tiling(spec, len(x), weights.nonzeros_per_kernel)
     template = _template(spec, tiling, virtual_arch)
@@ -73,7 +74,6 @@ def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str) ->
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
     bound = error_bound(spec, weights, x, residual=residual, chunk_channels=tiling.chunk_channels)
-    shape = _shape_in_model(spec, given.shape)
     values = to_float32(output, spec.data_type).astype(np.float64)
     return Output(values.reshape(shape), bound.reshape(shape))
 
@@ -83,8 +83,10 @@ def _stored(array: NDArray[Any], spec: LayerSpec) -> NDArray[Any]:
     return np.ascontiguousarray(array).view(numpy_dtype(spec.data_type))
 
 
-def _shape_in_model(spec: LayerSpec, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    if isinstance(spec, Linear):
-        return *input_shape[:-1], spec.outputs
-    places = (spec.output_height, spec.output_width)
-    return input_shape[0], spec.kernels, *places[len(places) + 2 - len(input_shape) :]
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a model, which are all fixed: a layer knows less, as a vector is a row or a column to it."""
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    return {
+        value.name: tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.output)
+    }
