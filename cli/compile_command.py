@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.layers import compiled_line, failure_lines, layer_table, skipped_lines
-from cli.options import archs_of, check_output_folder, form_of, input_shapes_of
+from cli.options import archs_of, bytes_of, check_output_folder, form_of, input_shapes_of
 from cli.progress import CompileProgress
 from cli.render import counts_line, job_json, job_table, print_error, print_json, status_text, stderr, stdout
 from codegen.errors import CheckpointError
@@ -46,6 +46,12 @@ def compile_models(
     template: Annotated[
         str, typer.Option("--template", metavar="rolled|full", help="full: everything unrolled before nvcc (slow).")
     ] = "rolled",
+    max_code_size: Annotated[
+        float,
+        typer.Option(
+            "--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."
+        ),
+    ] = 16,
     optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
     strict: Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")] = False,
     keep_going: Annotated[
@@ -69,7 +75,12 @@ def compile_models(
 
     start = time.monotonic()
     options = BuildOptions(
-        archs_of(arch), batch=batch, form=form_of(template), optimisation=optimisation, strict=strict
+        archs_of(arch),
+        batch=batch,
+        form=form_of(template),
+        optimisation=optimisation,
+        strict=strict,
+        code_limit_bytes=bytes_of(max_code_size),
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from cli.layers import code_table, failure_lines, layer_json, layer_table, skipped_lines
-from cli.render import duration, job_json, job_seconds, moment, print_json, status_text, stdout
+from cli.layers import code_table, failure_lines, folded_lines, layer_json, layer_table, skipped_lines
+from cli.render import duration, job_json, job_seconds, moment, print_json, size, status_text, stdout
 
 if TYPE_CHECKING:
     from farm.api import JobDetail
@@ -19,7 +19,7 @@ def inspect(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Show a job's layers: shape, non-zeros, hits, deleted multiply-adds, registers, spills, seconds, bytes."""
+    """Show a job's layers: shape, folded nodes, non-zeros, hits, deleted FMAs, registers, spills, seconds, bytes."""
     from farm.api import Farm
     from farm.settings import load_settings
 
@@ -41,15 +41,16 @@ def _print(detail: JobDetail) -> None:
         console.print(Text(job.reason), soft_wrap=True)
     options = job.options
     how = f"batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}"
+    limit = f"at most {size(options.code_limit_bytes)} of code in a layer"
     seconds = job_seconds(job, now)
     ran = f"ran {duration(seconds)}" if seconds is not None else "has not run yet"
     tries = f" in {job.tries} tries" if job.tries > 1 else ""
-    console.print(Text(f"{job.model}, {how}"))
+    console.print(Text(f"{job.model}, {how}, {limit}"))
     console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"))
     console.print()
     console.print(layer_table(detail, console.width))
     console.print()
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width))
-    for line in (*failure_lines(detail), *skipped_lines(job)):
+    for line in (*folded_lines(detail), *failure_lines(detail), *skipped_lines(job)):
         console.print(line, soft_wrap=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from cli.render import counted, duration, plain_table, size
+from codegen.spec import Linear
+from codegen.tiling import Part
 from farm.jobs import Build, BuildResult, Job, Outcome
 
 if TYPE_CHECKING:
@@ -18,12 +22,56 @@ if TYPE_CHECKING:
 OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
 
 
+@dataclass(frozen=True)
+class LayerCode:
+    """One layer for one architecture: its parts together."""
+
+    arch: str
+    outcome: Outcome
+    """FAILED if a part has failed, HIT if all were hits."""
+    cubins: int
+    """That are there or have failed; the layer has as many as parts."""
+    fmas_kept: int
+    fmas_deleted: int
+    registers: int
+    """The most of any part."""
+    spill_bytes: int
+    cubin_bytes: int
+    template_seconds: float
+    rewrite_seconds: float
+    ptxas_seconds: float
+
+
+def codes_of(detail: JobDetail, build: Build) -> list[LayerCode]:
+    """In the order of the job's architectures; those of which nothing is there yet are absent."""
+    by_arch = groupby(detail.results_of(build), key=lambda result: result.arch)
+    return [_layer_code(arch, list(results)) for arch, results in by_arch]
+
+
+def _layer_code(arch: str, results: Sequence[BuildResult]) -> LayerCode:
+    outcomes = [result.outcome for result in results]
+    return LayerCode(
+        arch=arch,
+        outcome=next(each for each in (Outcome.FAILED, Outcome.BUILT, Outcome.HIT) if each in outcomes),
+        cubins=len(results),
+        fmas_kept=sum(result.fmas_kept for result in results),
+        fmas_deleted=sum(result.fmas_deleted for result in results),
+        registers=max(result.registers for result in results),
+        spill_bytes=sum(result.spill_bytes for result in results),
+        cubin_bytes=sum(result.cubin_bytes for result in results),
+        template_seconds=max(result.template_seconds for result in results),  # one template for all
+        rewrite_seconds=sum(result.rewrite_seconds for result in results),
+        ptxas_seconds=sum(result.ptxas_seconds for result in results),
+    )
+
+
 def layer_table(detail: JobDetail, width: int) -> Table:
     """One row per layer and architecture. A long name is wrapped, never cut."""
+    several = any(len(build.parts) > 1 for build in detail.builds)
     table = plain_table(width)
     table.add_column("LAYER", overflow="fold")
     table.add_column("SHAPE", no_wrap=True)
-    for name in ("NON-ZERO", "SPARSITY"):
+    for name in ("NON-ZERO", "SPARSITY", "PARTS") if several else ("NON-ZERO", "SPARSITY"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ARCH", no_wrap=True)
     table.add_column("CUBIN", no_wrap=True)
@@ -31,11 +79,13 @@ def layer_table(detail: JobDetail, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for build in detail.builds:
         first = [build.layer, _shape(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
-        results = detail.results_of(build)
-        for result in results:
-            table.add_row(*first, result.arch, *_cells(result))
-            first = ["", "", "", ""]
-        if not results:
+        if several:
+            first.append(str(len(build.parts)))
+        codes = codes_of(detail, build)
+        for code in codes:
+            table.add_row(*first, code.arch, *_cells(code, len(build.parts)))
+            first = [""] * len(first)
+        if not codes:
             table.add_row(*first, "-", "to come", "", "", "", "")
     return table
 
@@ -50,17 +100,17 @@ def code_table(detail: JobDetail, width: int) -> Table:
     for name in ("REWRITE", "THREADS", "ROWS", "KERNELS", "CHANNELS"):
         table.add_column(name, justify="right", no_wrap=True)
     for build in detail.builds:
-        made = [result for result in detail.results_of(build) if result.cubin is not None]
+        made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts))]
         if not made:
             continue
-        template_seconds = max(result.template_seconds for result in made)
+        template_seconds = max(code.template_seconds for code in made)
         tiling = build.tiling
         table.add_row(
             build.layer,
             f"{made[0].fmas_kept:,}",
             f"{made[0].fmas_deleted:,}",
             f"made in {duration(template_seconds)}" if template_seconds else "hit",
-            f"{max(result.rewrite_seconds for result in made) * 1e3:.0f} ms",
+            f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
             f"{tiling.tile_width}x{tiling.tile_height}",
             f"{tiling.rows}",
             f"{tiling.group_kernels}",
@@ -70,25 +120,35 @@ def code_table(detail: JobDetail, width: int) -> Table:
 
 
 def _shape(build: Build) -> str:
-    stride = build.spec.stride
-    return f"{build.spec}" if stride == (1, 1) else f"{build.spec}, /{max(stride)}"
+    spec = build.spec
+    return f"{spec}" if isinstance(spec, Linear) or spec.stride == (1, 1) else f"{spec}, /{max(spec.stride)}"
 
 
 def _sparsity(build: Build) -> float:
     return 1 - build.nonzeros / build.spec.weights_count
 
 
-def _cells(result: BuildResult) -> list[str | Text]:
-    outcome = Text(str(result.outcome), style=OUTCOME_STYLES[result.outcome])
-    if result.cubin is None:
-        return [outcome, "-", "-", "-", "-"]
+def _whole(code: LayerCode, parts: int) -> bool:
+    return code.cubins == parts and code.outcome is not Outcome.FAILED
+
+
+def _cells(code: LayerCode, parts: int) -> list[str | Text]:
+    if not _whole(code, parts):
+        failed = code.outcome is Outcome.FAILED
+        text = Text("failed", style=OUTCOME_STYLES[code.outcome]) if failed else f"{code.cubins} of {parts}"
+        return [text, "-", "-", "-", "-"]
     return [
-        outcome,
-        duration(result.ptxas_seconds),
-        str(result.registers),
-        size(result.spill_bytes) if result.spill_bytes else "-",
-        size(result.cubin_bytes),
+        Text(str(code.outcome), style=OUTCOME_STYLES[code.outcome]),
+        duration(code.ptxas_seconds),
+        str(code.registers),
+        size(code.spill_bytes) if code.spill_bytes else "-",
+        size(code.cubin_bytes),
     ]
+
+
+def folded_lines(detail: JobDetail) -> list[Text]:
+    """Which nodes are computed with which layer."""
+    return [Text(f"{build.layer} computes also: {', '.join(build.folded)}") for build in detail.builds if build.folded]
 
 
 def failure_lines(detail: JobDetail) -> list[Text]:
@@ -97,7 +157,8 @@ def failure_lines(detail: JobDetail) -> list[Text]:
     for build in detail.builds:
         for result in detail.results_of(build):
             if result.error:
-                lines.append(Text(f"{build.layer} {result.arch}: {result.error}", style="red"))
+                name = build.cubin_name(result.arch, result.part)
+                lines.append(Text(f"{name}: {result.error}", style="red"))
                 if result.command:
                     lines.append(Text(f"  run again: {result.command}", style="dim"))
     return lines
@@ -134,15 +195,20 @@ def layer_json(build: Build, results: list[BuildResult]) -> dict[str, Any]:
         "name": build.layer,
         "input": build.input,
         "output": build.output,
+        "residual": build.residual or None,
+        "folded": list(build.folded),
+        "rows_per_image": build.rows,
         "spec": build.spec.to_json(),
         "tiling": build.tiling.to_json(),
         "weights": build.spec.weights_count,
         "nonzeros": build.nonzeros,
         "sparsity": _sparsity(build),
         "weights_digest": build.weights,
+        "parts": [_groups(part) for part in build.parts],
         "cubins": [
             {
                 "arch": result.arch,
+                "part": _groups(build.parts[result.part]),
                 "outcome": str(result.outcome),
                 "template_hit": result.template_seconds == 0,
                 "template_seconds": result.template_seconds,
@@ -163,3 +229,8 @@ def layer_json(build: Build, results: list[BuildResult]) -> dict[str, Any]:
             for result in results
         ],
     }
+
+
+def _groups(part: Part) -> dict[str, int]:
+    """The K groups of a part: from the first to before the end."""
+    return {"first": part.first, "end": part.end}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def form_of(value: str) -> Form:
             return value
         case _:
             raise UsageError(f"--template {value}: it is rolled or full")
+
+
+def bytes_of(megabytes: float) -> int:
+    """A size in megabytes. Raises UsageError."""
+    if not 0 < megabytes < math.inf:
+        raise UsageError(f"--max-code-size {megabytes:g}: it is a number of megabytes above 0")
+    return round(megabytes * 1e6)
 
 
 def check_output_folder(folder: Path | None) -> None:

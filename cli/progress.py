@@ -72,7 +72,7 @@ class CompileProgress(Progress):
         self._bars.update(self._cubins, total=self._total)
         for key, targets in plan.targets.items():
             first = targets[0]
-            self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].layer} {first.arch}"
+            self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].cubin_name(first.arch, first.part)}"
 
     def submitted(self, request: Request) -> None:
         """See Progress."""
@@ -100,7 +100,7 @@ class CompileProgress(Progress):
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
         """See Progress."""
         self._running.pop(result.cubin_key, None)
-        what = f"{job.name} {build.layer} {result.arch}"
+        what = f"{job.name} {build.cubin_name(result.arch, result.part)}"
         if result.outcome is Outcome.HIT:
             self._hits += 1
         elif result.outcome is Outcome.BUILT:

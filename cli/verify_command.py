@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.render import print_json, stderr, stdout
+from cli.render import plain_table, print_json, stderr, stdout
 
 
 def verify(
@@ -23,13 +24,6 @@ def verify(
     from farm.api import Farm
     from farm.settings import load_settings
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("LAYER", overflow="ellipsis", no_wrap=True)
-    table.add_column("ARCHS")
-    table.add_column("ON")
-    for name in ("BLOCKS", "OUTPUTS", "REL. ERROR", "OF BOUND"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("RESULT", overflow="fold")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
         for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed):
@@ -38,6 +32,7 @@ def verify(
             rows.append(
                 {
                     "layer": layer.layer,
+                    "parts": layer.parts,
                     "archs": list(layer.archs),
                     "on": layer.where,
                     "blocks": found.blocks_run,
@@ -49,23 +44,38 @@ def verify(
                     "message": found.message,
                 }
             )
-            table.add_row(
-                layer.layer,
-                ",".join(arch.removeprefix("sm_") for arch in layer.archs),
-                layer.where,
-                f"{found.blocks_run:,} of {found.blocks_total:,}",
-                f"{found.outputs_checked:,}",
-                f"{found.relative_error:.1e}",
-                f"{found.bound_share:.1%}",
-                Text("right", style="green") if found.ok else Text(found.message, style="red"),
-            )
     wrong = sum(not row["ok"] for row in rows)
     if as_json:
         print_json({"ok": not wrong, "layers": rows})
     else:
         console = stdout()
-        console.print(table)
+        console.print(_table(rows, console.width))
         outputs = sum(row["outputs"] for row in rows)
         verdict = f"{wrong} of {len(rows)} layers are wrong" if wrong else f"all {len(rows)} layers are right"
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
     return JOB_FAILED if wrong else OK
+
+
+def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """One row per layer and kernels, however many parts it has."""
+    several = any(row["parts"] > 1 for row in rows)
+    table = plain_table(width)
+    table.add_column("LAYER", overflow="ellipsis", no_wrap=True)
+    table.add_column("ARCHS")
+    table.add_column("ON")
+    for name in (*(["PARTS"] if several else []), "BLOCKS", "OUTPUTS", "REL. ERROR", "OF BOUND"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("RESULT", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["layer"],
+            ",".join(arch.removeprefix("sm_") for arch in row["archs"]),
+            row["on"],
+            *([str(row["parts"])] if several else []),
+            f"{row['blocks']:,} of {row['blocks_total']:,}",
+            f"{row['outputs']:,}",
+            f"{row['relative_error']:.1e}",
+            f"{row['bound_share']:.1%}",
+            Text("right", style="green") if row["ok"] else Text(row["message"], style="red"),
+        )
+    return table

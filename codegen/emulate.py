@@ -5,8 +5,9 @@ is an EmulationError that names the line, the instruction, the thread and the re
 arguments' arrays or misaligned, a barrier that only a part of the block reaches, shared memory that is read before it
 was written, before its `cp.async` was waited for, or without a barrier after another thread wrote it.
 
-What it does not see: a thread that overwrites shared memory before others have read it (the lanes run in step), and
-races in global memory. A NaN is a NaN: its bits are NumPy's.
+What it does not see: code that none of the chosen blocks reaches, of which only the opcodes are read; a thread that
+overwrites shared memory before others have read it (the lanes run in step); and races in global memory. A NaN is a
+NaN: its bits are NumPy's.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def _chosen_blocks(grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any]
         x, y, z = (range(size) for size in grid)
         return np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
     chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
+    # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
+    chosen = chosen[np.lexsort(chosen.T)]
     if (outside := np.flatnonzero(((chosen < 0) | (chosen >= np.array(grid))).any(axis=1))).size:
         raise EmulationError(f"block {tuple(chosen[outside[0]].tolist())} is outside of the grid {grid}")
     return chosen

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codegen.spec import LayerSpec
-from codegen.tiling import Tiling
+from codegen.tiling import Part, Tiling
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 
@@ -63,7 +63,8 @@ class CubinKey:
     template: str
     """Digest of the template's key."""
     weights: str
-    """Digest of weights and bias."""
+    """Digest of weights and bias of the whole layer."""
+    part: Part
     rewriter_digest: str
     assembler: str
     """Version of ptxas."""
@@ -77,6 +78,7 @@ class CubinKey:
             "schema": str(SCHEMA),
             "template": self.template,
             "weights": self.weights,
+            "part": f"{self.part.first}:{self.part.end}",
             "rewriter": self.rewriter_digest,
             "assembler": self.assembler,
             "arch": self.arch,

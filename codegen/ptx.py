@@ -103,7 +103,7 @@ class _UnknownOperandError(Exception):
 
 
 class Scope:
-    """The names that a block declares, and the operands already read within it."""
+    """The names that a block declares, and the operands already read within it, but for numbers: most are weights."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
@@ -126,8 +126,12 @@ class Scope:
 
     def operand(self, text: str) -> Operand:
         """Reads one operand."""
+        if not self.names and self.outer is not None:
+            return self.outer.operand(text)
         if (known := self.operands.get(text)) is None:
-            known = self.operands[text] = self._parse(text)
+            known = self._parse(text)
+            if not isinstance(known, Immediate):
+                self.operands[text] = known
         return known
 
     def _parse(self, text: str) -> Operand:

@@ -1,4 +1,4 @@
-"""What a layer computes, in NumPy, and how far float32 arithmetic may be from it.
+"""What a layer computes, in float64, and how far a generated kernel's arithmetic may be from it.
 
 A zero weight contributes nothing, whatever the input: the generated code has no instruction for it. So `0 * inf` and
 `0 * nan` count as 0 here.
@@ -6,123 +6,186 @@ A zero weight contributes nothing, whatever the input: the generated code has no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from codegen.data_types import PRECISIONS, Precision, from_float32, to_float32
+from codegen.dot_products import DotProducts, Float64Array, dot_products, to_float64
 from codegen.layers import Weights
-from codegen.spec import Conv2d
+from codegen.operators.region import EVERYTHING, Region
+from codegen.spec import AddResidual, DataType, LayerSpec, LeakyRelu, Step
 
-EVERYTHING = slice(None)
-UNIT_ROUNDOFF = 2.0**-24
-SMALLEST_SUBNORMAL = 2.0**-149
 REFERENCE_SLACK = 1 + 2.0**-20
 """Covers the rounding of the float64 reference and of the bound itself."""
 
 
-def convolve(spec: Conv2d, weights: Weights, x: NDArray[Any], dtype: DTypeLike = np.float64) -> NDArray[Any]:
-    """The layer's output [N, K, H', W'] for an input [N, C, H, W], bias included, computed in `dtype`."""
-    return convolve_region(spec, weights, x, EVERYTHING, EVERYTHING, EVERYTHING, dtype)
-
-
-def convolve_region(
-    spec: Conv2d,
+def layer_output(
+    spec: LayerSpec,
     weights: Weights,
     x: NDArray[Any],
-    rows: slice,
-    columns: slice,
-    kernels: slice,
-    dtype: DTypeLike = np.float64,
-) -> NDArray[Any]:
-    """A box of the output, as `convolve(...)[:, kernels, rows, columns]`, from the input elements that it needs only.
+    region: Region = EVERYTHING,
+    residual: NDArray[Any] | None = None,
+) -> Float64Array:
+    """A region of the layer's output [N, K, H', W'], or [rows, K], from the elements of the input that it needs only.
 
-    Raises ValueError if the input does not have the spec's shape or a slice has a step.
+    `x` and `residual` (of the whole output's shape) are arrays of floats, or of uint16 with the bits of bfloat16.
+    Raises ValueError if one does not have the spec's shape, a slice has a step, or a residual is missing or too much.
     """
-    patch = _patch(spec, x, rows, columns).astype(dtype)
-    return _apply(spec, weights.kernel[kernels].astype(dtype), weights.bias[kernels].astype(dtype), patch)
+    values = dot_products(spec, weights, x, region).values()
+    added = _residual_region(spec, x, region, residual)
+    for step in spec.epilogue:
+        values = _apply(step, values, added)
+    return _without_unit_dimensions(spec, values)
 
 
-def error_bound(spec: Conv2d, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
-    """How far each float32 output may be from `convolve`, whatever the order of the sum, fused or not: [N, K, H', W'].
+def error_bound(
+    spec: LayerSpec,
+    weights: Weights,
+    x: NDArray[Any],
+    region: Region = EVERYTHING,
+    residual: NDArray[Any] | None = None,
+    chunk_channels: int | None = None,
+) -> Float64Array:
+    """How far each output of the kernel may be from `layer_output`, whose arguments and shape these are.
 
-    gamma_n (|w| * |x| + |bias|) with gamma_n = n u / (1 - n u), u = 2^-24 and n the non-zero weights of the output's
-    kernel + 1 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and n subnormals for underflow.
-    Infinite where the sum may overflow or is not finite. Flushing subnormals to zero is not covered.
+    A sum of n products and the bias, rounded with unit roundoff u after every operation, in any order, fused or not, is
+    off by at most ((1 + u)^(n + 1) - 1) (|w| * |x| + |bias|), and half a subnormal for each operation that underflows
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; no factor there is a reciprocal, so that his
+    gamma and its n u < 1 are not needed). n is the number of the kernel's non-zero weights. Each step of the epilogue
+    that rounds adds its rounding.
+
+    float32 is computed in float32; bfloat16 too, and rounded once at the end. float16 is computed in float16; or, with
+    `chunk_channels`, only the sums over so many consecutive channels are: these are added up in float32, where all that
+    follows is computed too, and rounded once at the end. For the other types `chunk_channels` means nothing.
+
+    Infinite where a value may overflow the type that holds it, or is not finite. Flushing subnormals to zero is not
+    covered.
     """
-    return error_bound_region(spec, weights, x, EVERYTHING, EVERYTHING, EVERYTHING)
+    products = dot_products(spec, weights, x, region)
+    added = _residual_region(spec, x, region, residual)
+    in_half = spec.data_type == "float16" and chunk_channels is None
+    precision = PRECISIONS["float16" if in_half else "float32"]
+    if spec.data_type == "float16" and chunk_channels is not None:
+        error = _error_of_chunks(products, chunk_channels)
+    else:
+        error = _error_of_sum(products, precision)
+    values = products.values()
+    for step in spec.epilogue:
+        result = _apply(step, values, added)
+        error = _error_of_step(step, values, result, error, precision, spec.data_type)
+        values = result
+    stored = PRECISIONS[spec.data_type]
+    if stored is not precision:
+        error = error + _rounding(np.abs(values) + error, stored)
+    return _without_unit_dimensions(spec, _within(stored, np.abs(values), error * REFERENCE_SLACK))
 
 
-def error_bound_region(
-    spec: Conv2d, weights: Weights, x: NDArray[Any], rows: slice, columns: slice, kernels: slice
-) -> NDArray[np.float64]:
-    """A box of the error bound, as `error_bound(...)[:, kernels, rows, columns]`."""
-    patch = np.abs(_patch(spec, x, rows, columns).astype(np.float64))
-    kernel = np.abs(weights.kernel[kernels].astype(np.float64))
-    sums = _apply(spec, kernel, np.abs(weights.bias[kernels].astype(np.float64)), patch)
-    terms = np.count_nonzero(kernel, axis=(1, 2, 3))[:, None, None] + 1.0
-    gamma = terms * UNIT_ROUNDOFF / (1 - terms * UNIT_ROUNDOFF)
-    bound: NDArray[np.float64] = (gamma * sums + terms * SMALLEST_SUBNORMAL) * REFERENCE_SLACK
-    bound[~(sums + bound <= np.finfo(np.float32).max)] = np.inf
-    return bound
+def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> Float64Array:
+    """One step of the epilogue, on values and residual of the region."""
+    with np.errstate(invalid="ignore"):  # an infinity minus another, or times a slope of zero, is NaN
+        if isinstance(step, AddResidual):
+            return values + cast("Float64Array", residual)
+        if isinstance(step, LeakyRelu):
+            return np.where(values < 0, values * step.slope, values)
+    if step.low is not None:
+        values = np.maximum(values, step.low)
+    if step.high is not None:
+        values = np.minimum(values, step.high)
+    return values
 
 
-def _patch(spec: Conv2d, x: NDArray[Any], rows: slice, columns: slice) -> NDArray[Any]:
-    """The padded input elements that rows and columns of the output read."""
-    if x.ndim != 4 or x.shape[1:] != spec.input_shape:
-        raise ValueError(f"an input of the shape {list(x.shape)} for a layer of {['N', *spec.input_shape]}")
-    top, left, _, _ = spec.padding
-    first_y, last_y = _reach(rows, spec.output_height, spec.stride[0], top, spec.kernel_height)
-    first_x, last_x = _reach(columns, spec.output_width, spec.stride[1], left, spec.kernel_width)
-    inside = x[:, :, max(first_y, 0) : max(last_y, 0), max(first_x, 0) : max(last_x, 0)]
-    around_y = _around(first_y, last_y, spec.height)
-    around_x = _around(first_x, last_x, spec.width)
-    return np.pad(inside, ((0, 0), (0, 0), around_y, around_x))
+def _error_of_sum(products: DotProducts, precision: Precision) -> Float64Array:
+    """Of products and bias added up in one type."""
+    magnitudes = products.magnitudes() + np.abs(products.bias)[:, None, None]
+    operations = products.nonzeros + 1
+    growth = _growth(operations, precision)
+    error = growth * magnitudes + operations * (1 + growth) * precision.smallest_subnormal / 2
+    return _within(precision, magnitudes, error)
 
 
-def _reach(part: slice, outputs: int, stride: int, padding: int, extent: int) -> tuple[int, int]:
-    """First input element that a part of an output dimension reads, and one past the last; outside is padding."""
-    start, stop, step = part.indices(outputs)
-    if step != 1:
-        raise ValueError(f"a part of the output with step {step}: give a slice without a step")
-    if stop <= start:
-        return 0, 0
-    return start * stride - padding, (stop - 1) * stride - padding + extent
+def _error_of_chunks(products: DotProducts, chunk_channels: int) -> Float64Array:
+    """Of sums of chunks in float16, added up in float32 with the bias.
+
+    Holds wherever the first chunk begins: it may begin before the first channel of the kernel's group.
+    """
+    half, single = PRECISIONS["float16"], PRECISIONS["float32"]
+    magnitudes = products.magnitudes()
+    growth = _growth(products.nonzeros_within(chunk_channels), half)
+    error = growth * magnitudes + products.nonzeros * (1 + growth) * half.smallest_subnormal / 2
+    error = _within(half, magnitudes, error)
+    chunks = (products.kernel.shape[3] + chunk_channels - 2) // chunk_channels + 1
+    summed = magnitudes + error + np.abs(products.bias)[:, None, None]
+    return error + _growth(np.int64(chunks), single) * summed
 
 
-def _around(first: int, last: int, size: int) -> tuple[int, int]:
-    """How many elements of first..last lie before and after 0..size."""
-    before = min(max(-first, 0), last - first)
-    return before, min(max(last - size, 0), last - first - before)
+def _error_of_step(
+    step: Step,
+    before: Float64Array,
+    after: Float64Array,
+    error: Float64Array,
+    precision: Precision,
+    data_type: DataType,
+) -> Float64Array:
+    """The error after a step, of what comes before it and of the step itself, computed in a type of this precision."""
+    if isinstance(step, AddResidual):
+        error = error + precision.unit_roundoff * (np.abs(after) + error)
+    elif isinstance(step, LeakyRelu):
+        of_slope = _constant_error(step.slope, data_type)
+        with np.errstate(invalid="ignore"):  # of what is not finite, and made infinite below
+            lowest = np.maximum(error - before, 0)  # how far below zero the kernel's value may be: there it multiplies
+            multiplied = max(1.0, abs(step.slope)) * error + of_slope * lowest
+            multiplied += _rounding((abs(step.slope) + of_slope) * lowest, precision)
+        error = np.where(lowest == 0, error, multiplied)
+    else:
+        # The smaller or larger of a value and a limit moves by no more than the one of the two that moves most. A limit
+        # that the type cannot hold has no effect on a value that it can.
+        limits = [limit for limit in (step.low, step.high) if limit is not None]
+        held = [limit for limit in limits if abs(limit) <= PRECISIONS[data_type].largest]
+        error = np.maximum(error, max((_constant_error(limit, data_type) for limit in held), default=0.0))
+    return _within(precision, np.abs(after), error)
 
 
-def _apply(spec: Conv2d, kernel: NDArray[Any], bias: NDArray[Any], patch: NDArray[Any]) -> NDArray[Any]:
-    """The outputs of a padded patch; an infinity or NaN of it reaches an output through non-zero weights only."""
-    finite = np.isfinite(patch)
-    sums: NDArray[Any] = _sum_taps(spec, kernel, np.where(finite, patch, 0)) + bias[:, None, None]
-    if finite.all():
-        return sums
-    positive, negative = (kernel > 0).astype(patch.dtype), (kernel < 0).astype(patch.dtype)
-    up, down, nan = (where.astype(patch.dtype) for where in (patch == np.inf, patch == -np.inf, np.isnan(patch)))
-    to_up = _sum_taps(spec, positive, up) + _sum_taps(spec, negative, down) > 0
-    to_down = _sum_taps(spec, positive, down) + _sum_taps(spec, negative, up) > 0
-    to_nan = _sum_taps(spec, positive + negative, nan) > 0
-    sums[to_up] = np.inf
-    sums[to_down] = -np.inf
-    sums[to_nan | (to_up & to_down)] = np.nan
-    return sums
+def _growth(operations: NDArray[np.int64] | np.int64, precision: Precision) -> Float64Array:
+    """(1 + u)^operations - 1"""
+    growth: Float64Array = np.expm1(operations * np.log1p(precision.unit_roundoff))
+    return growth
 
 
-def _sum_taps(spec: Conv2d, kernel: NDArray[Any], patch: NDArray[Any]) -> NDArray[Any]:
-    """Direct convolution, one position of the kernel at a time: memory of a few outputs, not of an im2col."""
-    stride_y, stride_x = spec.stride
-    height = max(patch.shape[2] - spec.kernel_height, -1) // stride_y + 1
-    width = max(patch.shape[3] - spec.kernel_width, -1) // stride_x + 1
-    sums = np.zeros((len(kernel), len(patch), height, width), patch.dtype)
-    for r in range(spec.kernel_height):
-        for s in range(spec.kernel_width):
-            ys = slice(r, r + (height - 1) * stride_y + 1, stride_y)
-            xs = slice(s, s + (width - 1) * stride_x + 1, stride_x)
-            if height and width and kernel[:, :, r, s].any():
-                sums += np.tensordot(kernel[:, :, r, s], patch[:, :, ys, xs], axes=(1, 1))
-    return np.moveaxis(sums, 0, 1)
+def _rounding(magnitudes: Float64Array, precision: Precision) -> Float64Array:
+    """The largest error of rounding one value of up to this magnitude."""
+    return precision.unit_roundoff * magnitudes + precision.smallest_subnormal / 2
+
+
+def _within(precision: Precision, magnitudes: Float64Array, error: Float64Array) -> Float64Array:
+    """The error, or infinity where the value may be beyond the largest of the type, or is not a number."""
+    return np.where(magnitudes + error <= precision.largest, error, np.inf)
+
+
+def _constant_error(value: float, data_type: DataType) -> float:
+    """How far a constant of the epilogue is from what the kernel has of it: 0 if it is of the layer's type."""
+    return abs(float(to_float32(from_float32(np.array(value, np.float32), data_type), data_type)) - value)
+
+
+def _residual_region(
+    spec: LayerSpec, x: NDArray[Any], region: Region, residual: NDArray[Any] | None
+) -> Float64Array | None:
+    """The region of the residual as [N, K, H', W']; None if the layer adds none."""
+    wanted = any(isinstance(step, AddResidual) for step in spec.epilogue)
+    if residual is None:
+        if wanted:
+            raise ValueError("no residual for a layer that adds one: give the layer's second input")
+        return None
+    if not wanted:
+        raise ValueError("a residual for a layer that adds none: leave it out")
+    shape = (len(x), *spec.output_shape)
+    if residual.shape != shape:
+        raise ValueError(f"a residual of the shape {list(residual.shape)} for an output of {list(shape)}")
+    part = to_float64(residual[region.index(residual.ndim)], spec.data_type)
+    return part.reshape(*part.shape, *[1] * (4 - part.ndim))
+
+
+def _without_unit_dimensions(spec: LayerSpec, values: Float64Array) -> Float64Array:
+    """Of a Linear, which is computed as images of one element."""
+    return values.reshape(values.shape[: len(spec.output_shape) + 1])

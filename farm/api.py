@@ -11,13 +11,14 @@ from typing import Self
 
 from codegen.arch import check_archs
 from codegen.checkpoint import read_checkpoint
+from codegen.keys import SCHEMA
 from codegen.layers import Checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
 from farm import doctor
 from farm.build import known_toolchain
 from farm.bundle import write_bundle
 from farm.coordinator import Coordinator
-from farm.errors import CancelledError, JobFailedError, UnfinishedError
+from farm.errors import CancelledError, JobFailedError, UnfinishedError, UsageError
 from farm.executors import open_executor
 from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewSubmission, Status
 from farm.ledger import Ledger, open_ledger
@@ -38,9 +39,10 @@ class JobDetail:
     results: tuple[BuildResult, ...]
 
     def results_of(self, build: Build) -> list[BuildResult]:
-        """In the order of the job's architectures; those still to come are absent."""
+        """In the order of the job's architectures, then of the parts; those still to come are absent."""
         order = {arch: i for i, arch in enumerate(self.job.options.archs)}
-        return sorted((each for each in self.results if each.build == build.id), key=lambda each: order[each.arch])
+        results = (each for each in self.results if each.build == build.id)
+        return sorted(results, key=lambda each: (order[each.arch], each.part))
 
 
 class Farm:
@@ -176,6 +178,12 @@ class Farm:
             raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
         if job.status is not Status.SUCCEEDED:
             raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
+        key = self._ledger.key_fields(detail.results[0].cubin_key) or {}
+        if key.get("schema") != str(SCHEMA):
+            raise UsageError(
+                f"job {job.id} was compiled by another version of farm, whose kernels are launched in another way: "
+                "run farm compile again"
+            )
         return detail
 
     def _tool_versions(self, results: Sequence[BuildResult]) -> dict[str, str]:

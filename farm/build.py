@@ -13,7 +13,9 @@ from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory
 from codegen.keys import CubinKey
 from codegen.layers import Weights
 from codegen.rewrite import Kernel, rewrite, rewriter_digest
+from codegen.spec import LayerSpec
 from codegen.template import Template, make_template, template_key
+from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError
 from farm.recent import Recent
@@ -96,7 +98,8 @@ class RewrittenKernel:
 class Worker:
     """Builds what it is asked for, one request at a time.
 
-    Keeps the last parsed templates and kernels: builds of one layer for several architectures follow each other.
+    Keeps the last parsed templates, weights and kernels: the parts of a layer follow each other, and the builds of one
+    part for several architectures too.
     """
 
     def __init__(self, store: Store, toolchain: Toolchain, limits: ToolLimits, *, recache: bool = False) -> None:
@@ -107,7 +110,9 @@ class Worker:
         """Do not believe what the store says was made before."""
         self._rewriter = rewriter_digest()
         self._templates: Recent[str, Template] = Recent(8)
-        self._kernels: Recent[tuple[str, str], RewrittenKernel] = Recent(2)
+        self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
+        """By digest and shape: layers of different shapes may have the same bytes."""
+        self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
@@ -154,7 +159,7 @@ class Worker:
         if not self._recache and (found := find_cubin(self._store, request.key)) is not None:
             return found
         rewritten = self._kernels.get(
-            (request.template.key, request.weights), lambda: self._rewrite(request.template, request.weights)
+            (request.template.key, request.weights, request.part), lambda: self._rewrite(request)
         )
         kernel = rewritten.kernel
         try:
@@ -192,13 +197,21 @@ class Worker:
         ptx = find_template(self._store, request.key)
         return self._make_template(request)[0] if ptx is None else Template.from_ptx(ptx)
 
-    def _rewrite(self, request: TemplateRequest, weights: str) -> RewrittenKernel:
-        data = self._store.get(weights)
+    def _read_weights(self, spec: LayerSpec, digest: str) -> Weights:
+        data = self._store.get(digest)
         if data is None:
-            raise BlobLostError(f"the weights {weights[:12]} are no longer in {self._store.describe()}: compile again")
-        template = self._templates.get(request.key, lambda: self._template(request))
+            raise BlobLostError(f"the weights {digest[:12]} are no longer in {self._store.describe()}: compile again")
+        return Weights.from_bytes(spec, data)
+
+    def _rewrite(self, request: CubinRequest) -> RewrittenKernel:
+        of_template = request.template
+        spec = of_template.spec
+        weights = self._weights.get(
+            (request.weights, spec.weights_shape), lambda: self._read_weights(spec, request.weights)
+        )
+        template = self._templates.get(of_template.key, lambda: self._template(of_template))
         start = time.monotonic()
-        kernel = rewrite(template, Weights.from_bytes(request.spec, data))
+        kernel = rewrite(template, weights, request.part)
         return RewrittenKernel(kernel, blob_digest(kernel.ptx), time.monotonic() - start)
 
     def _check_template(self, request: TemplateRequest) -> None:
@@ -214,6 +227,7 @@ class Worker:
         key = CubinKey(
             template=request.template.key,
             weights=request.weights,
+            part=request.part,
             rewriter_digest=self._rewriter,
             assembler=self._toolchain.ptxas_version,
             arch=request.arch,

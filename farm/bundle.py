@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from codegen.operators import launch_of
+from codegen.spec import LayerSpec, Linear
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
 from farm.store.contract import Store
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the manifest; raised whenever a reader of the old one would be misled."""
 MANIFEST = "manifest.json"
 
@@ -29,32 +30,38 @@ def write_bundle(
     toolchain: Mapping[str, str],
     store: Store,
 ) -> Path:
-    """Writes `<layer>/<arch>.cubin` for each cubin and the manifest; gives the manifest's path.
+    """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
+    parts, and the manifest; gives the manifest's path.
 
     `toolchain` has the version of each tool. A bundle that lies there already is replaced. Raises UsageError if
     the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
-    ordered = sorted(results, key=lambda each: job.options.archs.index(each.arch))
-    by_build = {build.id: [each for each in ordered if each.build == build.id] for build in builds}
-    folders = dict(zip(by_build, safe_names([build.layer for build in builds]), strict=True))
-    paths = {
-        (result.build, result.arch): f"{folders[result.build]}/{safe_names([result.arch])[0]}.cubin"
-        for result in results
-    }
-    files = {path: _cubin(store, job, result) for result, path in zip(results, paths.values(), strict=True)}
-    layers = [_layer(build, by_build[build.id], paths) for build in builds]
+    of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
+    for result in sorted(results, key=lambda each: job.options.archs.index(each.arch)):
+        of_build[result.build].append(result)
+    files: dict[str, bytes] = {}
+    layers = []
+    for build, folder in zip(builds, safe_names([build.layer for build in builds]), strict=True):
+        layers.append(_layer(build, of_build[build.id], folder))
+        for result in of_build[build.id]:
+            files[_path(build, result, folder)] = _cubin(store, job, build, result)
     manifest = _manifest(job, layers, toolchain)
     files[MANIFEST] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
     _replace(directory, files)
     return directory / MANIFEST
 
 
-def _cubin(store: Store, job: Job, result: BuildResult) -> bytes:
+def _path(build: Build, result: BuildResult, folder: str) -> str:
+    """Of a cubin within the bundle; parts count from 1 there."""
+    part = f".part{result.part + 1}" if len(build.parts) > 1 else ""
+    return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
+
+
+def _cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
     data = store.get(result.cubin) if result.cubin is not None else None
     if data is None:
-        raise BlobLostError(
-            f"job {job.id}: {store.describe()} has lost a cubin for {result.arch}: run farm compile again"
-        )
+        name = build.cubin_name(result.arch, result.part)
+        raise BlobLostError(f"job {job.id}: {store.describe()} has lost the cubin {name}: run farm compile again")
     return data
 
 
@@ -71,42 +78,58 @@ def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, st
     }
 
 
-def _layer(build: Build, results: Sequence[BuildResult], paths: Mapping[tuple[int, str], str]) -> dict[str, Any]:
-    launch = launch_of(build.spec, build.tiling)
-    cubins = {
-        result.arch: {
-            "path": paths[result.build, result.arch],
-            "sha256": result.cubin,
-            "bytes": result.cubin_bytes,
-            "registers": result.registers,
-            "spill_bytes": result.spill_bytes,
-            "ptx_sha256": result.ptx,
-            "cubin_key": result.cubin_key,
-            "template_key": result.template_key,
-        }
-        for result in results
+def _layer(build: Build, results: Sequence[BuildResult], folder: str) -> dict[str, Any]:
+    spec = build.spec
+    tensors = {
+        "input": _tensor(build.input, spec, spec.input_shape),
+        "output": _tensor(build.output, spec, spec.output_shape),
     }
+    if build.residual:
+        tensors["residual"] = _tensor(build.residual, spec, spec.output_shape)
     return {
         "name": build.layer,
-        "spec": build.spec.to_json(),
-        "tensors": {
-            "input": _tensor(build.input, build.spec.input_shape),
-            "output": _tensor(build.output, build.spec.output_shape),
-        },
+        "spec": spec.to_json(),
+        "folded": list(build.folded),
+        "rows_per_image": build.rows,
+        "tensors": tensors,
         "weights": {
             "sha256": build.weights,
-            "count": build.spec.weights_count,
+            "count": spec.weights_count,
             "nonzeros": build.nonzeros,
-            "sparsity": round(1 - build.nonzeros / build.spec.weights_count, 6),
+            "sparsity": round(1 - build.nonzeros / spec.weights_count, 6),
         },
         "tiling": build.tiling.to_json(),
-        "launches": [{**launch.to_json(), "cubins": cubins}],
+        "launches": [
+            {
+                **launch_of(spec, build.tiling, part).to_json(),
+                "cubins": {
+                    result.arch: _cubin_entry(result, _path(build, result, folder))
+                    for result in results
+                    if result.part == number
+                },
+            }
+            for number, part in enumerate(build.parts)
+        ],
     }
 
 
-def _tensor(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """`batch` in a shape stands for the number of images."""
-    return {"name": name, "dtype": "float32", "layout": "NCHW", "shape": ["batch", *shape]}
+def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "sha256": result.cubin,
+        "bytes": result.cubin_bytes,
+        "registers": result.registers,
+        "spill_bytes": result.spill_bytes,
+        "ptx_sha256": result.ptx,
+        "cubin_key": result.cubin_key,
+        "template_key": result.template_key,
+    }
+
+
+def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any]:
+    """`batch` in a shape stands for the number of images, `rows` for that of rows."""
+    layout, first = ("NC", "rows") if isinstance(spec, Linear) else ("NCHW", "batch")
+    return {"name": name, "dtype": spec.data_type, "layout": layout, "shape": [first, *shape]}
 
 
 def safe_names(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from farm.jobs import Build, BuildResult, Job, Outcome, Status
+from farm.jobs import Build, BuildResult, Job, Outcome, Status, count_cubins
 from farm.ledger import Ledger
 from farm.plan import Plan, Target
 from farm.progress import Progress
@@ -31,8 +31,8 @@ class Claim:
 
     @property
     def total(self) -> int:
-        """Layers times architectures."""
-        return len(self.builds) * len(self.job.options.archs)
+        """The layers' parts times architectures."""
+        return count_cubins(self.builds, self.job.options)
 
     @property
     def end(self) -> tuple[Status, str]:
@@ -54,7 +54,7 @@ class Claims:
         """Of jobs that have not ended."""
         for job_id in job_ids:
             job, builds = ledger.job(job_id), ledger.builds(job_id)
-            self._claims[job_id] = Claim(job, builds, left=len(builds) * len(job.options.archs))
+            self._claims[job_id] = Claim(job, builds, left=count_cubins(builds, job.options))
         self._builds = {build.id: build for claim in self._claims.values() for build in claim.builds}
         self._template_seconds: dict[str, float] = {}
         self._results: list[BuildResult] = []
@@ -105,7 +105,7 @@ class Claims:
             whose = [(job, self._templates[request.key]) for job in self._jobs_of_template[request.key]]
         else:
             targets = self._plan.targets[request.key]
-            whose = [(each.job, f"{self._builds[each.build].layer} {each.arch}") for each in targets]
+            whose = [(each.job, self._builds[each.build].cubin_name(each.arch, each.part)) for each in targets]
         for job_id, name in whose:
             if job_id in self._claims:
                 self._say(self._claims[job_id], "warning", f"{name}: {again}")
@@ -126,10 +126,11 @@ class Claims:
         self, claim: Claim, target: Target, request: CubinRequest, result: CubinResult, *, hit: bool
     ) -> None:
         build = self._builds[target.build]
-        name = f"{build.layer} {target.arch}"
+        name = build.cubin_name(target.arch, target.part)
         known = BuildResult(
             build=target.build,
             arch=target.arch,
+            part=target.part,
             outcome=Outcome.HIT if hit else Outcome.BUILT,
             template_key=request.template.key,
             cubin_key=request.key,

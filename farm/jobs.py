@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from codegen.spec import LayerSpec, SkippedLayer
-from codegen.tiling import Form, Tiling
+from codegen.tiling import Form, Part, Tiling
 
 
 class Status(StrEnum):
@@ -59,6 +59,8 @@ class BuildOptions:
     optimisation: int = 3
     """ptxas -O level."""
     strict: bool = False
+    code_limit_bytes: int = 16_000_000
+    """Machine code of one layer; a larger one is skipped."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
@@ -73,6 +75,7 @@ class BuildOptions:
             "form": self.form,
             "optimisation": self.optimisation,
             "strict": self.strict,
+            "code_limit_bytes": self.code_limit_bytes,
         }
 
 
@@ -93,6 +96,24 @@ class Build:
     weights: str
     """Digest of the blob with weights and bias."""
     nonzeros: int
+    parts: tuple[Part, ...]
+    """In order; each is one cubin per architecture."""
+    residual: str = ""
+    """Name of the tensor that is added to the output; empty without one."""
+    rows: int = 1
+    """Of a Linear, rows per image; 1 of the others."""
+    folded: tuple[str, ...] = ()
+    """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
+
+    def cubin_name(self, arch: str, part: int) -> str:
+        """What people call one of its cubins: `conv1 sm_90`, or `conv1 sm_90 part 2 of 3`; parts count from 0."""
+        several = f" part {part + 1} of {len(self.parts)}" if len(self.parts) > 1 else ""
+        return f"{self.layer} {arch}{several}"
+
+
+def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:
+    """Of a whole job: the layers' parts times architectures."""
+    return sum(len(build.parts) for build in builds) * len(options.archs)
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,8 @@ class BuildResult:
 
     build: int
     arch: str
+    part: int
+    """Position in the build's parts, from 0."""
     outcome: Outcome
     template_key: str
     cubin_key: str
@@ -141,7 +164,7 @@ class Job:
     done: int
     """Cubins finished."""
     total: int
-    """Layers times architectures."""
+    """The layers' parts times architectures."""
     hits: int
     tries: int
     submitted_at: datetime

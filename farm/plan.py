@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.keys import CubinKey, TemplateKey
+from codegen.operators import template_cost
 from codegen.rewrite import rewriter_digest
 from codegen.spec import LayerSpec
 from codegen.template import template_key
-from codegen.tiling import Tiling
+from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.jobs import Build, Job
 from farm.requests import CubinRequest, TemplateRequest
@@ -20,12 +22,14 @@ from farm.requests import CubinRequest, TemplateRequest
 
 @dataclass(frozen=True)
 class Target:
-    """Who needs a cubin: one build of one job, for one architecture."""
+    """Who needs a cubin: one part of one build of one job, for one architecture."""
 
     job: str
     build: int
     """Of the row in the ledger."""
     arch: str
+    part: int
+    """Position in the build's parts, from 0."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Plan:
     templates: tuple[TemplateRequest, ...]
     cubins: tuple[CubinRequest, ...]
     targets: Mapping[str, tuple[Target, ...]]
-    """By the cubin's key; two layers with the same shape and weights share one cubin."""
+    """By the cubin's key; two layers with the same shape and weights share their cubins."""
     template_fields: Mapping[str, Mapping[str, str]]
     """By the template's key: what went into it."""
     cubin_fields: Mapping[str, Mapping[str, str]]
@@ -44,14 +48,15 @@ class Plan:
 def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> Plan:
     """Plans all builds of all jobs together, so that what they share is made once.
 
-    Builds of one layer for several architectures stay neighbours: a worker rewrites once for all of them. Raises
-    ArchError for an architecture that the toolchain does not know.
+    The cubins of one part of a layer for several architectures stay neighbours: a worker rewrites once for all of
+    them. Raises ArchError for an architecture that the toolchain does not know.
     """
     rewriter = rewriter_digest()
 
     @cache
-    def key_of_template(spec: LayerSpec, tiling: Tiling, virtual: str) -> TemplateKey:
-        return template_key(spec, tiling, virtual, toolchain)
+    def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
+        key = template_key(spec, tiling, virtual, toolchain)
+        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling))
 
     templates: dict[str, TemplateRequest] = {}
     cubins: dict[str, CubinRequest] = {}
@@ -61,22 +66,22 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
     for job, builds in work:
         options = ptxas_options(job.options.optimisation)
         for build in builds:
-            for arch in job.options.archs:
-                of_template = key_of_template(build.spec, build.tiling, virtual_arch(arch))
-                template = _template_request(of_template)
+            for (number, part), arch in product(enumerate(build.parts), job.options.archs):
+                of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
                 of_cubin = CubinKey(
                     template=template.key,
                     weights=build.weights,
+                    part=part,
                     rewriter_digest=rewriter,
                     assembler=toolchain.ptxas_version,
                     arch=arch,
                     options=options,
                 )
                 key = of_cubin.digest
-                cost = build.nonzeros * build.tiling.rows
                 templates.setdefault(template.key, template)
-                cubins.setdefault(key, CubinRequest(template, build.weights, arch, options, key, cost))
-                targets.setdefault(key, []).append(Target(job.id, build.id, arch))
+                cost = _cost(build, part)
+                cubins.setdefault(key, CubinRequest(template, build.weights, part, arch, options, key, cost))
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
                 template_fields.setdefault(template.key, of_template.fields())
                 cubin_fields.setdefault(key, of_cubin.fields())
     return Plan(
@@ -88,5 +93,6 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
     )
 
 
-def _template_request(key: TemplateKey) -> TemplateRequest:
-    return TemplateRequest(spec=key.spec, tiling=key.tiling, virtual_arch=key.virtual_arch, key=key.digest)
+def _cost(build: Build, part: Part) -> int:
+    """The part's share of the layer's multiply-adds, as if its K groups were alike."""
+    return build.nonzeros * build.tiling.rows * (part.end - part.first) // build.parts[-1].end

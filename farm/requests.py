@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.spec import LayerSpec
-from codegen.tiling import Tiling
+from codegen.tiling import Part, Tiling
 
 
 @dataclass(frozen=True)
@@ -20,30 +20,25 @@ class TemplateRequest:
     virtual_arch: str
     key: str
     """Digest of the template's key; the worker checks that its own toolchain gives the same."""
-
-    @property
-    def cost(self) -> int:
-        """Multiply-adds that nvcc compiles: what its time grows with."""
-        if self.tiling.form == "full":
-            return self.spec.weights_count * self.tiling.rows
-        group = self.tiling.group_kernels * self.tiling.rows * self.tiling.chunk_channels
-        return group * self.spec.kernel_height * self.spec.kernel_width
+    cost: int
+    """Multiply-adds that nvcc compiles: what its time grows with."""
 
 
 @dataclass(frozen=True)
 class CubinRequest:
-    """Put one layer's weights into its template and assemble it for one architecture."""
+    """Put the weights of one part of a layer into its template and assemble it for one architecture."""
 
     template: TemplateRequest
     weights: str
-    """Digest of the blob with weights and bias."""
+    """Digest of the blob with weights and bias of the whole layer."""
+    part: Part
     arch: str
     options: tuple[str, ...]
     """Of ptxas, in order."""
     key: str
     """Digest of the cubin's key."""
     cost: int
-    """Predicted, in non-zero weights."""
+    """Predicted, in multiply-adds that ptxas assembles."""
 
 
 Request = TemplateRequest | CubinRequest

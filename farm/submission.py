@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.choice import choose_tiling
+from codegen.choice import choose_parts, choose_tiling
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
@@ -64,7 +64,13 @@ def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, na
 
 def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: Store) -> Build:
     nonzeros = layer.weights.nonzeros_per_kernel
-    tiling = choose_tiling(layer.spec, options.batch, nonzeros, form=options.form)
+    tiling = choose_tiling(
+        layer.spec,
+        options.batch * layer.rows,
+        nonzeros,
+        form=options.form,
+        code_limit_bytes=options.code_limit_bytes,
+    )
     return Build(
         id=0,
         job=job,
@@ -76,6 +82,10 @@ def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: 
         tiling=tiling,
         weights=store.put(layer.weights.to_bytes()),
         nonzeros=layer.weights.nonzeros,
+        parts=choose_parts(layer.spec, tiling, nonzeros),
+        residual=layer.residual,
+        rows=layer.rows,
+        folded=layer.folded,
     )
 
 

@@ -12,7 +12,8 @@ from codegen.layers import Weights
 from codegen.operators import launch_of
 from codegen.rewrite import rewrite
 from codegen.template import Template
-from codegen.verify import Verification, random_input, verify_kernel, verify_output
+from codegen.tiling import Part
+from codegen.verify import Verification, random_input, random_residual, verify_layer, verify_output
 from farm.build import find_template
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult
@@ -21,9 +22,10 @@ from farm.store.contract import Store, blob_digest
 
 @dataclass(frozen=True)
 class LayerVerification:
-    """One layer's kernel, and the architectures whose cubins were made from it."""
+    """One layer's kernels, and the architectures whose cubins were made from them."""
 
     layer: str
+    parts: int
     archs: tuple[str, ...]
     where: str
     """"emulator" or the GPU's name."""
@@ -35,34 +37,47 @@ def verify_on_cpu(
 ) -> Iterator[LayerVerification]:
     """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
 
-    Gives one verification for each layer and virtual architecture, in the order of the layers. Raises BlobLostError if
-    the store has lost a template or weights.
+    Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images.
+    Raises BlobLostError if the store has lost a template or weights.
     """
-    verified: dict[tuple[str, str], Verification] = {}
+    verified: dict[tuple[str, str, tuple[Part, ...], int], Verification] = {}
     for build in builds:
-        archs: dict[tuple[str, str | None], list[str]] = {}
-        for result in results:
-            if result.build == build.id and result.cubin is not None:
-                archs.setdefault((result.template_key, result.ptx), []).append(result.arch)
+        archs: dict[tuple[str, tuple[str | None, ...]], list[str]] = {}
+        for arch, kernels in _by_arch(build, results).items():
+            made = kernels[0].template_key, tuple(kernel.ptx for kernel in kernels)
+            archs.setdefault(made, []).append(arch)
         for (template_key, ptx), names in archs.items():
-            kernel = (template_key, build.weights)
-            if kernel not in verified:
-                verified[kernel] = _verify_kernel(store, build, template_key, ptx, batch, seed)
-            yield LayerVerification(build.layer, tuple(sorted(names, key=_number)), "emulator", verified[kernel])
+            layer = (template_key, build.weights, build.parts, build.rows)
+            if layer not in verified:
+                verified[layer] = _verify_kernels(store, build, template_key, ptx, batch, seed)
+            ordered = tuple(sorted(names, key=_number))
+            yield LayerVerification(build.layer, len(build.parts), ordered, "emulator", verified[layer])
 
 
-def _verify_kernel(
-    store: Store, build: Build, template_key: str, ptx: str | None, batch: int, seed: int
+def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
+    """The cubins of a layer, in the order of its parts."""
+    found: dict[str, list[BuildResult]] = {}
+    for result in sorted(results, key=lambda each: each.part):
+        if result.build == build.id and result.cubin is not None:
+            found.setdefault(result.arch, []).append(result)
+    return found
+
+
+def _verify_kernels(
+    store: Store, build: Build, template_key: str, digests: Sequence[str | None], batch: int, seed: int
 ) -> Verification:
     weights = _weights(store, build)
     text = find_template(store, template_key)
     if text is None:
         raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
     try:
-        kernel = rewrite(Template.from_ptx(text), weights)
-        if blob_digest(kernel.ptx) != ptx:
-            return _wrong("the rewriter gives other PTX than was assembled (it has changed): run farm compile again")
-        return verify_kernel(kernel, build.spec, build.tiling, weights, batch=batch, seed=seed)
+        template = Template.from_ptx(text)
+        for part, digest in zip(build.parts, digests, strict=True):
+            if blob_digest(rewrite(template, weights, part).ptx) != digest:
+                return _wrong(
+                    "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
+                )
+        return verify_layer(template, weights, build.parts, batch=batch * build.rows, seed=seed)
     except CodegenError as error:
         return _wrong(str(error))
 
@@ -78,26 +93,37 @@ def verify_on_gpu(
             raise UsageError(
                 f"the GPU here is {device.arch}, the job has {', '.join(archs)}: compile it with --arch {device.arch}"
             )
-        by_build = {result.build: result for result in results if result.arch == fitting[-1]}
+        arch = fitting[-1]
         for build in builds:
-            result = by_build.get(build.id)
-            if result is not None and result.cubin is not None:
-                verification = _verify_cubin(store, device, build, result.cubin, batch, seed)
-                yield LayerVerification(build.layer, (result.arch,), device.name, verification)
+            made = _by_arch(build, results).get(arch, [])
+            if made:
+                verification = _verify_cubins(store, device, build, made, batch * build.rows, seed)
+                yield LayerVerification(build.layer, len(build.parts), (arch,), device.name, verification)
 
 
-def _verify_cubin(store: Store, device: Device, build: Build, digest: str, batch: int, seed: int) -> Verification:
+def _verify_cubins(
+    store: Store, device: Device, build: Build, made: Sequence[BuildResult], batch: int, seed: int
+) -> Verification:
     weights = _weights(store, build)
-    cubin = store.get(digest)
-    if cubin is None:
-        raise BlobLostError(f"{build.layer}: the store has lost its cubin: run farm compile again")
-    launch = launch_of(build.spec, build.tiling)
+    kernels = [
+        (_cubin(store, build, result), launch_of(build.spec, build.tiling, part))
+        for result, part in zip(made, build.parts, strict=True)
+    ]
     x = random_input(build.spec, batch, seed)
+    residual = random_residual(build.spec, batch, seed)
     try:
-        output = device.run(cubin, launch, x, build.spec.output_shape)
+        output = device.run_layer(kernels, x, build.spec.output_shape, residual)
     except DeviceError as error:
         return _wrong(str(error))
-    return verify_output(build.spec, build.tiling, weights, x, output, launch.grid_at(batch), seed)
+    return verify_output(build.spec, build.tiling, weights, x, output, residual=residual, seed=seed)
+
+
+def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:
+    data = None if result.cubin is None else store.get(result.cubin)
+    if data is None:
+        name = build.cubin_name(result.arch, result.part)
+        raise BlobLostError(f"the store has lost the cubin {name}: run farm compile again")
+    return data
 
 
 def runs_on(arch: str, device: str) -> bool:

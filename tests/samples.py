@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from codegen.choice import choose_tiling
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks import prune
-from codegen.spec import Conv2d, SkippedLayer
+from codegen.spec import Conv2d, LayerSpec, SkippedLayer
+from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
 
 SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
 SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
 
 
-def layer(name: str = "conv1", spec: Conv2d = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
+def layer(name: str = "conv1", spec: LayerSpec = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
     rng = np.random.default_rng(seed)
     kernel = prune(rng.standard_normal(spec.weights_shape, dtype=np.float32), sparsity)
     weights = Weights(kernel, rng.standard_normal(spec.kernels, dtype=np.float32))
@@ -27,6 +32,19 @@ def checkpoint(*layers: Layer, name: str = "net", skipped: tuple[SkippedLayer, .
     parts = [(each.name, str(each.spec), each.weights.digest) for each in layers]
     digest = hashlib.sha256(repr((parts, skipped)).encode()).hexdigest()
     return Checkpoint(name, f"/models/{name}.onnx", digest, layers, skipped)
+
+
+def cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer is cut into two parts, as only much larger ones are otherwise."""
+
+    def tiling(spec: LayerSpec, *arguments: Any, **options: Any) -> Tiling:
+        return replace(choose_tiling(spec, *arguments, **options), group_kernels=1)
+
+    def parts(spec: LayerSpec, *_: Any) -> tuple[Part, ...]:
+        return Part(0, 1), Part(1, spec.kernels)
+
+    monkeypatch.setattr("farm.submission.choose_tiling", tiling)
+    monkeypatch.setattr("farm.submission.choose_parts", parts)
 
 
 def fixed_toolchain(nvcc: str = "13.0.88", ptxas: str = "13.0.88") -> Toolchain:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.arithmetic import DTYPES, Lanes
+from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.global_memory import GlobalMemory, Selection
 from codegen.emulator.machine import Machine, Mask, Step, expect, selected
@@ -34,7 +34,7 @@ def load_step(machine: Machine, qualifiers: list[str], kind: str, operands: tupl
 
     def step(mask: Mask) -> None:
         lanes = selected(mask)
-        loaded = memory.load(addresses(lanes), lanes, size, count)
+        loaded = memory.load(addresses(lanes), machine.among_all(lanes), size, count)
         _assign(rows, [value.view(dtype) for value in loaded], lanes)
 
     return step
@@ -52,7 +52,7 @@ def store_step(machine: Machine, qualifiers: list[str], kind: str, operands: tup
 
     def step(mask: Mask) -> None:
         lanes = selected(mask)
-        memory.store(addresses(lanes), lanes, size, [value[lanes] for value in values])
+        memory.store(addresses(lanes), machine.among_all(lanes), size, [value[lanes] for value in values])
 
     return step
 
@@ -62,13 +62,13 @@ def async_copy_step(machine: Machine, parts: list[str], operands: tuple[Operand,
     copies = machine.copies
     match parts:
         case ["commit_group"]:
-            return lambda mask: copies.commit(selected(mask))
+            return lambda mask: copies.commit(machine.among_all(selected(mask)))
         case ["wait_all"]:
-            return lambda mask: copies.wait_all(selected(mask))
+            return lambda mask: copies.wait_all(machine.among_all(selected(mask)))
         case ["wait_group"]:
             (keep,) = expect(operands, 1)
             groups = _literal(keep)
-            return lambda mask: copies.wait(selected(mask), groups)
+            return lambda mask: copies.wait(machine.among_all(selected(mask)), groups)
         case ["ca" | "cg", "shared" | "shared::cta", "global", *hints]:
             if all(hint.startswith(_HINT_PREFIXES) for hint in hints):
                 return _async_copy(machine, operands)
@@ -85,8 +85,9 @@ def _async_copy(machine: Machine, operands: tuple[Operand, ...]) -> Step:
 
     def step(mask: Mask) -> None:
         lanes = np.arange(machine.lanes) if mask is None else np.flatnonzero(mask)
-        words = _fetch(machine.buffers, out_of(lanes), lanes, wanted[lanes], size)
-        machine.copies.issue(lanes, into(lanes), words)
+        everywhere = lanes + machine.first
+        words = _fetch(machine.buffers, out_of(lanes), everywhere, wanted[lanes], size)
+        machine.copies.issue(everywhere, into(lanes), words)
 
     return step
 
@@ -126,7 +127,7 @@ def _form(qualifiers: list[str], kind: str) -> tuple[str, int, int]:
             and not each.startswith(_HINT_PREFIXES)
         ):
             raise UnsupportedError(f"the emulator does not know .{each}")
-    if len(spaces) != 1 or len(counts) > 1 or kind not in DTYPES or kind == "pred":
+    if len(spaces) != 1 or len(counts) > 1 or kind not in (*PLAIN, "b8", "u8", "s8"):
         raise UnsupportedError("the emulator knows loads and stores that name one state space and a type")
     return spaces[0], counts[0] if counts else 1, DTYPES[kind].itemsize
 

@@ -1,10 +1,9 @@
-"""What instructions compute: an opcode to a function of NumPy arrays, one element per lane."""
+"""Arithmetic and comparisons of integers and floats, as functions of NumPy arrays; and how PTX types are held."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +17,19 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"f{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    "f16x2": np.dtype(("f2", (2,))),
+    "bf16": np.dtype("u2"),
+    "bf16x2": np.dtype(("u2", (2,))),
 }
-"""How a PTX type is held."""
+"""How a PTX type is held: pairs as [lanes, 2], the lower half first; bfloat16, which NumPy lacks, as its bits."""
 
-_INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
-_BITS = ("b16", "b32", "b64")
-_EXACT = ("max", "min", "neg", "abs")
+INTEGERS: Final = ("u16", "s16", "u32", "s32", "u64", "s64")
+FLOATS: Final = ("f16", "f16x2", "f32", "f64")
+BITS: Final = ("b16", "b32", "b64")
+PLAIN: Final = (*BITS, *INTEGERS, "f32", "f64")
+"""What is moved, selected, loaded and stored: float16 is as .b16."""
+
+_EXACT = ("max", "min", "max.NaN", "min.NaN", "neg", "abs")
 _WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
 
@@ -38,31 +44,8 @@ class Operation:
     """Whether the last source is a predicate that a comparison is combined with, which may be negated."""
 
 
-@cache
-def operation(opcode: str) -> Operation | None:
-    """The operation behind an opcode; None for one that is not here."""
-    match opcode.split("."):
-        case ["setp", comparison, kind]:
-            return _comparison(comparison, None, kind)
-        case ["setp", comparison, ("and" | "or" | "xor") as combination, kind]:
-            return _comparison(comparison, combination, kind)
-        case ["selp", kind] if kind in DTYPES and kind not in ("pred", "b8", "u8", "s8", "f16"):
-            return Operation(kind, (kind, kind, "pred"), _select)
-        case ["cvt", *rounding, result, source]:
-            return _conversion(rounding, result, source)
-        case ["shl" | "shr", _]:
-            return _shift(opcode)
-        case [("and" | "or" | "xor" | "not") as name, kind] if kind in (*_BITS, "pred"):
-            compute = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert}[name]
-            return Operation(kind, (kind,) * compute.nin, compute)
-        case [*name, ("f32" | "f64") as kind]:
-            return _floating(".".join(name), kind)
-        case [*name, kind] if kind in _INTEGERS:
-            return _integer(".".join(name), kind)
-    return None
-
-
-def _integer(name: str, kind: str) -> Operation | None:
+def integer_operation(name: str, kind: str) -> Operation | None:
+    """`name` is the opcode without its type, `kind` the type. None for what is not here."""
     one_type: dict[str, Callable[..., Lanes]] = {
         "add": np.add,
         "sub": np.subtract,
@@ -88,16 +71,22 @@ def _integer(name: str, kind: str) -> Operation | None:
     return None
 
 
-def _floating(name: str, kind: str) -> Operation | None:
+def float_operation(name: str, kind: str) -> Operation | None:
+    """`name` is the opcode without its type, `kind` the type. None for what is not here."""
+    half = kind in ("f16", "f16x2")
+    if half and name == "fma.rn":
+        return Operation(kind, (kind,) * 3, _half_fused)
     functions: dict[str, Callable[..., Lanes]] = {
         "add": np.add,
         "sub": np.subtract,
         "mul": np.multiply,
-        "div": np.divide,
         "max": _float_maximum,
         "min": _float_minimum,
+        "max.NaN": _float_maximum_or_nan,
+        "min.NaN": _float_minimum_or_nan,
         "neg": np.negative,
         "abs": np.absolute,
+        **({} if half else {"div": np.divide}),
     }
     base = name.removesuffix(".rn")
     if base not in functions or name == "div" or (name != base and base in _EXACT):
@@ -105,26 +94,15 @@ def _floating(name: str, kind: str) -> Operation | None:
     return Operation(kind, (kind,) * (1 if base in ("neg", "abs") else 2), functions[base])
 
 
-def _shift(opcode: str) -> Operation | None:
-    name, kind = opcode.split(".")
-    if kind in _BITS or (name == "shr" and kind in _INTEGERS):
-        # NumPy shifts by the width or more as PTX does: nothing, or copies of the sign, are left.
-        return Operation(kind, (kind, "u32"), _shift_left if name == "shl" else _shift_right)
-    return None
+def _half_fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    """A float64 that rounds to the float16 of a * b + c with one rounding.
 
-
-def _shift_left(a: Lanes, amount: Lanes) -> Lanes:
-    shifted: Lanes = np.left_shift(a, np.minimum(amount, 64).astype(a.dtype))
-    return shifted
-
-
-def _shift_right(a: Lanes, amount: Lanes) -> Lanes:
-    shifted: Lanes = np.right_shift(a, np.minimum(amount, 64).astype(a.dtype))
-    return shifted
-
-
-def _select(a: Lanes, b: Lanes, condition: Lanes) -> Lanes:
-    return np.where(condition, a, b)
+    The product has 22 bits and is exact. The sum is not exact if its first and last bit are 53 or more apart, and then
+    rounding it twice does no harm: either it is beyond 2^29, infinite in float16; or the product lies 31 bits below c,
+    which is a float16, and moves it by far less than the way to the next tie.
+    """
+    result: Lanes = np.multiply(a, b, dtype=np.float64) + c
+    return result
 
 
 def _quotient(a: Lanes, b: Lanes) -> Lanes:
@@ -162,9 +140,19 @@ def _float_minimum(a: Lanes, b: Lanes) -> Lanes:
     return -_float_maximum(-a, -b)
 
 
-def _comparison(name: str, combination: str | None, kind: str) -> Operation | None:
+def _float_maximum_or_nan(a: Lanes, b: Lanes) -> Lanes:
+    """NaN if either is."""
+    return np.where((a == 0) & (b == 0), a + b, np.maximum(a, b))
+
+
+def _float_minimum_or_nan(a: Lanes, b: Lanes) -> Lanes:
+    return -_float_maximum_or_nan(-a, -b)
+
+
+def comparison(name: str, combination: str | None, kind: str) -> Operation | None:
+    """`setp`: a predicate, which may be combined with another one."""
     compute = _comparison_function(name, kind)
-    if compute is None:
+    if compute is None or kind == "f16x2":
         return None
     if combination is None:
         return Operation("pred", (kind, kind), compute)
@@ -172,9 +160,20 @@ def _comparison(name: str, combination: str | None, kind: str) -> Operation | No
     return Operation("pred", (kind, kind, "pred"), lambda a, b, c: combine(compute(a, b), c), combines=True)
 
 
+def comparison_as_number(name: str, result: str, kind: str) -> Operation | None:
+    """`set`: what is true becomes all ones in an integer and 1.0 in a float."""
+    compute = _comparison_function(name, kind)
+    results = {"f16x2": ("f16x2",), "f16": ("u16", "s16", "u32", "s32", "f16")}.get(kind, ("u32", "s32", "f32"))
+    if compute is None or result not in results:
+        return None
+    dtype = DTYPES[result].base
+    true, false = np.ones((), dtype) if dtype.kind == "f" else ~np.zeros((), dtype), np.zeros((), dtype)
+    return Operation(result, (kind, kind), lambda a, b: np.where(compute(a, b), true, false))
+
+
 def _comparison_function(name: str, kind: str) -> Callable[..., Lanes] | None:
     ordered = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-    if kind in ("f32", "f64"):
+    if kind in FLOATS:
         opposite = {"ltu": np.greater_equal, "leu": np.greater, "gtu": np.less_equal, "geu": np.less}
         if (negated := opposite.get(name)) is not None:
             return lambda a, b: ~negated(a, b)
@@ -187,43 +186,8 @@ def _comparison_function(name: str, kind: str) -> Callable[..., Lanes] | None:
             "nan": lambda a, b: np.isnan(a) | np.isnan(b),
         }
         return ordered.get(name) or others.get(name)
-    if name in ("eq", "ne") and kind in (*_INTEGERS, *_BITS):
+    if name in ("eq", "ne") and kind in (*INTEGERS, *BITS):
         return np.equal if name == "eq" else np.not_equal
     if kind in ("u16", "u32", "u64"):
         name = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(name, name)
-    return ordered.get(name) if kind in _INTEGERS else None
-
-
-def _conversion(rounding: list[str], result: str, source: str) -> Operation | None:
-    if result not in DTYPES or source not in DTYPES or "pred" in (result, source) or "b" in result + source:
-        return None
-    target, floats = DTYPES[result], ("f" in result, "f" in source)
-    wholes = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
-    match floats, rounding:
-        case ((False, False), []):
-            return Operation(result, (source,), lambda a: a.astype(target))
-        case ((True, False), ["rn"]):
-            return Operation(result, (source,), lambda a: a.astype(target))
-        case ((True, True), []) if int(result[1:]) > int(source[1:]):
-            return Operation(result, (source,), lambda a: a.astype(target))
-        case ((True, True), ["rn"]) if int(result[1:]) < int(source[1:]):
-            return Operation(result, (source,), lambda a: a.astype(target))
-        case ((True, True), [mode]) if mode in wholes and result == source:
-            return Operation(result, (source,), wholes[mode])
-        case ((False, True), [mode]) if mode in wholes:
-            whole = wholes[mode]
-            nan = 0 if source != "f64" and target.itemsize < 8 else 1 << (8 * target.itemsize - 1)
-            return Operation(result, (source,), lambda a: _to_integer(whole(a), target, nan))
-    return None
-
-
-def _to_integer(value: Lanes, dtype: np.dtype[Any], nan: int) -> Lanes:
-    """Whole floats as integers, clamped to the range; `nan` is the bits that a NaN becomes."""
-    limits = np.iinfo(dtype)
-    above, below = value >= float(limits.max // 2 + 1) * 2, value < float(limits.min)
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    inside = ~(above | below | np.isnan(value))
-    clamped = np.where(
-        above, dtype.type(limits.max), np.where(below, dtype.type(limits.min), unsigned.type(nan).view(dtype))
-    )
-    return np.where(inside, np.where(inside, value, 0).astype(dtype), clamped)
+    return ordered.get(name) if kind in INTEGERS else None

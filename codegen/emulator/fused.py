@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ class FusedMultiplyAdd:
         self._sum = np.empty(lanes, dtype=np.float64)
         self._low = np.empty(lanes, dtype=np.int64)
 
+    def window(self, lanes: int) -> FusedMultiplyAdd:
+        """The same for fewer lanes, in the same memory."""
+        part = copy(self)
+        part._product, part._sum, part._low = self._product[:lanes], self._sum[:lanes], self._low[:lanes]
+        return part
+
     def __call__(self, a: Lanes, b: Lanes, c: Lanes) -> NDArray[np.float64]:
         """A float64 that rounds to the float32 result; valid until the next call."""
         product, total = self._product, self._sum
@@ -40,8 +47,9 @@ class FusedMultiplyAdd:
 
     def _round_ties(self, c: Lanes) -> None:
         # Sums that float32 holds exactly are common (zeros) and safe; NaN and infinity compare as neither.
-        inexact = np.abs(self._sum - self._sum.astype(np.float32)) > 0
-        suspects = np.flatnonzero(inexact & (self._low == 0))
+        suspects = np.flatnonzero(self._low == 0)
+        sums = self._sum[suspects]
+        suspects = suspects[np.abs(sums - sums.astype(np.float32)) > 0]
         if suspects.size:
             addend = np.broadcast_to(c, self._sum.shape)[suspects].astype(np.float64)
             self._sum[suspects] = _rounded_to_odd(self._product[suspects], addend, self._sum[suspects])

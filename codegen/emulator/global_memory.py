@@ -12,7 +12,7 @@ from codegen.emulator.arithmetic import Lanes
 from codegen.emulator.faults import FaultError
 
 Selection = slice | NDArray[np.intp]
-"""Which lanes take part: all of them, or these."""
+"""Which lanes take part: a range of them, or these."""
 
 _SPACING_BITS = 40
 """Buffers begin at multiples of this power of two: an address that is off, or cut to 32 bits, hits none."""
@@ -20,7 +20,7 @@ _SPACING_BITS = 40
 
 def lane_at(selection: Selection, position: int) -> int:
     """The lane at a position of a selection."""
-    return position if isinstance(selection, slice) else int(selection[position])
+    return position + (selection.start or 0) if isinstance(selection, slice) else int(selection[position])
 
 
 class GlobalMemory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ Step = Callable[[Mask], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """The state of all lanes: block after block, and within a block x fastest."""
+    """The state of the lanes: block after block, and within a block x fastest; or a window on some of them."""
 
     lanes: int
     registers: Registers
@@ -36,10 +36,25 @@ class Machine:
     fused: FusedMultiplyAdd
     predicated: Counter[str] = field(default_factory=Counter)
     """Opcodes run under a predicate, counted once per lane."""
+    first: int = 0
+    """Of a window, its first lane: memory knows lanes by their number among all."""
+
+    def window(self, first: int, end: int) -> Machine:
+        """The same machine, but its registers are those of lanes `first` to `end` only."""
+        if (first, end) == (self.first, self.first + self.lanes):
+            return self
+        registers, fused = self.registers.window(slice(first, end)), self.fused.window(end - first)
+        return replace(self, lanes=end - first, first=first, registers=registers, fused=fused)
+
+    def among_all(self, chosen: Selection) -> Selection:
+        """Lanes of this window by their numbers among all."""
+        if isinstance(chosen, slice):
+            return slice(self.first, self.first + self.lanes)
+        return chosen + self.first if self.first else chosen
 
 
 def selected(mask: Mask) -> Selection:
-    """A mask as an index."""
+    """A mask as an index into registers."""
     return slice(None) if mask is None else np.flatnonzero(mask)
 
 

@@ -1,4 +1,4 @@
-"""PTX files: modules, entries and what they declare.
+"""PTX files: modules, entries and what they declare. An instruction is read when somebody asks for it.
 
 Comments, `.pragma`, `.loc` and `.file` are left out. A block `{ .reg .pred p; ... }` inside a body, as inline assembly
 makes them, is dissolved: the names that it declares get a `#` and a number, which no name in PTX can have.
@@ -7,8 +7,10 @@ makes them, is dissolved: the names that it declares get a `#` and a number, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 from codegen.errors import PtxError
@@ -34,13 +36,47 @@ class Parameter:
     type: str
 
 
+class Instructions:
+    """The instructions of a body. Their opcodes are known, the rest is read on demand: much code is never run."""
+
+    def __init__(self, text: str) -> None:
+        self.opcodes: list[str] = []
+        """With every suffix, in order."""
+        self._text = text
+        self._places: list[tuple[int, int, Scope]] = []
+
+    def append(self, opcode: str, start: int, end: int, scope: Scope) -> None:
+        """Adds the instruction that is text[start:end], whose names mean what `scope` says."""
+        self.opcodes.append(opcode)
+        self._places.append((start, end, scope))
+
+    def __len__(self) -> int:
+        return len(self.opcodes)
+
+    def guarded(self, number: int) -> bool:
+        """Whether the instruction has a predicate."""
+        return self._text[self._places[number][0]] == "@"
+
+    def __getitem__(self, number: int) -> Instruction:
+        """Reads one instruction. Raises PtxError, which names the line."""
+        start, end, scope = self._places[number]
+        return parse_instruction(self._text[start:end], bisect(self._newlines, start) + 1, scope)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return (self[number] for number in range(len(self)))
+
+    @cached_property
+    def _newlines(self) -> list[int]:
+        return [match.start() for match in re.finditer("\n", self._text)]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A kernel; a label is the position of the instruction that follows it."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    instructions: tuple[Instruction, ...]
+    instructions: Instructions
     labels: Mapping[str, int]
     registers: Mapping[str, str]
     """Name to type."""
@@ -61,7 +97,7 @@ class Module:
 
 
 def parse_module(text: str | bytes) -> Module:
-    """Reads a PTX file. Raises PtxError, which names the line, for anything it does not know."""
+    """Reads a PTX file but for its instructions' operands. Raises PtxError, which names the line."""
     return _ModuleParser(text if isinstance(text, str) else text.decode()).parse()
 
 
@@ -70,8 +106,11 @@ _NOISE = re.compile(
 )
 _SPACE = re.compile(r"\s*")
 _HEADER = re.compile(r"\.(version|target|address_size)\s+([^\n]*)")
-_LABEL = re.compile(r"([\w$%]+)\s*:(?!:)")
-_BLOCK_TOKEN = re.compile(r"[{}]|" + _LABEL.pattern)
+_BLOCK_TOKEN = re.compile(r"[{}]|([\w$%]+)\s*:(?!:)")
+_STATEMENT = re.compile(
+    r"\s*+(?:([{}])|([\w$%]++)\s*+:(?!:)|((?:@!?+[\w$%.]++\s++)?+([a-z][\w.:]*+)[^;]*+);|(\.[^;]*+);|;|(\S))"
+)
+"""A brace, a label, an instruction and its opcode, a directive, or something else."""
 _REGISTERS = re.compile(r"([\w$%]+)(?:\s*<\s*(\d+)\s*>)?")
 _VARIABLE = re.compile(
     r"((?:\.(?:visible|extern|weak)\s+)*)\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?"
@@ -86,21 +125,32 @@ _MAX_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)\s*(?:,\s*(\d+))?\s*(?:
 class _Body:
     """One entry's body as it is read."""
 
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: Instructions
     labels: dict[str, int] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     declared: int = 0
+    _opened_at: int | None = None
+    """How many instructions there were when the innermost scope began; None after the end of a block."""
 
     def open(self, labels: list[str]) -> None:
         outer = self.scopes[-1] if self.scopes else None
         self.scopes.append(Scope(outer))
+        self._opened_at = len(self.instructions)
         for label in labels:
             self.declare(label)
 
+    def close(self) -> None:
+        self.scopes.pop()
+        self._opened_at = None
+
     def declare(self, name: str, kind: str | None = None) -> str:
         """Makes a name known in the innermost scope, a register if it has a type; gives the name to use for it."""
+        if self._opened_at != len(self.instructions):
+            # Instructions are read later: those before this one must not see what it declares.
+            self.scopes[-1] = Scope(self.scopes[-1])
+            self._opened_at = len(self.instructions)
         unique = name
         if len(self.scopes) > 1:
             self.declared += 1
@@ -110,10 +160,9 @@ class _Body:
             self.registers[unique] = kind
         return unique
 
-    def statement(self, text: str, line: int) -> None:
-        if not text.startswith("."):
-            self.instructions.append(parse_instruction(text, line, self.scopes[-1]))
-        elif text.startswith(".reg"):
+    def directive(self, text: str) -> bool:
+        """Declares registers or a variable; False if it does neither."""
+        if text.startswith(".reg"):
             kind, names = text[4:].strip().split(None, 1)
             for name, count in _REGISTERS.findall(names):
                 for each in (f"{name}{i}" for i in range(int(count))) if count else (name,):
@@ -121,7 +170,8 @@ class _Body:
         elif variable := _variable(text):
             self.variables.append(replace(variable, name=self.declare(variable.name)))
         else:
-            raise PtxError(f"line {line}: unknown directive {text!r}")
+            return False
+        return True
 
 
 def _variable(text: str) -> Variable | None:
@@ -140,8 +190,6 @@ class _ModuleParser:
     def __init__(self, text: str) -> None:
         self.text = _NOISE.sub(_without_noise, text)
         self.position = 0
-        self.line = 1
-        self._counted = 0
 
     def parse(self) -> Module:
         header = {"version": "", "target": "", "address_size": ""}
@@ -153,9 +201,10 @@ class _ModuleParser:
             elif match := self._match(_ENTRY):
                 entries[match[1]] = self._entry(match)
             else:
+                start = self.position
                 text = self._until_semicolon()
                 if (variable := _variable(text)) is None:
-                    raise PtxError(f"line {self.line}: unknown directive {text!r}")
+                    raise self._error(start, f"unknown directive {text!r}")
                 variables.append(variable)
         if not header["version"]:
             raise PtxError("line 1: no .version: this is not a PTX file")
@@ -168,7 +217,7 @@ class _ModuleParser:
         return Entry(
             name,
             tuple(Parameter(each[2], each[1]) for each in _PARAMETER.finditer(parameters or "")),
-            tuple(body.instructions),
+            body.instructions,
             body.labels,
             body.registers,
             tuple(body.variables),
@@ -176,21 +225,28 @@ class _ModuleParser:
         )
 
     def _body(self) -> _Body:
-        body = _Body()
-        while self._skip_space():
-            if self.text[self.position] == "{":
-                self.position += 1
+        body = _Body(Instructions(self.text))
+        for token in _STATEMENT.finditer(self.text, self.position):
+            brace, label, instruction, opcode, directive, _ = token.groups()
+            self.position = token.end()
+            if instruction:
+                body.instructions.append(opcode, *token.span(3), body.scopes[-1])
+            elif label:
+                body.labels[body.scopes[-1].resolve(label).name] = len(body.instructions)
+            elif brace == "{":
                 body.open(self._labels_ahead() if body.scopes else [])
-            elif self.text[self.position] == "}":
-                self.position += 1
-                body.scopes.pop()
+            elif brace:
+                body.close()
                 if not body.scopes:
                     return body
-            elif label := self._match(_LABEL):
-                body.labels[body.scopes[-1].resolve(label[1]).name] = len(body.instructions)
-            elif text := self._until_semicolon():
-                body.statement(text, self.line)
-        raise PtxError(f"line {self.line}: the file ends within a body")
+            elif directive:
+                if not body.directive(directive.rstrip()):
+                    raise self._error(token.start(5), f"unknown directive {directive!r}")
+            elif token[6]:
+                self.position = token.start(6)
+                rest = self._until_semicolon()
+                raise self._error(token.start(6), f"not an instruction: {rest!r}")
+        raise self._error(len(self.text), "the file ends within a body")
 
     def _labels_ahead(self) -> list[str]:
         """The labels of the block that begins here, not those of blocks within it."""
@@ -204,11 +260,8 @@ class _ModuleParser:
         return labels
 
     def _skip_space(self) -> bool:
-        """Goes to the next token and counts the lines; False at the end."""
-        match = _SPACE.match(self.text, self.position)
-        self.position = match.end() if match else self.position
-        self.line += self.text.count("\n", self._counted, self.position)
-        self._counted = self.position
+        """Goes to the next token; False at the end."""
+        self._match(_SPACE)
         return self.position < len(self.text)
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -218,10 +271,14 @@ class _ModuleParser:
 
     def _until_semicolon(self) -> str:
         if (end := self.text.find(";", self.position)) < 0:
-            raise PtxError(f"line {self.line}: no semicolon after {self.text[self.position : self.position + 40]!r}")
+            raise self._error(self.position, f"no semicolon after {self.text[self.position : self.position + 40]!r}")
         text = self.text[self.position : end].strip()
         self.position = end + 1
         return text
+
+    def _error(self, position: int, what: str) -> PtxError:
+        line = self.text.count("\n", 0, position) + 1
+        return PtxError(f"line {line}: {what}")
 
 
 def _without_noise(match: re.Match[str]) -> str:

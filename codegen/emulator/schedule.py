@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.arithmetic import Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
 from codegen.emulator.module import Entry
@@ -22,31 +22,41 @@ _WAITING: Final = 2**31 - 2
 _EXITED: Final = 2**31 - 1
 
 _Control = Literal["branch", "barrier", "exit"]
+Window = tuple[int, int]
+"""First lane and end of whole blocks."""
 
 
 @dataclass
 class Segment:
     """Instructions that run one after the other; only the last may be a branch, a barrier or an end."""
 
-    instructions: list[Instruction] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    start: int
+    end: int
+    """Of the entry's instructions."""
     control: _Control | None = None
-    target: int = 0
-    """Segment that a branch goes to."""
-    holds: Callable[[], Lanes] | None = None
-    """The predicate of the last instruction, if that is the control."""
+    """What the last instruction is, if it is none of the steps."""
+    steps: dict[Window, list[Step]] = field(default_factory=dict)
+    """Of each window that ran it; empty after the first time."""
     runs: int = 0
     """Lanes that ran it, over all times."""
 
 
 class Schedule:
-    """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again."""
+    """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again.
+
+    A segment is decoded when it is run, for the window from the first block that runs it to the last: what no lane
+    reaches costs nothing, and the stream of one K group costs what its own blocks are.
+    """
 
     def __init__(self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str]) -> None:
         self._machine = machine
+        self._windows: dict[Window, Machine] = {}
+        self._controls: dict[int, Instruction] = {}
         self._threads = threads
         self._place = place
-        self._segments = _segments(machine, entry)
+        self._entry = entry
+        self._segments = _segments(entry)
+        self._numbers = {segment.start: number for number, segment in enumerate(self._segments)}
         self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
         self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
 
@@ -58,49 +68,94 @@ class Schedule:
                 self._release_barriers()
                 continue
             segment = self._segments[number]
-            steps += len(segment.instructions)
+            steps += segment.end - segment.start
             if steps > limit:
                 raise EmulationError(
-                    f"{_at(segment.instructions[0])}: more than {limit} instructions were run: the loop around this "
-                    "one does not end, or the limit needs to be raised"
+                    f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
+                    "loop around this one does not end, or the limit needs to be raised"
                 )
             self._run(segment, number)
 
     def executed(self) -> Counter[str]:
         """How often each opcode was run, counted once per lane."""
-        counts = Counter(self._machine.predicated)
+        counts, instructions = Counter(self._machine.predicated), self._entry.instructions
         for segment in self._segments:
-            for instruction in segment.instructions:
-                if instruction.predicate is None:
-                    counts[instruction.opcode] += segment.runs
+            for number in range(segment.start, segment.end if segment.runs else segment.start):
+                if not instructions.guarded(number):
+                    counts[instructions.opcodes[number]] += segment.runs
         return +counts
 
     def _run(self, segment: Segment, number: int) -> None:
         active = self._next == number
+        lanes = self._window(active)
+        if (machine := self._windows.get(lanes)) is None:
+            machine = self._windows[lanes] = self._machine.window(*lanes)
+        active = active[slice(*lanes)]
         count = int(np.count_nonzero(active))
         segment.runs += count
-        mask: Mask = None if count == self._machine.lanes else active
-        step: Step | None = None
+        mask: Mask = None if count == machine.lanes else active
+        position = segment.start
         try:
-            for step in segment.steps:
+            for step in self._steps(segment, lanes, machine):
                 step(mask)
+                position += 1
         except FaultError as fault:
-            instruction = next(i for s, i in zip(segment.steps, segment.instructions, strict=False) if s is step)
+            instruction = self._entry.instructions[position]
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
         following = number + 1 if number + 1 < len(self._segments) else _EXITED
-        np.copyto(self._next, np.int32(following), where=active)
-        self._control(segment, number, active)
+        np.copyto(self._next[slice(*lanes)], np.int32(following), where=active)
+        if segment.control is not None:
+            self._run_control(segment.control, number, machine, active)
 
-    def _control(self, segment: Segment, number: int, active: NDArray[np.bool_]) -> None:
-        if segment.control is None:
-            return
-        if segment.holds is not None:
-            active = segment.holds() & active
-            self._machine.predicated[segment.instructions[-1].opcode] += int(np.count_nonzero(active))
-        if segment.control == "barrier":
-            np.copyto(self._barrier, np.int32(number), where=active)
-        destination = {"branch": segment.target, "barrier": _WAITING, "exit": _EXITED}[segment.control]
-        np.copyto(self._next, np.int32(destination), where=active)
+    def _run_control(self, control: _Control, number: int, machine: Machine, active: NDArray[np.bool_]) -> None:
+        lanes = slice(machine.first, machine.first + machine.lanes)
+        instruction = self._last(number)
+        destination = {"barrier": _WAITING, "exit": _EXITED}.get(control)
+        try:
+            if control == "barrier":
+                _check_barrier(instruction)
+            if destination is None:
+                destination = self._target(instruction)
+            if instruction.predicate is not None:
+                active = guard(machine, instruction.predicate)() & active
+                machine.predicated[instruction.opcode] += int(np.count_nonzero(active))
+        except UnsupportedError as reason:
+            raise EmulationError(f"{_at(instruction)}: {reason}") from None
+        if control == "barrier":
+            np.copyto(self._barrier[lanes], np.int32(number), where=active)
+        np.copyto(self._next[lanes], np.int32(destination), where=active)
+
+    def _last(self, number: int) -> Instruction:
+        """The control of a segment; it is read once, as loops come back to it."""
+        if (instruction := self._controls.get(number)) is None:
+            instruction = self._controls[number] = self._entry.instructions[self._segments[number].end - 1]
+        return instruction
+
+    def _window(self, active: NDArray[np.bool_]) -> Window:
+        """The lanes from the first active block to the last."""
+        first, last = int(active.argmax()), len(active) - 1 - int(active[::-1].argmax())
+        return first // self._threads * self._threads, (last // self._threads + 1) * self._threads
+
+    def _steps(self, segment: Segment, lanes: Window, machine: Machine) -> Iterable[Step]:
+        """All but the control. Most code is run once: the steps are kept from the second time on only."""
+        if kept := segment.steps.get(lanes):
+            return kept
+        steps = (self._step(i, machine) for i in range(segment.start, segment.end - (segment.control is not None)))
+        segment.steps[lanes] = list(steps) if lanes in segment.steps else []
+        return segment.steps[lanes] or steps
+
+    def _step(self, number: int, machine: Machine) -> Step:
+        instruction = self._entry.instructions[number]
+        try:
+            return make_step(machine, instruction)
+        except UnsupportedError as reason:
+            raise EmulationError(f"{_at(instruction)}: {reason}") from None
+
+    def _target(self, branch: Instruction) -> int:
+        (label,) = expect(branch.operands, 1)
+        if not isinstance(label, Symbol) or label.name not in self._entry.labels:
+            raise UnsupportedError("no such label")
+        return self._numbers[self._entry.labels[label.name]]
 
     def _release_barriers(self) -> None:
         """Nobody can run: every lane that has not ended waits, which is right if those of a block wait at one place."""
@@ -109,8 +164,8 @@ class Schedule:
         first = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != first) & (at != _WAITING))).size:
             lane = int(elsewhere[0])
-            here = self._segments[int(self._barrier[lane])].instructions[-1]
-            other = self._segments[int(first[lane // self._threads, 0])].instructions[-1]
+            here = self._last(int(self._barrier[lane]))
+            other = self._last(int(first[lane // self._threads, 0]))
             raise EmulationError(
                 f"{_at(other)}: only a part of the block waits at this barrier: "
                 f"{self._place(lane)} waits at line {here.line}"
@@ -125,55 +180,30 @@ def _at(instruction: Instruction) -> str:
     return f"line {instruction.line}: `{' '.join(instruction.text.split())}`"
 
 
-def _segments(machine: Machine, entry: Entry) -> list[Segment]:
-    starts: dict[int, int] = {}
+def _segments(entry: Entry) -> list[Segment]:
+    labels, opcodes = set(entry.labels.values()), entry.instructions.opcodes
     segments: list[Segment] = []
-    for start, instructions in _straight_runs(entry):
-        starts[start] = len(segments)
-        segments.append(Segment(instructions))
-    starts[len(entry.instructions)] = len(segments)
-    # A label at the very end is an exit of its own.
-    if not segments or len(entry.instructions) in entry.labels.values():
-        segments.append(Segment(control="exit"))
-    for segment in segments:
-        for instruction in segment.instructions:
-            try:
-                _decode(machine, entry, segment, instruction, starts)
-            except UnsupportedError as reason:
-                raise EmulationError(f"{_at(instruction)}: {reason}") from None
+    start = 0
+    for end, opcode in enumerate(opcodes, start=1):
+        control = _control_of(opcode)
+        if control or end in labels or end == len(opcodes):
+            segments.append(Segment(start, end, control))
+            start = end
+    # A label at the very end has a segment of its own, after which lanes end as after any last one.
+    if not segments or len(opcodes) in labels:
+        segments.append(Segment(start, start))
     return segments
 
 
-def _straight_runs(entry: Entry) -> Iterator[tuple[int, list[Instruction]]]:
-    labels = set(entry.labels.values())
-    start = 0
-    for end, instruction in enumerate(entry.instructions, start=1):
-        if end in labels or end == len(entry.instructions) or _control_of(instruction):
-            yield start, list(entry.instructions[start:end])
-            start = end
+def _check_barrier(instruction: Instruction) -> None:
+    (identifier,) = expect(instruction.operands, 1)
+    if not isinstance(identifier, Immediate):
+        raise UnsupportedError("a barrier whose number is in a register")
 
 
-def _decode(machine: Machine, entry: Entry, segment: Segment, instruction: Instruction, starts: dict[int, int]) -> None:
-    control = _control_of(instruction)
-    if control is None:
-        segment.steps.append(make_step(machine, instruction))
-        return
-    segment.control = control
-    if instruction.predicate is not None:
-        segment.holds = guard(machine, instruction.predicate)
-    if control == "branch":
-        (label,) = expect(instruction.operands, 1)
-        if not isinstance(label, Symbol) or label.name not in entry.labels:
-            raise UnsupportedError("no such label")
-        segment.target = starts[entry.labels[label.name]]
-    elif control == "barrier":
-        (identifier,) = expect(instruction.operands, 1)
-        if not isinstance(identifier, Immediate):
-            raise UnsupportedError("a barrier whose number is in a register")
-
-
-def _control_of(instruction: Instruction) -> _Control | None:
-    match instruction.opcode.split("."):
+@cache
+def _control_of(opcode: str) -> _Control | None:
+    match opcode.split("."):
         case ["bra"] | ["bra", "uni"]:
             return "branch"
         case ["ret"] | ["ret", "uni"] | ["exit"]:

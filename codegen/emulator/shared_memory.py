@@ -42,6 +42,8 @@ class SharedMemory:
         self._writer = {each: writer.reshape(-1, each) for each in sizes}
         self._origin = {each: block * (stride // each) for each in sizes}
         self._unpublished = False
+        self._grain = 4
+        """Bytes of the smallest store so far: what is written is written in pieces of at least that."""
 
     def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
         """Reads `count` elements of `size` bytes."""
@@ -51,6 +53,7 @@ class SharedMemory:
     def store(self, addresses: Lanes, lanes: Selection, size: int, values: Sequence[Lanes]) -> None:
         """Writes elements of `size` bytes; of lanes that share an address the last one wins."""
         first = self._locate(addresses, lanes, size, len(values))
+        self._grain = min(self._grain, size)
         for i, value in enumerate(values):
             self._write(first + i, lanes, size, value)
 
@@ -92,8 +95,9 @@ class SharedMemory:
 
     def _read(self, index: NDArray[np.int64], lanes: Selection, size: int) -> Lanes:
         values = self._data[size].take(index)
-        # Only where the value is junk can it matter whether it was written; less than a word has no telling value.
-        if size < 4 or (values == JUNK[size]).any():
+        # Only where a piece of the value is junk can it matter whether it was written; a byte has no telling value.
+        grain = min(size, self._grain)
+        if grain == 1 or (values.view(f"u{grain}") == JUNK[grain]).any():
             unwritten = self._written[size][index] != _all_written(size)
             if unwritten.any():
                 position = int(np.flatnonzero(unwritten)[0])

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from codegen.emulator.accesses import async_copy_step, load_step, store_step
-from codegen.emulator.arithmetic import DTYPES, Lanes, Operation, operation
+from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes, Operation
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect
+from codegen.emulator.operations import operation
 from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
 
 SHARED_WINDOW: Final = 1 << 56
@@ -49,7 +50,7 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
     if known := operation(opcode):
         return _operation(machine, known, operands, convert=opcode.startswith("cvt."))
     match opcode.split("."):
-        case ["mov", kind] if kind in DTYPES:
+        case ["mov", kind] if kind in (*PLAIN, "pred"):
             return _move(machine, kind, operands)
         case ["ld", *qualifiers, kind]:
             return load_step(machine, qualifiers, kind, operands)
@@ -64,8 +65,9 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
     raise UnsupportedError("the emulator does not know this instruction")
 
 
-def _where(mask: Mask) -> Lanes | bool:
-    return True if mask is None else mask
+def _where(mask: Mask, row: Lanes) -> Lanes | bool:
+    """The mask in the shape of a row: that of pairs is [lanes, 2]."""
+    return True if mask is None else mask.reshape(-1, *(1,) * (row.ndim - 1))
 
 
 def _fused(machine: Machine, operands: tuple[Operand, ...]) -> Step:
@@ -95,17 +97,17 @@ def _operation(machine: Machine, known: Operation, operands: tuple[Operand, ...]
     sources = [
         machine.registers.source(each, kind, narrowing=convert) for each, kind in zip(rest, known.sources, strict=True)
     ]
-    if isinstance(compute, np.ufunc) and row.dtype == DTYPES[known.result]:
+    if isinstance(compute, np.ufunc) and row.dtype == DTYPES[known.result].base:
         in_place: Callable[..., object] = compute
 
         def direct(mask: Mask) -> None:
             if mask is None:
                 in_place(*sources, out=row)
             else:
-                in_place(*sources, out=row, where=mask)
+                in_place(*sources, out=row, where=_where(mask, row))
 
         return direct
-    return lambda mask: np.copyto(row, compute(*sources), where=_where(mask))
+    return lambda mask: np.copyto(row, compute(*sources), where=_where(mask, row))
 
 
 def _with_last_inverted(compute: Callable[..., Lanes]) -> Callable[..., Lanes]:
@@ -117,7 +119,7 @@ def _move(machine: Machine, kind: str, operands: tuple[Operand, ...]) -> Step:
     if isinstance(target, Vector) or isinstance(source, Vector):
         return _pack_or_unpack(machine, kind, target, source)
     row, value = machine.registers.destination(target, kind), machine.registers.source(source, kind)
-    return lambda mask: np.copyto(row, value, where=_where(mask))
+    return lambda mask: np.copyto(row, value, where=_where(mask, row))
 
 
 def _pack_or_unpack(machine: Machine, kind: str, target: Operand, source: Operand) -> Step:
@@ -139,7 +141,7 @@ def _pack_or_unpack(machine: Machine, kind: str, target: Operand, source: Operan
 
     def step(mask: Mask) -> None:
         for row, value in moves:
-            np.copyto(row, value, where=_where(mask))
+            np.copyto(row, value, where=_where(mask, row))
 
     return step
 
@@ -152,4 +154,4 @@ def _generic_address(machine: Machine, parts: list[str], operands: tuple[Operand
     target, source = expect(operands, 2)
     row, value = machine.registers.destination(target, "u64"), machine.registers.source(source, "u64")
     change = np.uint64((-distance if parts[0] == "to" else distance) % (1 << 64))
-    return lambda mask: np.copyto(row, value + change, where=_where(mask))
+    return lambda mask: np.copyto(row, value + change, where=_where(mask, row))

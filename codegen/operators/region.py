@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box of the output [N, K, H', W'] within one image."""
+    """A box of the output [N, K, H', W'], or of the output [rows, K] of a Linear, whose rows are `images` here."""
 
-    image: int
+    images: slice
     kernels: slice
-    rows: slice
-    columns: slice
+    rows: slice = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))
 
-    @property
-    def index(self) -> tuple[int, slice, slice, slice]:
-        """Selects the box from the output."""
-        return self.image, self.kernels, self.rows, self.columns
+    def index(self, ndim: int) -> tuple[slice, ...]:
+        """Selects the box from an output of so many dimensions, 2 or 4."""
+        return (self.images, self.kernels, self.rows, self.columns)[:ndim]
+
+
+EVERYTHING = Region(slice(None), slice(None))
+"""The whole output."""

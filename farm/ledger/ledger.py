@@ -13,7 +13,8 @@ from farm.ledger.engine import insert_or_replace, reading, writing
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
 
-_RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in ("build", "arch"))
+_RESULT_KEY = ("build", "arch", "part")
+_RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in _RESULT_KEY)
 _JOB = select(jobs, submissions.c.submitter, now().label("now")).join(
     submissions, jobs.c.submission == submissions.c.id
 )
@@ -116,7 +117,7 @@ class Ledger:
             ids = {result.build for result in batch}
             owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_(ids))
             job_of = {row.id: row.job for row in connection.execute(owners)}
-            statement = insert_or_replace(self._engine, results, ("build", "arch"), _RESULT_COLUMNS)
+            statement = insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS)
             connection.execute(statement, [result_row(result, job_of[result.build]) for result in batch])
             mine = results.c.job == jobs.c.id
             count = select(func.count()).select_from(results).where(mine)
@@ -200,7 +201,8 @@ class Ledger:
 
     def results(self, job_id: str) -> list[BuildResult]:
         """What came of a job's builds, so far."""
-        query = select(results).where(results.c.job == job_id).order_by(results.c.build, results.c.arch)
+        of_job = select(results).where(results.c.job == job_id)
+        query = of_job.order_by(results.c.build, results.c.arch, results.c.part)
         with reading(self._engine) as connection:
             return [result_of_row(row) for row in connection.execute(query)]
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from codegen.spec import SkippedLayer, spec_from_json
-from codegen.tiling import Tiling
-from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewJob, Outcome, Status
+from codegen.tiling import Part, Tiling
+from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewJob, Outcome, Status, count_cubins
 
 
 def _moment(seconds: float | None) -> datetime | None:
@@ -30,7 +30,7 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
         "reason": "",
         "stage": "",
         "done": 0,
-        "total": len(job.builds) * len(job.options.archs),
+        "total": count_cubins(job.builds, job.options),
         "hits": 0,
         "tries": 0,
         "submitted_at": at,
@@ -76,6 +76,10 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
         "tiling": build.tiling.to_json(),
         "weights": build.weights,
         "nonzeros": build.nonzeros,
+        "parts": [[part.first, part.end] for part in build.parts],
+        "residual": build.residual,
+        "rows": build.rows,
+        "folded": list(build.folded),
     }
 
 
@@ -92,6 +96,10 @@ def build_of_row(row: Any) -> Build:
         tiling=Tiling(**row.tiling),
         weights=row.weights,
         nonzeros=row.nonzeros,
+        parts=tuple(Part(first, end) for first, end in row.parts),
+        residual=row.residual,
+        rows=row.rows,
+        folded=tuple(row.folded),
     )
 
 

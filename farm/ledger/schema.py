@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from farm.errors import LedgerError
 from farm.ledger.engine import failure, reading
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in migrations/versions."""
 
 

@@ -81,6 +81,10 @@ builds = Table(
     Column("tiling", JSON, nullable=False),
     Column("weights", String(64), nullable=False),
     Column("nonzeros", Integer, nullable=False),
+    Column("parts", JSON, nullable=False),
+    Column("residual", Text, nullable=False),
+    Column("rows", Integer, nullable=False),
+    Column("folded", JSON, nullable=False),
     Index(None, "job"),
 )
 
@@ -89,6 +93,7 @@ results = Table(
     metadata,
     Column("build", ForeignKey("builds.id"), nullable=False),
     Column("arch", String(16), nullable=False),
+    Column("part", Integer, nullable=False),
     Column("job", String(32), nullable=False),
     Column("outcome", String(16), nullable=False),
     Column("template_key", String(64), nullable=False),
@@ -105,7 +110,7 @@ results = Table(
     Column("ptxas_seconds", Double, nullable=False),
     Column("error", Text, nullable=False),
     Column("command", Text, nullable=False),
-    PrimaryKeyConstraint("build", "arch"),
+    PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
 )

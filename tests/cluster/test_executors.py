@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.build import find_cubin
-from farm.requests import CubinResult, Fault
+from farm.requests import CubinFacts, CubinResult, Fault
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import SMALLER, layer
 
@@ -33,6 +33,21 @@ def test_every_request_gives_one_result_and_its_bytes_are_in_the_store(place: Wo
         assert isinstance(result, CubinResult)
         assert found.made == result.made
     assert place.executor.wait(0.0) == []
+
+
+def test_each_part_of_a_layer_is_a_kernel_of_its_own_groups(place: Workplace) -> None:
+    sample = layer(sparsity=0.5)
+    todo = place.plan(sample, parts=2)
+    place.do(*todo.templates)
+    kept: dict[str, dict[int, int]] = {"sm_80": {}, "sm_90": {}}
+    requests = {request.key: request for request in todo.cubins}
+    for result in place.do(*todo.cubins):
+        assert isinstance(result, CubinResult)
+        assert isinstance(result.made, CubinFacts)
+        request = requests[result.key]
+        kept[request.arch][request.part.first] = result.made.fmas_kept // request.template.tiling.rows
+    halves = sample.weights.nonzeros_per_kernel.reshape(2, -1).sum(axis=1)
+    assert kept == {arch: dict(enumerate(halves.tolist())) for arch in ("sm_80", "sm_90")}
 
 
 def test_what_is_known_already_is_a_hit(place: Workplace) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from codegen.choice import choose_tiling
 from codegen.layers import Layer
+from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from farm.executors import open_executor
 from farm.executors.contract import Executor
@@ -33,18 +34,20 @@ class Workplace:
     store: Store
     settings: Settings
 
-    def plan(self, *layers: Layer, archs: tuple[str, ...] = ("sm_80", "sm_90")) -> Plan:
-        """Requests for these layers, whose weights are in the store."""
+    def plan(self, *layers: Layer, archs: tuple[str, ...] = ("sm_80", "sm_90"), parts: int = 1) -> Plan:
+        """Requests for these layers, each cut into so many parts of one K group; their weights are in the store."""
+        cut = tuple(Part(i, i + 1) for i in range(parts))
         job = Job(
             "job", "s", "ada", "net", "/net.onnx", "cd" * 32, BuildOptions(archs), Status.RUNNING, "", "",
             0, 0, 0, 1, datetime.now(UTC),
         )  # fmt: skip
         builds = []
         for i, each in enumerate(layers):
-            nonzeros = (each.weights.kernel != 0).sum(axis=(1, 2, 3))
-            tiling = choose_tiling(each.spec, 64, nonzeros)
+            tiling = choose_tiling(each.spec, 64, each.weights.nonzeros_per_kernel)
+            tiling = replace(tiling, group_kernels=-(-each.spec.kernels // parts))
             weights = self.store.put(each.weights.to_bytes())
-            builds.append(Build(i, "job", i, each.name, "x", "y", each.spec, tiling, weights, each.weights.nonzeros))
+            nonzeros = each.weights.nonzeros
+            builds.append(Build(i, "job", i, each.name, "x", "y", each.spec, tiling, weights, nonzeros, cut))
         return plan([(job, builds)], find_toolchain(self.settings.nvcc, self.settings.ptxas))
 
     def do(self, *requests: Request) -> list[Result]:

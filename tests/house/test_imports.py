@@ -37,7 +37,7 @@ FARM_LAYERS = (
 DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
-    "onnx": {"codegen/checkpoint.py", "codegen/networks.py"},
+    "onnx": {"codegen/checkpoint.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
     "rich": {"cli/"},

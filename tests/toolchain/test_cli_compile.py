@@ -20,6 +20,7 @@ from farm.jobs import Status
 from farm.ledger import Ledger, open_ledger
 from farm.settings import load_settings
 from tests.house.tree import ROOT
+from tests.samples import cut_in_two
 
 SLOW_TO_BUILD = Conv2d(64, 24, 24, 64, 3, 3, padding=(1, 1, 1, 1))
 ARCHS = "sm_80,sm_90"
@@ -151,6 +152,32 @@ def test_verify_finds_every_layer_right(farm: Farm, compiled: str) -> None:
     code, out, _ = farm("verify", compiled)
     assert code == 0, out
     assert "all 2 layers are right" in out
+
+
+def test_a_layer_above_the_allowed_code_size_is_skipped_and_the_others_compile(farm: Farm) -> None:
+    code, out, err = farm("compile", "lenet5.onnx", "--arch", "sm_90", "--max-code-size", "0.03")
+    assert code == 0, err
+    assert "skipped conv2 (conv2d): its code would be" in out
+    assert "at most 30 KB of code in a layer" in farm("inspect")[1]
+    assert [layer["name"] for layer in json.loads(farm("inspect", "--json")[1])["layers"]] == ["conv1"]
+
+
+def test_a_layer_in_parts_is_one_line_wherever_it_is_shown(
+    farm: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_in_two(monkeypatch)
+    write_network(folder / "cut.onnx", operator_network(Conv2d(8, 8, 8, 8, 3, 3), 0.9, seed=0))
+    code, out, err = farm("compile", "cut.onnx", "--arch", ARCHS)
+    assert code == 0, err
+    assert "PARTS" in out
+    assert "compiled 4 cubins and 1 template" in out
+    assert "part 2 of 2: rewrite" in err
+    for command in ("inspect", "verify"):
+        code, out, _ = farm(command)
+        assert code == 0
+        assert "PARTS" in out
+    assert "all 1 layers are right" in out
+    assert [layer["parts"] for layer in json.loads(farm("verify", "--json")[1])["layers"]] == [2]
 
 
 def test_an_unknown_architecture_is_refused_before_anything_is_submitted(farm: Farm, compiled: str) -> None:

@@ -190,6 +190,105 @@ def test_a_ring_of_copies_needs_the_right_wait(toolchain: Toolchain, ptx: str, t
         emulate.run(late, (1, 1, 1), (32, 1, 1), 3 * 512, [values, out, 5], kernel="stream")
 
 
+# The instructions that cuda_fp16.h and cuda_bf16.h are made of: these headers include others, of another package.
+NARROW_KERNELS = r"""
+__device__ unsigned pair(float low, float high) {
+    unsigned both;
+    asm("{ cvt.rn.f16x2.f32 %0, %1, %2; }" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ float2 floats(unsigned both) {
+    float2 values;
+    asm("{.reg .f16 low,high;\n mov.b32 {low,high},%2;\n cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;}"
+        : "=f"(values.x), "=f"(values.y) : "r"(both));
+    return values;
+}
+
+// Neighbours' halves swapped through shared memory, then x * w + 0.5 in each half, then a clip.
+extern "C" __global__ void half_pairs(const float2* x, const unsigned* w, float2* out, unsigned short* high, int n) {
+    extern __shared__ unsigned short tile[];
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = threadIdx.x;
+    const unsigned own = i < n ? pair(x[i].x, x[i].y) : 0;
+    tile[2 * t] = own & 0xffff;
+    tile[2 * t + 1] = own >> 16;
+    __syncthreads();
+    unsigned swapped, sum = own;
+    asm("mov.b32 %0, {%1, %2};" : "=r"(swapped) : "h"(tile[2 * t + 1]), "h"(tile[2 * t]));
+    if (i >= n) return;
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(swapped), "r"(w[i]));
+    asm("{ add.f16x2 %0, %0, %1; max.NaN.f16x2 %0, %0, %2; min.NaN.f16x2 %0, %0, %3; }"
+        : "+r"(sum) : "r"(pair(0.5f, 0.5f)), "r"(pair(-1.f, -1.f)), "r"(pair(6.f, 6.f)));
+    out[i] = floats(sum);
+    high[i] = __byte_perm(sum, 0, 0x4432);
+}
+
+__device__ float widened(unsigned short x) {
+    float wide;
+    asm("{ mov.b32 %0, {0,%1};}" : "=f"(wide) : "h"(x));
+    return wide;
+}
+
+extern "C" __global__ void bfloats(
+    const unsigned short* x, const float* w, unsigned short* out, unsigned* pairs, float slope) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = fmaf(widened(x[i]), w[i], 0.25f);
+    sum = sum < 0.f ? sum * slope : sum;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out[i]) : "f"(sum));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pairs[i]) : "f"(w[i]), "f"(sum));
+}
+"""
+
+EDGES = [0.0, -0.0, 1.0, 65519.0, 65520.0, 1e-8, np.inf, -np.inf, np.nan, 1 + 2.0**-11, -3e38, 1 + 2.0**-8]
+
+
+@pytest.fixture(scope="module")
+def narrow_ptx(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("narrow")
+    (folder / "narrow.cu").write_text(NARROW_KERNELS)
+    return compile_to_ptx(toolchain, folder / "narrow.cu", folder)
+
+
+def test_pairs_of_halves_are_computed_with_one_rounding_each(narrow_ptx: str) -> None:
+    rng = np.random.default_rng(4)
+    x = (rng.standard_normal((1000, 2)) * 4).astype(np.float32)
+    x[: len(EDGES), 0] = EDGES
+    w = rng.standard_normal((1000, 2)).astype(np.float16)
+    out, high = np.zeros_like(x), np.zeros(1000, dtype=np.uint16)
+    trace = emulate.run(narrow_ptx, (8, 1, 1), (128, 1, 1), 512, [x, w, out, high, 1000], kernel="half_pairs")
+    with np.errstate(all="ignore"):
+        halves = x.astype(np.float16).astype(np.float64)
+        sums = (halves[:, ::-1] * w + halves).astype(np.float16) + np.float16(0.5)
+    np.testing.assert_array_equal(out, np.clip(sums, -1, 6).astype(np.float32))
+    np.testing.assert_array_equal(high.view(np.float16), np.clip(sums, -1, 6)[:, 1])
+    assert np.isnan(out).any()
+    assert trace.executed["fma.rn.f16x2"] == 1000
+
+
+def nearest_bfloat(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """The bits of the nearest bfloat16, by rounding the quotient by its last digit; those of one NaN for every NaN."""
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(values)
+        digit = np.exp2(np.maximum(exponent - 8, -133).astype(np.float64))
+        exact = np.where(np.isfinite(values), np.rint(values / digit) * digit, values).astype(np.float32)
+    return np.where(np.isnan(values), 0x7FFF, exact.view(np.uint32) >> 16)
+
+
+def test_bfloats_are_computed_in_float32_and_rounded_to_nearest(narrow_ptx: str) -> None:
+    rng = np.random.default_rng(5)
+    x = nearest_bfloat(rng.standard_normal(512).astype(np.float32)).astype(np.uint16)
+    w = (rng.standard_normal(512) * 10).astype(np.float32)
+    w[: len(EDGES)] = EDGES
+    out, pairs = np.zeros(512, dtype=np.uint16), np.zeros(512, dtype=np.uint32)
+    emulate.run(narrow_ptx, (4, 1, 1), (128, 1, 1), 0, [x, w, out, pairs, 0.125], kernel="bfloats")
+    with np.errstate(all="ignore"):
+        wide = (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        sums = (wide * w + 0.25).astype(np.float32)
+        sums = np.where(sums < 0, sums * np.float32(0.125), sums)
+    assert out.tolist() == nearest_bfloat(sums).tolist()
+    assert pairs.tolist() == (nearest_bfloat(sums) | nearest_bfloat(w) << 16).tolist()
+
+
 SPEC = Conv2d(channels=6, height=9, width=11, kernels=6, kernel_height=3, kernel_width=3, padding=(1, 1, 1, 1))
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.spec import SkippedLayer
+from codegen.launch import Launch
+from codegen.layers import FloatArray, Weights
+from codegen.rewrite import Kernel, rewrite
+from codegen.spec import Conv2d, SkippedLayer
+from codegen.template import Template
+from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from farm.api import Farm
 from farm.errors import BlobLostError, JobFailedError, UnfinishedError, UsageError
 from farm.jobs import BuildOptions, Job, Outcome, Status
 from farm.settings import Settings
 from farm.testing import laptop_farm, laptop_settings
-from tests.samples import SMALLER, checkpoint, layer
+from tests.samples import SMALLER, checkpoint, cut_in_two, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
 OPTIONS = BuildOptions(("sm_80", "sm_90"))
@@ -77,6 +84,11 @@ def farm(settings: Settings) -> Iterator[Farm]:
         yield farm
 
 
+@pytest.fixture
+def halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_in_two(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Farm, Job]]:
     """One finished job, for tests that only look."""
@@ -109,6 +121,144 @@ def test_another_architecture_of_the_same_generation_of_ptx_needs_ptxas_only(far
     tools.calls()
     farm.compile([NET], replace(OPTIONS, archs=("sm_120",)))
     assert tools.calls() == ["ptxas"] * 2
+
+
+@pytest.mark.usefixtures("halved")
+def test_the_parts_of_a_layer_are_cubins_of_one_template_and_a_second_run_makes_nothing(
+    farm: Farm, tools: Tools
+) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    assert (job.status, job.hits, job.done, job.total) == (Status.SUCCEEDED, 0, 8, 8)
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 8
+    detail = farm.inspect(job.id)
+    for build in detail.builds:
+        for arch in OPTIONS.archs:
+            parts = [result for result in detail.results_of(build) if result.arch == arch]
+            assert [result.part for result in parts] == [0, 1]
+            assert len({result.cubin for result in parts}) == 2
+            assert sum(result.fmas_kept for result in parts) == build.nonzeros * build.tiling.rows
+    [again] = farm.compile([NET], OPTIONS)
+    assert (again.status, again.hits) == (Status.SUCCEEDED, 8)
+    assert tools.calls() == []
+
+
+@pytest.mark.usefixtures("halved")
+def test_a_part_that_was_lost_is_made_again_without_the_others(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    tools.calls()
+    detail = farm.inspect(job.id)
+    lost = detail.results_of(detail.builds[1])[-1]
+    (tmp_path / "store" / "v1" / "cas" / str(lost.cubin)[:2] / str(lost.cubin)).unlink()
+    with pytest.raises(BlobLostError, match="conv2 sm_90 part 2 of 2"):
+        farm.fetch(job.id, tmp_path / "out")
+    [job] = farm.compile([NET], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 7)
+    assert tools.calls() == ["ptxas"]
+
+
+@pytest.mark.usefixtures("halved")
+def test_a_part_is_rewritten_once_for_all_architectures(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten: list[tuple[str, Part | None]] = []
+
+    def count(template: Template, weights: Weights, part: Part | None) -> Kernel:
+        rewritten.append((weights.digest, part))
+        return rewrite(template, weights, part)
+
+    monkeypatch.setattr("farm.build.rewrite", count)
+    farm.compile([NET], OPTIONS)
+    assert len(rewritten) == len(set(rewritten)) == 4
+
+
+@pytest.mark.usefixtures("halved")
+def test_a_layer_in_parts_is_verified_as_one_and_each_part_must_be_the_one_assembled(farm: Farm) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    assert [(each.layer, each.parts, each.archs, each.verification.ok) for each in farm.verify(job.id)] == [
+        ("conv1", 2, ("sm_80", "sm_90"), True),
+        ("conv2", 2, ("sm_80", "sm_90"), True),
+    ]
+    detail = farm.inspect(job.id)
+    second = [result for result in detail.results_of(detail.builds[0]) if result.part == 1]
+    farm._ledger.record_results([replace(result, ptx="00" * 32) for result in second])
+    first, other = farm.verify(job.id)
+    assert "run farm compile again" in first.verification.message
+    assert other.verification.ok
+
+
+class IdleDevice:
+    """Stands where a GPU would: it notes what it is asked to run, and writes nothing."""
+
+    name, arch = "idle", "sm_90"
+
+    def __init__(self) -> None:
+        self.ran: list[list[tuple[bytes, int]]] = []
+
+    def __enter__(self) -> IdleDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_layer(
+        self, kernels: Sequence[tuple[bytes, Launch]], x: FloatArray, output_shape: tuple[int, ...], residual: object
+    ) -> FloatArray:
+        assert residual is None
+        self.ran.append([(cubin, launch.output_offset) for cubin, launch in kernels])
+        return np.full((len(x), *output_shape), np.nan, dtype=np.float32)
+
+
+@pytest.mark.usefixtures("halved")
+def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    device = IdleDevice()
+    monkeypatch.setattr("farm.verification.Device", lambda: device)
+    found = list(farm.verify(job.id, gpu=True))
+    assert [(each.layer, each.parts, each.archs, each.where) for each in found] == [
+        ("conv1", 2, ("sm_90",), "idle"),
+        ("conv2", 2, ("sm_90",), "idle"),
+    ]
+    assert all("not written" in each.verification.message for each in found)
+    planes = [math.prod(layer.spec.output_shape[1:]) for layer in NET.layers]
+    assert [[offset for _, offset in kernels] for kernels in device.ran] == [[0, plane] for plane in planes]
+    assert len({cubin for kernels in device.ran for cubin, _ in kernels}) == 4
+
+
+@pytest.mark.usefixtures("halved")
+def test_a_bundle_of_layers_in_parts_keeps_to_the_schema(farm: Farm, tmp_path: Path) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
+    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    for described in manifest["layers"]:
+        plane = math.prod(described["tensors"]["output"]["shape"][2:])
+        offsets = [argument["offset"] for launch in described["launches"] for argument in launch["arguments"][:2]]
+        assert offsets == [0, 0, 0, plane]
+        for launch in described["launches"]:
+            for entry in launch["cubins"].values():
+                assert (tmp_path / "out" / entry["path"]).read_bytes().startswith(b"\x7fELF")
+
+
+def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_up(farm: Farm) -> None:
+    data = np.random.default_rng(0).standard_normal(18, dtype=np.float32).tobytes()
+    specs = Conv2d(8, 4, 4, 2, 1, 1), Conv2d(5, 4, 4, 3, 1, 1)  # 2 x 8 weights and 2 biases, 3 x 5 and 3
+    net = checkpoint(
+        *(replace(layer(f"conv{i}", spec), weights=Weights.from_bytes(spec, data)) for i, spec in enumerate(specs))
+    )
+    [job] = farm.compile([net], BuildOptions(("sm_90",)))
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert all(each.verification.ok for each in farm.verify(job.id))
+
+
+def test_what_another_version_compiled_is_neither_fetched_nor_verified(
+    compiled: tuple[Farm, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm, job = compiled
+    monkeypatch.setattr("farm.api.SCHEMA", 10**6)
+    with pytest.raises(UsageError, match="another version of farm"):
+        farm.fetch(job.id, tmp_path / "out")
+    with pytest.raises(UsageError, match="another version of farm"):
+        farm.verify(job.id)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_or_lost_blob_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:

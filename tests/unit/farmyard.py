@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from codegen.tiling import Part
 from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.coordinator import Coordinator
 from farm.executors.contract import Executor
@@ -85,15 +86,15 @@ class Farmyard:
         self.ledger: Ledger = open_ledger(self.settings)
         self.store = MemoryStore()
 
-    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS) -> list[str]:
-        options = BuildOptions(archs)
-        jobs = tuple(
-            replace(
-                new_job(NET, options, namespace="test", name=name, store=self.store), request_digest=name.ljust(64, ".")
-            )
-            for name in names
-        )
-        return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", jobs))]
+    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1) -> list[str]:
+        """Jobs of NET, each of whose layers is cut into so many parts."""
+        cut = tuple(Part(i, i + 1) for i in range(parts))
+        jobs = []
+        for name in names:
+            job = new_job(NET, BuildOptions(archs), namespace="test", name=name, store=self.store)
+            builds = tuple(replace(build, parts=cut) for build in job.builds)
+            jobs.append(replace(job, builds=builds, request_digest=name.ljust(64, ".")))
+        return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", tuple(jobs)))]
 
     def coordinator(self, executor: PlayedExecutor, progress: Progress | None = None) -> Coordinator:
         return Coordinator(self.ledger, self.store, executor, fixed_toolchain(), self.settings, progress)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ FEW = settings(max_examples=12, deadline=None)
 
 
 def bits_of(kind: str) -> int:
-    return 32 if kind == "pred" else int(kind[1:])
+    return {"pred": 32, "f16x2": 32, "bf16": 16, "bf16x2": 32}.get(kind) or int(kind[1:])
 
 
 def apply(opcode: str, result: str, *sources: tuple[str, Sequence[int]], negate_last: bool = False) -> list[int]:
@@ -66,6 +68,30 @@ def patterns(bits: int) -> st.SearchStrategy[int]:
     """Bit patterns, often at an edge."""
     edges = [0, 1, 2, 3, (1 << bits) - 1, (1 << bits) - 2, 1 << (bits - 1), (1 << (bits - 1)) - 1, 1 << (bits // 2)]
     return st.sampled_from(edges) | st.integers(0, (1 << bits) - 1)
+
+
+def as_bits(value: float) -> int:
+    with np.errstate(over="ignore"):
+        return int(np.float32(value).view(np.uint32))
+
+
+def as_float(bits: int) -> float:
+    return float(np.uint32(bits).view(np.float32))
+
+
+def rounded(value: Fraction, digits: int = 24, smallest: int = -149, end: int = 128) -> float:
+    """A fraction to the nearest float of `digits` bits, ties to even, subnormal and infinite results included.
+
+    The type's smallest number is 2^smallest, and 2^end is beyond its largest; those of float32 if none are given.
+    """
+    if value == 0:
+        return 0.0
+    magnitude = abs(value)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent -= magnitude < Fraction(2) ** exponent
+    quantum = Fraction(2) ** max(exponent - digits + 1, smallest)
+    result = round(value / quantum) * quantum
+    return math.copysign(float(result) if abs(result) < 2**end else math.inf, value)
 
 
 def truncated_quotient(a: int, b: int) -> int:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from codegen.spec import Conv2d, SkippedLayer
-from codegen.tiling import Tiling
+from codegen.operators import launch_of
+from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear, SkippedLayer
+from codegen.tiling import Part, Tiling
 from farm.bundle import safe_names, write_bundle
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
@@ -44,19 +45,25 @@ JOB = Job(
 )
 
 
+SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
+TILING = Tiling(8, 4, 1, 4, 3, 2)
+WHOLE = (Part(0, 1),)
+
+
 def build(number: int, name: str) -> Build:
-    spec = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
-    return Build(number, JOB.id, number, name, "x", f"{name}.out", spec, Tiling(8, 4, 1, 4, 3, 2), "ab" * 32, 11)
+    return Build(number, JOB.id, number, name, "x", f"{name}.out", SPEC, TILING, "ab" * 32, 11, WHOLE)
 
 
-def cubin(number: int, arch: str) -> bytes:
-    return f"cubin {number} {arch}".encode()
+def cubin(number: int, arch: str, part: int = 0) -> bytes:
+    return f"cubin {number} {arch} {part}".encode()
 
 
-def result(number: int, arch: str) -> BuildResult:
-    data = cubin(number, arch)
+def result(number: int, arch: str, part: int = 0) -> BuildResult:
+    data = cubin(number, arch, part)
     key = blob_digest(b"key" + data)
-    return BuildResult(number, arch, Outcome.BUILT, key, key, blob_digest(data), len(data), "ef" * 32, 11, 89, 32, 0)
+    return BuildResult(
+        number, arch, part, Outcome.BUILT, key, key, blob_digest(data), len(data), "ef" * 32, 11, 89, 32, 0
+    )
 
 
 @pytest.fixture
@@ -64,13 +71,22 @@ def store() -> MemoryStore:
     store = MemoryStore()
     for number in range(9):
         for arch in ("sm_80", "sm_90"):
-            store.put(cubin(number, arch))
+            for part in range(3):
+                store.put(cubin(number, arch, part))
     return store
 
 
 def write(directory: Path, store: MemoryStore, *names: str) -> dict[str, Any]:
-    builds = [build(number, name) for number, name in enumerate(names or ("conv1", "conv2"))]
-    results = [result(each.id, arch) for each in builds for arch in ("sm_80", "sm_90")]
+    return write_layers(directory, store, *[build(i, name) for i, name in enumerate(names or ("conv1", "conv2"))])
+
+
+def write_layers(directory: Path, store: MemoryStore, *builds: Build) -> dict[str, Any]:
+    results = [
+        result(each.id, arch, part)
+        for each in builds
+        for arch in ("sm_80", "sm_90")
+        for part in reversed(range(len(each.parts)))
+    ]
     manifest = json.loads(write_bundle(directory, JOB, builds, results, TOOLS, store).read_text())
     assert isinstance(manifest, dict)
     return manifest
@@ -124,7 +140,11 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
         {"fixed": 1, "images": 1},
         {"fixed": 1, "images": None},
     ]
-    assert [argument["name"] for argument in launch["arguments"]] == list(manifest["layers"][0]["tensors"])
+    assert launch["arguments"] == [
+        {"name": "input", "type": "float32*", "offset": 0},
+        {"name": "output", "type": "float32*", "offset": 0},
+        {"name": "images", "type": "int32"},
+    ]
     assert manifest["layers"][0]["tensors"]["output"] == {
         "name": "conv1.out",
         "dtype": "float32",
@@ -132,6 +152,94 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
         "shape": ["batch", 4, 8, 5],
     }
     assert list(launch["cubins"]) == ["sm_90", "sm_80"]  # as they were asked for
+
+
+def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_offset_and_cubins(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    parts = (Part(0, 1), Part(1, 3), Part(3, 4))
+    tiling = replace(TILING, group_kernels=1)
+    manifest = write_layers(
+        tmp_path / "out", store, replace(build(0, "large"), tiling=tiling, parts=parts), build(1, "small")
+    )
+    validator().validate(manifest)
+    large, small = manifest["layers"]
+    plane = 8 * 5
+    assert [launch["arguments"][1]["offset"] for launch in large["launches"]] == [0, plane, 3 * plane]
+    assert [launch["grid"][2] for launch in large["launches"]] == [
+        {"fixed": groups, "images": None} for groups in (1, 2, 1)
+    ]
+    found = contents(tmp_path / "out")
+    for number, launch in enumerate(large["launches"]):
+        assert list(launch["cubins"]) == ["sm_90", "sm_80"]
+        for arch, entry in launch["cubins"].items():
+            assert entry["path"] == f"large/{arch}.part{number + 1}.cubin"
+            assert found[entry["path"]] == cubin(0, arch, number)
+    assert [launch["cubins"]["sm_90"]["path"] for launch in small["launches"]] == ["small/sm_90.cubin"]
+    assert len(found) == 1 + 2 * 3 + 2
+
+
+def test_an_older_bundle_with_parts_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
+    halves = replace(build(0, "conv1"), parts=(Part(0, 1), Part(1, 2)))
+    write_layers(tmp_path / "out", store, halves)
+    write_layers(tmp_path / "out", store, build(0, "conv1"))
+    assert set(contents(tmp_path / "out")) == {"manifest.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
+
+
+def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_it(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    spec = replace(SPEC, epilogue=(AddResidual(), Clip(low=0.0)))
+    layer = replace(build(0, "conv1"), spec=spec, residual="skip", folded=("Add add1", "Relu relu1"))
+    manifest = write_layers(tmp_path / "out", store, layer)
+    validator().validate(manifest)
+    [entry] = manifest["layers"]
+    assert entry["folded"] == ["Add add1", "Relu relu1"]
+    assert entry["spec"]["epilogue"] == [{"step": "add_residual"}, {"step": "clip", "low": 0.0, "high": None}]
+    assert entry["tensors"]["residual"] == {**entry["tensors"]["output"], "name": "skip"}
+
+
+def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The manifest's layer of a spec, launched as a convolution is."""
+    whole = launch_of(SPEC, TILING)
+    of_type = replace(whole, data_type=spec.data_type)
+    monkeypatch.setattr("farm.bundle.launch_of", lambda spec, tiling, part: of_type)
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, rows=7))
+    validator().validate(manifest)
+    [layer] = manifest["layers"]
+    assert isinstance(layer, dict)
+    return layer
+
+
+def test_a_linear_layer_has_rows_instead_of_images(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = described(Linear(12, 5, data_type="float16"), tmp_path, store, monkeypatch)
+    assert layer["tensors"] == {
+        "input": {"name": "x", "dtype": "float16", "layout": "NC", "shape": ["rows", 12]},
+        "output": {"name": "layer.out", "dtype": "float16", "layout": "NC", "shape": ["rows", 5]},
+    }
+    assert layer["rows_per_image"] == 7
+    assert layer["weights"]["count"] == 60
+    assert [argument["type"] for argument in layer["launches"][0]["arguments"]] == ["float16*", "float16*", "int32"]
+
+
+@pytest.mark.parametrize("shape", [["batch", 12], ["rows", 3, 8, 9], ["rows", 0], [4, 12]])
+def test_the_schema_holds_layouts_and_shapes_together(
+    shape: list[Any], tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = described(Linear(12, 5), tmp_path, store, monkeypatch)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest["layers"] = [layer]
+    assert validator().is_valid(manifest)
+    layer["tensors"]["input"]["shape"] = shape
+    assert not validator().is_valid(manifest)
+
+
+def test_the_schema_wants_an_offset_of_every_pointer(tmp_path: Path, store: MemoryStore) -> None:
+    manifest = write(tmp_path / "out", store)
+    del manifest["layers"][0]["launches"][0]["arguments"][1]["offset"]
+    assert not validator().is_valid(manifest)
 
 
 def test_the_manifest_tells_what_was_skipped_and_why(tmp_path: Path, store: MemoryStore) -> None:
@@ -222,6 +330,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path, st
 
 def test_a_lost_cubin_writes_nothing_and_says_how_to_get_it_back(tmp_path: Path, store: MemoryStore) -> None:
     lost = replace(result(0, "sm_90"), cubin="00" * 32)
-    with pytest.raises(BlobLostError, match="run farm compile again"):
+    with pytest.raises(BlobLostError, match="has lost the cubin conv1 sm_90: run farm compile again"):
         write_bundle(tmp_path / "out", JOB, [build(0, "conv1")], [result(0, "sm_80"), lost], TOOLS, store)
     assert list(tmp_path.iterdir()) == []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cli.layers import compiled_line, layer_table
+from cli.layers import code_table, compiled_line, failure_lines, folded_lines, layer_json, layer_table
 from cli.render import counted, counts_line, duration, job_json, job_table, moment, size
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.spec import Conv2d, Linear
+from codegen.tiling import Part, Tiling
 from farm.api import JobDetail
 from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
 
@@ -73,14 +74,40 @@ def column(lines: list[str], name: str) -> str:
 def detail(*outcomes: Outcome, template_seconds: float = 0.0) -> JobDetail:
     spec = Conv2d(512, 14, 14, 512, 3, 3, stride=(2, 2))
     tiling = Tiling(tile_width=8, tile_height=8, rows=1, group_kernels=32, chunk_channels=8, stages=2)
-    build = Build(1, "d6f2330b3ea4", 0, "/layer4/layer4.1/conv2/Conv", "in", "out", spec, tiling, "w", 235_929)
+    name = "/layer4/layer4.1/conv2/Conv"
+    build = Build(1, "d6f2330b3ea4", 0, name, "in", "out", spec, tiling, "w", 235_929, (Part(0, 16),))
     results = tuple(
         BuildResult(
-            1, arch, outcome, "template", f"cubin {arch}", "0" * 64, 1_234_567, template_seconds=template_seconds
+            1, arch, 0, outcome, "template", f"cubin {arch}", "0" * 64, 1_234_567, template_seconds=template_seconds
         )
         for arch, outcome in zip(("sm_80", "sm_120"), outcomes, strict=False)
     )
     return JobDetail(job(options=BuildOptions(("sm_80", "sm_120"))), (build,), results)
+
+
+def in_parts(*outcomes: Outcome, parts: int = 3) -> JobDetail:
+    """A layer in parts, for one architecture; of the last ones there may be nothing yet."""
+    whole = detail(Outcome.BUILT)
+    cut = replace(whole.builds[0], parts=tuple(Part(i, i + 1) for i in range(parts)), folded=("Relu relu1", "Add a"))
+    results = tuple(
+        replace(
+            whole.results[0],
+            part=i,
+            outcome=outcome,
+            cubin=None if outcome is Outcome.FAILED else "0" * 64,
+            fmas_kept=1000 + i,
+            fmas_deleted=9000,
+            registers=(40, 128, 64)[i],
+            spill_bytes=8 * i,
+            cubin_bytes=1_000_000,
+            rewrite_seconds=0.25,
+            ptxas_seconds=2.0,
+            template_seconds=1.5,
+            error="ptxas ran out of memory" if outcome is Outcome.FAILED else "",
+        )
+        for i, outcome in enumerate(outcomes)
+    )
+    return JobDetail(whole.job, (cut,), results)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
@@ -125,6 +152,59 @@ def test_a_layer_table_fits_100_columns_and_wraps_a_long_name() -> None:
     assert "512x14x14 -> 512, 3x3, /2" in lines[1]
     assert "90.0%" in lines[1]
     assert "1.2 MB" in lines[1]
+
+
+def test_a_layer_in_parts_is_one_line_of_sums_and_the_most_registers() -> None:
+    lines = shown(layer_table(in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT), 160), 160)
+    assert len(lines) == 2
+    assert lines[1].split("90.0%")[1].split() == ["3", "sm_80", "built", "6.0s", "128", "24", "B", "3.0", "MB"]
+    code = shown(code_table(in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT), 160), 160)
+    assert len(code) == 2
+    assert {"3,003", "27,000", "750"} <= set(code[1].split())
+    assert "made in 1.5s" in code[1]
+
+
+def test_a_layer_in_parts_is_a_hit_only_if_all_parts_are() -> None:
+    assert column(shown(layer_table(in_parts(*[Outcome.HIT] * 3), 160), 160), "CUBIN") == "hit"
+
+
+def test_a_layer_one_of_whose_parts_failed_has_failed_and_the_part_is_named() -> None:
+    failed = in_parts(Outcome.BUILT, Outcome.FAILED, Outcome.HIT)
+    lines = shown(layer_table(failed, 160), 160)
+    assert (column(lines, "CUBIN"), column(lines, "SIZE")) == ("failed", "-")
+    assert [line.plain for line in failure_lines(failed)] == [
+        "/layer4/layer4.1/conv2/Conv sm_80 part 2 of 3: ptxas ran out of memory"
+    ]
+
+
+def test_a_layer_some_of_whose_parts_are_to_come_says_how_many_there_are() -> None:
+    assert column(shown(layer_table(in_parts(Outcome.BUILT, Outcome.HIT), 160), 160), "CUBIN") == "2 of 3"
+
+
+def test_where_every_layer_is_one_kernel_nothing_is_said_of_parts() -> None:
+    assert "PARTS" not in shown(layer_table(detail(Outcome.BUILT), 100), 100)[0]
+
+
+def test_what_was_folded_into_a_layer_is_shown() -> None:
+    [line] = folded_lines(in_parts(Outcome.HIT))
+    assert line.plain == "/layer4/layer4.1/conv2/Conv computes also: Relu relu1, Add a"
+    assert folded_lines(detail(Outcome.BUILT)) == []
+
+
+def test_a_linear_layer_is_shown_by_its_inputs_and_outputs() -> None:
+    of_conv = detail(Outcome.BUILT)
+    linear = replace(of_conv, builds=(replace(of_conv.builds[0], spec=Linear(4096, 1000), nonzeros=409_600),))
+    lines = shown(layer_table(linear, 160), 160)
+    assert column(lines, "SHAPE") == "4096 -> 1000"
+    assert column(lines, "SPARSITY") == "90.0%"
+
+
+def test_a_layers_json_has_a_cubin_for_each_part_and_what_was_folded() -> None:
+    cut = in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT)
+    document = layer_json(cut.builds[0], cut.results_of(cut.builds[0]))
+    assert document["folded"] == ["Relu relu1", "Add a"]
+    assert document["parts"] == [{"first": i, "end": i + 1} for i in range(3)]
+    assert [cubin["part"] for cubin in document["cubins"]] == document["parts"]
 
 
 def test_a_layer_without_cubins_is_to_come() -> None:

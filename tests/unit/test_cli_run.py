@@ -9,7 +9,7 @@ import pytest
 
 from cli.exit_codes import exit_code_of, exit_code_of_job
 from cli.main import run
-from cli.options import arch_of, archs_of, check_output_folder, input_shapes_of
+from cli.options import arch_of, archs_of, bytes_of, check_output_folder, input_shapes_of
 from codegen.errors import ArchError, CheckpointError, DeviceError, EmulationError, TilingError, ToolchainError
 from farm import errors
 from farm.errors import UsageError
@@ -75,6 +75,8 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         ("compile", 2, "MODEL"),
         ("compile net.onnx", 2, "Missing option '--arch'"),
         ("compile net.onnx --arch sm_90 --template fancy", 2, "rolled or full"),
+        ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "a number of megabytes above 0"),
+        ("compile net.onnx --arch sm_90 --max-code-size much", 2, "'--max-code-size'"),
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: there is no such file"),
         ("inspect", 102, "there are no jobs yet"),
@@ -181,6 +183,13 @@ def test_an_architecture_to_filter_by_may_be_spelt_as_for_compile(name: str) -> 
 
 def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
     assert input_shapes_of(["a:b:1,3,8,8", "x:2x2"]) == {"a:b": (1, 3, 8, 8), "x": (2, 2)}
+
+
+def test_a_code_size_is_in_megabytes() -> None:
+    assert (bytes_of(16), bytes_of(0.25)) == (16_000_000, 250_000)
+    for nothing in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="above 0"):
+            bytes_of(nothing)
 
 
 @pytest.mark.parametrize("value", ["1,2", ":1,2", "x:", "x:1,a", "x:0,3", "x:-1,3"])

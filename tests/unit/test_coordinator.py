@@ -199,6 +199,59 @@ def test_an_interruption_puts_the_job_back_and_keeps_what_was_built(farm: Farmya
     assert (job.status, job.done, job.hits, job.tries) == (Status.SUCCEEDED, 4, 2, 2)
 
 
+def test_the_parts_of_a_layer_come_out_as_cubins_of_their_own(farm: Farmyard) -> None:
+    [job] = farm.run(farm.submit("a", parts=3))
+    assert (job.status, job.done, job.total, job.hits) == (Status.SUCCEEDED, 12, 12, 0)
+    results = farm.results(job.id)
+    assert len({result.cubin for result in results}) == 12
+    for build in farm.ledger.builds(job.id):
+        mine = [(result.arch, result.part) for result in results if result.build == build.id]
+        assert mine == [(arch, part) for arch in ("sm_80", "sm_90") for part in range(3)]
+    assert sum(isinstance(request, TemplateRequest) for request in farm.executor.submitted) == 2
+    texts = [event.text for event in farm.ledger.events(job.id)]
+    assert sum(text.startswith("conv2 sm_90 part 3 of 3: built") for text in texts) == 1
+
+
+def test_hits_are_counted_for_each_part_and_a_second_run_makes_nothing(farm: Farmyard) -> None:
+    farm.run(farm.submit("a", parts=2))
+    [job] = farm.run(farm.submit("b", parts=2), capacity=0)  # nothing can be submitted
+    assert (job.status, job.done, job.hits) == (Status.SUCCEEDED, 8, 8)
+    [other] = farm.run(farm.submit("c", parts=3))  # Part(0, 1) and Part(1, 2) are known, Part(2, 3) is new
+    assert (other.status, other.done, other.hits) == (Status.SUCCEEDED, 12, 8)
+
+
+def test_one_part_that_fails_fails_the_job_and_names_itself(farm: Farmyard) -> None:
+    def play(request: Request) -> Result | None:
+        if isinstance(request, TemplateRequest) or request.template.spec == SMALLER:
+            return None
+        bad = request.arch == "sm_90" and request.part.first == 1
+        return failed(request, Failure(Fault.INPUT, "ptxas ran out of memory", "ptxas kernel.ptx")) if bad else None
+
+    [job] = farm.run(farm.submit("a", parts=2), play)
+    assert job.status is Status.FAILED
+    assert job.reason == "1 of 8 cubins failed: conv1 sm_90 part 2 of 2: ptxas ran out of memory"
+    [bad] = [result for result in farm.results(job.id) if result.outcome is Outcome.FAILED]
+    assert (bad.arch, bad.part, bad.command) == ("sm_90", 1, "ptxas kernel.ptx")
+
+
+def test_a_job_interrupted_between_the_parts_of_a_layer_builds_only_the_missing_ones(farm: Farmyard) -> None:
+    def play(request: Request) -> None:
+        if sum(isinstance(each, CubinRequest) for each in farm.executor.submitted) > 4:
+            raise KeyboardInterrupt
+
+    ids = farm.submit("a", parts=2)
+    with pytest.raises(KeyboardInterrupt):
+        farm.run(ids, play, capacity=1)
+    done = {result.cubin_key for result in farm.results(ids[0])}
+    assert len(done) == 4
+
+    [job] = farm.run(ids)
+    assert (job.status, job.done, job.hits) == (Status.SUCCEEDED, 8, 4)
+    again = [request.key for request in farm.executor.submitted]
+    assert len(again) == 4
+    assert done.isdisjoint(again)
+
+
 def test_an_executor_that_cannot_start_crashes_the_job_in_words(farm: Farmyard) -> None:
     def play(request: Request) -> None:
         raise UnreachableError("Ray on this machine cannot be reached")

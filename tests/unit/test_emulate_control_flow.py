@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.errors import EmulationError
+from codegen.errors import EmulationError, PtxError
 from tests.unit.bench import FIRST, INDEX, SHARED, launch, words
 
 
@@ -110,10 +110,54 @@ def test_a_loop_without_end_is_an_error() -> None:
     ],
 )
 def test_what_the_emulator_does_not_know_is_an_error_that_names_it(instruction: str) -> None:
-    """Also where no lane would reach it: nothing is skipped."""
     with pytest.raises(EmulationError) as error:
-        launch(f"ret;\n{instruction};", [words(1)])
+        launch(f"\n{instruction}; ret;", [words(1)])
     assert f"line 8: `{instruction}`: " in str(error.value)
+
+
+def test_code_that_no_lane_reaches_is_not_read() -> None:
+    out = words(4)
+    body = INDEX + FIRST + "st.global.u32 [%rd1], 5; @!%p1 bra end; warble.f99 %nothing, 5+; end: ret;"
+    launch("setp.ne.u32 %p1, 1, 1;" + body, [out])
+    assert out.tolist() == [5] * 4
+    with pytest.raises(PtxError, match=r"line 7: unknown operand '5\+'"):
+        launch("warble.f99 %nothing, 5+; ret;", [out])
+    with pytest.raises(PtxError, match="line 8: not an instruction: '<html>'"):
+        launch("ret;\n<html>; ret;", [out])
+
+
+STREAMS = """
+    setp.ge.u32 %p1, %r8, 1; @%p1 bra later;
+    setp.eq.u32 %p2, %r0, 1; @%p2 bra odd; st.shared.u32 [%r2], 7; odd: @%p2 st.shared.u32 [%r2], 9; bar.sync 0;
+    bra neighbour;
+later: setp.ge.u32 %p1, %r8, 3; @%p1 bra last;
+    add.u32 %r7, %r0, 100; mov.u32 %r5, 0;
+again: st.shared.u32 [%r2], %r7; bar.sync 0; xor.b32 %r6, %r2, 4; ld.shared.u32 %r7, [%r6]; bar.sync 0;
+    add.u32 %r7, %r7, %r8; add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, %r8; @%p2 bra again; bra store;
+last: cp.async.ca.shared.global [%r2], [%rd1], 4; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;
+neighbour: xor.b32 %r6, %r2, 4; ld.shared.u32 %r7, [%r6+{offset}];
+store: st.global.u32 [%rd1], %r7; ret;
+"""
+"""Block 0 swaps constants, blocks 1 and 2 swap and add in loops of one and two rounds, block 3 swaps its input."""
+
+
+def test_blocks_may_run_different_streams() -> None:
+    expected = [[9, 7], [102, 101], [104, 105], [27, 26]]
+    for chosen in ([0, 1, 2, 3], [3, 1], [2, 0], [2]):
+        out = np.arange(20, 28, dtype=np.uint32)
+        body = INDEX + FIRST + SHARED + STREAMS.format(offset=0)
+        trace = launch(body, [out], threads=2, blocks=4, shared_bytes=8, chosen=[(x, 0, 0) for x in chosen])
+        for x, values in enumerate(out.reshape(4, 2).tolist()):
+            assert values == (expected[x] if x in chosen else [20 + 2 * x, 21 + 2 * x]), chosen
+        loops = 2 * sum(x for x in chosen if x in (1, 2))
+        assert trace.executed.get("setp.lt.u32", 0) == loops
+        assert trace.executed["ld.shared.u32"] == loops + 2 * len({0, 3} & set(chosen))
+
+
+def test_a_fault_names_the_thread_whatever_stream_its_block_runs() -> None:
+    body = INDEX + FIRST + SHARED + "setp.lt.u32 %p1, %r8, 3; @%p1 ret;" + STREAMS.format(offset=4)
+    with pytest.raises(EmulationError, match=r"thread \(0, 0, 0\) of block \(3, 0, 0\): byte 8 of shared memory"):
+        launch(body, [words(8)], threads=2, blocks=4, shared_bytes=8)
 
 
 def test_hints_and_fences_change_nothing() -> None:

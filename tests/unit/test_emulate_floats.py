@@ -11,29 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.single_instruction import COMPARISONS, FEW, apply, bits_of, number, patterns
-
-
-def as_bits(value: float) -> int:
-    with np.errstate(over="ignore"):
-        return int(np.float32(value).view(np.uint32))
-
-
-def as_float(bits: int) -> float:
-    return float(np.uint32(bits).view(np.float32))
-
-
-def rounded(value: Fraction) -> float:
-    """A fraction to the nearest float32, ties to even, subnormal and infinite results included."""
-    if value == 0:
-        return 0.0
-    magnitude = abs(value)
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    exponent -= magnitude < Fraction(2) ** exponent
-    quantum = Fraction(2) ** max(exponent - 23, -149)
-    result = round(value / quantum) * quantum
-    return math.copysign(float(result) if abs(result) < 2**128 else math.inf, value)
-
+from tests.unit.single_instruction import (
+    COMPARISONS,
+    FEW,
+    apply,
+    as_bits,
+    as_float,
+    bits_of,
+    number,
+    patterns,
+    rounded,
+)
 
 FINITE = patterns(32).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
 
@@ -132,6 +120,8 @@ def test_minimum_and_maximum_prefer_numbers_and_order_the_zeros() -> None:
     arguments = [("f32", [as_bits(value) for value in values]) for values in (a, b)]
     assert same(floats(apply("max.f32", "f32", *arguments)), [1.0, 1.0, 0.0, 0.0, -0.0, 2.0, nan])
     assert same(floats(apply("min.f32", "f32", *arguments)), [1.0, 1.0, -0.0, -0.0, -0.0, -3.0, nan])
+    assert same(floats(apply("max.NaN.f32", "f32", *arguments)), [nan, nan, 0.0, 0.0, -0.0, 2.0, nan])
+    assert same(floats(apply("min.NaN.f32", "f32", *arguments)), [nan, nan, -0.0, -0.0, -0.0, -3.0, nan])
     assert same(floats(apply("neg.f32", "f32", arguments[0])), [nan, -1.0, 0.0, -0.0, 0.0, -2.0, nan])
     assert same(floats(apply("abs.f32", "f32", arguments[1])), [1.0, nan, 0.0, 0.0, 0.0, 3.0, nan])
 
@@ -145,6 +135,8 @@ def test_float_comparisons_know_nan() -> None:
         assert apply(f"setp.{name}.f32", "pred", *arguments) == ordered, name
         either = [compare(a, b) or u for (a, b), u in zip(pairs, unordered, strict=True)]
         assert apply(f"setp.{name}u.f32", "pred", *arguments) == either, name
+        ones = [0xFFFFFFFF * each for each in ordered]
+        assert apply(f"set.{name}.u32.f32", "u32", *arguments) == ones, name
     assert apply("setp.nan.f32", "pred", *arguments) == unordered
     assert apply("setp.num.f32", "pred", *arguments) == [not u for u in unordered]
 
@@ -198,12 +190,3 @@ def test_floats_become_clamped_integers(mode: str, whole: Callable[[float], int]
 
     got = apply(f"cvt.{mode}.{result}.f32", result, ("f32", [as_bits(value) for value in values]))
     assert got == [convert(as_float(as_bits(value))) % (1 << bits) for value in values]
-
-
-def test_half_floats_convert_both_ways() -> None:
-    values = [0.0, -1.0, 65504.0, 65520.0, 6e-8, 0.1, math.inf]
-    halves = apply("cvt.rn.f16.f32", "f16", ("f32", [as_bits(value) for value in values]))
-    with np.errstate(over="ignore"):
-        expected = np.array(values, dtype=np.float32).astype(np.float16)
-    assert halves == expected.view(np.uint16).tolist()
-    assert floats(apply("cvt.f32.f16", "f32", ("f16", halves))) == expected.astype(np.float64).tolist()

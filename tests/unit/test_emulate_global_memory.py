@@ -20,6 +20,19 @@ def test_vectors_are_loaded_and_stored_whole() -> None:
     assert values.reshape(4, 4).tolist() == np.arange(16).reshape(4, 4)[:, ::-1].tolist()
 
 
+def test_halves_are_loaded_and_stored() -> None:
+    values = np.arange(1, 17, dtype=np.uint16)
+    launch(
+        "ld.param.u64 %rd0, [a]; ld.param.s32 %r5, [n]; mov.u32 %r0, %tid.x; mad.wide.u32 %rd1, %r0, 8, %rd0;"
+        "ld.global.nc.b16 %rs1, [%rd1+6]; ld.global.v2.u16 {%rs2, %rs3}, [%rd1]; setp.lt.s32 %p1, %r0, %r5;"
+        "@%p1 ld.global.nc.L1::no_allocate.u16 %rs2, [%rd1+4]; st.global.v4.b16 [%rd1], {%rs1, %rs2, %rs3, 0};"
+        "@%p1 st.global.u16 [%rd1+6], %rs1; ret;",
+        [values, 2],
+        parameters=".param .u64 a, .param .s32 n",
+    )
+    assert values.reshape(4, 4).tolist() == [[4, 3, 2, 4], [8, 7, 6, 8], [12, 9, 10, 0], [16, 13, 14, 0]]
+
+
 def test_lanes_may_reach_different_arrays() -> None:
     first, second = words(2), words(4)
     launch(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen import emulate
+from tests.unit.bench import launch, words
 from tests.unit.single_instruction import COMPARISONS, FEW, apply, bits_of, number, patterns, signed, truncated_quotient
 
 INTEGER_TYPES = ["u16", "s16", "u32", "s32", "u64", "s64"]
@@ -137,6 +138,85 @@ def test_conversions_extend_or_cut(source: str, result: str, data: st.DataObject
     values = data.draw(st.lists(patterns(bits_of(source)), min_size=1, max_size=50))
     expected = [number(value, source) % (1 << bits_of(result)) for value in values]
     assert apply(f"cvt.{result}.{source}", result, (source, values)) == expected
+
+
+@pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
+@FEW
+@given(data=st.data())
+def test_a_bit_field_is_extracted_and_extended(kind: str, data: st.DataObject) -> None:
+    bits = bits_of(kind)
+    place = st.integers(0, bits + 2) | patterns(32)
+    triples = data.draw(st.lists(st.tuples(patterns(bits), place, place), min_size=1, max_size=50))
+
+    def extract(value: int, position: int, length: int) -> int:
+        """The definition, bit by bit."""
+        position, length, signed_field = position & 0xFF, length & 0xFF, kind[0] == "s" and length & 0xFF > 0
+        sign = value >> min(position + length - 1, bits - 1) & 1 if signed_field else 0
+        taken = [i < length and position + i < bits for i in range(bits)]
+        return sum((value >> (position + i) & 1 if taken[i] else sign) << i for i in range(bits))
+
+    columns = [(each, [triple[i] for triple in triples]) for i, each in enumerate((kind, "u32", "u32"))]
+    assert apply(f"bfe.{kind}", kind, *columns) == [extract(*triple) for triple in triples]
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@FEW
+@given(data=st.data())
+def test_a_bit_field_is_inserted(bits: int, data: st.DataObject) -> None:
+    place, kind = st.integers(0, bits + 2) | patterns(32), f"b{bits}"
+    rows = data.draw(
+        st.lists(st.tuples(patterns(bits), patterns(bits), place, place), min_size=1, max_size=50),
+    )
+
+    def insert(field: int, into: int, position: int, length: int) -> int:
+        position, length = position & 0xFF, length & 0xFF
+        for i in range(min(length, bits - position)):
+            into = into & ~(1 << (position + i)) | (field >> i & 1) << (position + i)
+        return into
+
+    columns = [(each, [row[i] for row in rows]) for i, each in enumerate((kind, kind, "u32", "u32"))]
+    assert apply(f"bfi.{kind}", kind, *columns) == [insert(*row) for row in rows]
+
+
+@FEW
+@given(st.lists(st.tuples(patterns(32), patterns(32), patterns(32)), min_size=1, max_size=50))
+def test_a_permutation_takes_bytes_or_their_signs(rows: list[tuple[int, int, int]]) -> None:
+    def permute(a: int, b: int, selector: int) -> int:
+        chosen = []
+        for i in range(4):
+            byte = (a | b << 32).to_bytes(8, "little")[selector >> 4 * i & 7]
+            chosen.append((0xFF if byte >> 7 else 0) if selector >> 4 * i & 8 else byte)
+        return int.from_bytes(chosen, "little")
+
+    columns = [("b32", [row[i] for row in rows]) for i in range(3)]
+    assert apply("prmt.b32", "b32", *columns) == [permute(*row) for row in rows]
+
+
+def test_a_permutation_may_have_a_constant_selector() -> None:
+    out = words(2)
+    launch(
+        "ld.param.u64 %rd0, [a]; mov.b32 %r1, 0x33221180; mov.b32 %r2, 0x77665544; prmt.b32 %r3, %r1, %r2, 0x5410;"
+        "prmt.b32 %r4, %r1, %r2, 0x9876; st.global.v2.b32 [%rd0], {%r3, %r4}; ret;",
+        [out],
+        threads=1,
+    )
+    assert [hex(value) for value in out.tolist()] == ["0x55441180", "0xff7766"]
+
+
+@pytest.mark.parametrize("table", [0x00, 0x96, 0xE8, 0xCA, 0xF8, 0x01, 0xFF])
+def test_logic_of_three_inputs_follows_its_table(table: int) -> None:
+    """One lane per combination of three bits, beside their complement."""
+    out, a, b, c = words(8), *([-(i >> bit & 1) & 0xF0F0F0F0 for i in range(8)] for bit in (2, 1, 0))
+    launch(
+        "ld.param.u64 %rd0, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r0, %tid.x; mad.wide.u32 %rd1, %r0, 4, %rd0;"
+        "mad.wide.u32 %rd2, %r0, 12, %rd2; ld.global.u32 %r1, [%rd2]; ld.global.u32 %r2, [%rd2+4];"
+        f"ld.global.u32 %r3, [%rd2+8]; lop3.b32 %r4, %r1, %r2, %r3, {table}; st.global.u32 [%rd1], %r4; ret;",
+        [out, np.array([a, b, c], dtype=np.uint32).T.copy()],
+        threads=8,
+        parameters=".param .u64 a, .param .u64 b",
+    )
+    rest = 0x0F0F0F0F * (table & 1)
+    assert out.tolist() == [0xF0F0F0F0 * (table >> i & 1) | rest for i in range(8)]
 
 
 def test_a_narrow_result_fills_its_register() -> None:

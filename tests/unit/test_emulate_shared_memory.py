@@ -69,9 +69,37 @@ def test_a_wrong_access_to_shared_memory_is_an_error(access: str, reason: str) -
 
 def test_a_value_that_looks_like_junk_may_be_stored() -> None:
     out = words(4)
-    body = "st.shared.u32 [%r2], 0xFFFCDCDC; ld.shared.u32 %r4, [%r2]; st.global.u32 [%rd1], %r4; ret;"
+    body = "st.shared.u32 [%r2], 0xFFDCFFDC; ld.shared.u32 %r4, [%r2]; st.global.u32 [%rd1], %r4; ret;"
     launch(INDEX + FIRST + SHARED + body, [out], shared_bytes=16)
-    assert out.tolist() == [0xFFFCDCDC] * 4
+    assert out.tolist() == [0xFFDCFFDC] * 4
+
+
+@pytest.mark.parametrize(
+    ("store", "load", "byte"),
+    [
+        ("st.shared.u16 [%r2], 1", "ld.shared.b32 %r4, [%r2]", 0),
+        ("st.shared.u16 [%r2], 1", "ld.shared.u16 %rs1, [%r2+2]", 2),
+        ("st.shared.u8 [%r2], 1", "ld.shared.u16 %rs1, [%r2]", 0),
+        ("st.shared.u32 [%r2], 1", "ld.shared.u64 %rd3, [tile+16]", 16),
+    ],
+)
+def test_what_is_written_in_part_is_not_written(store: str, load: str, byte: int) -> None:
+    body = f"{store}; st.shared.u32 [tile+16], 1; {load}; ret;"
+    with pytest.raises(EmulationError, match=f"byte {byte} of shared memory was never written"):
+        launch(INDEX + FIRST + SHARED + body, [words(1)], threads=1, shared_bytes=24)
+
+
+def test_halves_pass_through_shared_memory() -> None:
+    out = words(4)
+    body = (
+        "shl.b32 %r2, %r0, 3; mov.u32 %r3, tile; add.u32 %r2, %r2, %r3; cvt.u16.u32 %rs1, %r0;"
+        "st.shared.v4.b16 [%r2], {%rs1, 0xFFDC, 7, 8}; setp.gt.u32 %p1, %r0, 1; @%p1 st.shared.u16 [%r2+2], %rs1;"
+        "ld.shared.v2.u16 {%rs2, %rs3}, [%r2]; @%p1 ld.shared.b16 %rs2, [%r2+4]; ld.shared.v2.b32 {%r4, %r5}, [%r2];"
+        "mov.b32 %r6, {%rs2, %rs3}; add.u32 %r6, %r6, %r5; st.global.u16 [%rd1], %rs3;"
+        "@%p1 st.global.u32 [%rd1], %r6; ret;"
+    )
+    launch(INDEX + FIRST + body, [out], shared_bytes=32)
+    assert out.tolist() == [0xFFDC, 0xFFDC, (8 << 16 | 7) + (2 << 16 | 7), (8 << 16 | 7) + (3 << 16 | 7)]
 
 
 def test_a_register_that_was_never_written_is_no_number() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.keys import CubinKey, TemplateKey, digest_fields
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, Step
+from codegen.tiling import Part, Tiling
 
 TEMPLATE = TemplateKey(
     spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
@@ -24,6 +24,7 @@ TEMPLATE = TemplateKey(
 CUBIN = CubinKey(
     template="b" * 64,
     weights="c" * 64,
+    part=Part(0, 4),
     rewriter_digest="d" * 64,
     assembler="13.0.88",
     arch="sm_90",
@@ -39,6 +40,7 @@ TEMPLATE_CHANGES: dict[str, Any] = {
 CUBIN_CHANGES: dict[str, Any] = {
     "template": "f" * 64,
     "weights": "f" * 64,
+    "part": Part(0, 3),
     "rewriter_digest": "f" * 64,
     "assembler": "13.0.89",
     "arch": "sm_80",
@@ -53,7 +55,19 @@ SPEC_CHANGES: dict[str, Any] = {
     "kernel_width": 4,
     "stride": (2, 1),
     "padding": (2, 1, 2, 1),
+    "dilation": (1, 2),
+    "groups": 2,
+    "output_padding": (0, 1),
+    "epilogue": (Clip(low=0.0),),
+    "data_type": "float16",
+    "inputs": 65,
+    "outputs": 33,
 }
+SPECS = (
+    TEMPLATE.spec,
+    ConvTranspose2d(64, 56, 48, 32, 3, 5, stride=(2, 2), padding=(1, 2, 1, 2)),
+    Linear(64, 32),
+)
 TILING_CHANGES: dict[str, Any] = {
     "tile_width": 16,
     "tile_height": 8,
@@ -67,8 +81,8 @@ TILING_CHANGES: dict[str, Any] = {
 
 def test_the_digests_of_known_keys_are_these() -> None:
     # A change here is a change of every key in every store: raise codegen.keys.SCHEMA with it, on purpose.
-    assert TEMPLATE.digest == "3dad7f28e5d45ed63f9a6e8db7355e1c991a70beea64c23cc882b369008d2b79"
-    assert CUBIN.digest == "020484f3ef208e56aea8dd6f8b3674bfc202a22f72270a63ed8a08eee0c33294"
+    assert TEMPLATE.digest == "cf3c29385abcf8047db1cc7d223585f4c7643b15a73635cde5117cfa26a857b3"
+    assert CUBIN.digest == "23abb05fda3942c9f70db56c62443600fa9a9f5d840334e6e5461320145a020f"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TemplateKey) if field.name not in ("spec", "tiling")])
@@ -76,10 +90,36 @@ def test_each_ingredient_of_a_template_changes_its_key(name: str) -> None:
     assert replace(TEMPLATE, **{name: TEMPLATE_CHANGES[name]}).digest != TEMPLATE.digest
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Conv2d)])
-def test_each_part_of_the_layer_spec_changes_the_template_key(name: str) -> None:
-    changed = replace(TEMPLATE, spec=replace(TEMPLATE.spec, **{name: SPEC_CHANGES[name]}))
-    assert changed.digest != TEMPLATE.digest
+@pytest.mark.parametrize(("spec", "name"), [(spec, field.name) for spec in SPECS for field in fields(spec)])
+def test_each_part_of_the_layer_spec_changes_the_template_key(spec: LayerSpec, name: str) -> None:
+    key = replace(TEMPLATE, spec=spec)
+    assert replace(key, spec=replace(spec, **{name: SPEC_CHANGES[name]})).digest != key.digest
+
+
+def test_operators_with_equal_fields_have_different_template_keys() -> None:
+    keys = [replace(TEMPLATE, spec=spec(8, 8, 8, 8, 3, 3)) for spec in (Conv2d, ConvTranspose2d)]
+    assert keys[0].digest != keys[1].digest
+
+
+def test_every_epilogue_has_a_template_key_of_its_own() -> None:
+    epilogues: list[tuple[Step, ...]] = [
+        (),
+        (Clip(low=0.0),),
+        (Clip(low=0.0, high=6.0),),
+        (LeakyRelu(0.1),),
+        (LeakyRelu(0.2),),
+        (AddResidual(),),
+        (AddResidual(), Clip(low=0.0)),
+        (Clip(low=0.0), AddResidual()),
+    ]
+    keys = {replace(TEMPLATE, spec=replace(TEMPLATE.spec, epilogue=epilogue)).digest for epilogue in epilogues}
+    assert len(keys) == len(epilogues)
+
+
+def test_every_part_of_a_layer_has_a_key_of_its_own() -> None:
+    parts = [Part(first, end) for first in range(12) for end in range(first + 1, 13)]
+    assert len({replace(CUBIN, part=part).digest for part in parts}) == len(parts)
+    assert CUBIN.fields()["part"] == "0:4"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Tiling)])

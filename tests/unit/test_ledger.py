@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from codegen.spec import Conv2d, SkippedLayer
-from codegen.tiling import Tiling
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, SkippedLayer
+from codegen.tiling import Part, Tiling
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs import (
     ALLOWED_MOVES,
@@ -31,6 +31,8 @@ from farm.settings import Settings, load_settings
 
 SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
 OPTIONS = BuildOptions(archs=("sm_80", "sm_90"))
+WHOLE = (Part(0, 1),)
+HALVES = (Part(0, 2), Part(2, 4))
 
 
 def settings_in(folder: Path) -> Settings:
@@ -44,9 +46,16 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.close()
 
 
-def new_job(job_id: str = "aaaa1111", request: str = "r1", layers: int = 2, options: BuildOptions = OPTIONS) -> NewJob:
+def new_job(
+    job_id: str = "aaaa1111",
+    request: str = "r1",
+    layers: int = 2,
+    options: BuildOptions = OPTIONS,
+    parts: tuple[Part, ...] = WHOLE,
+) -> NewJob:
+    tiling = Tiling(8, 8, 1, 4, 3, 2)
     builds = tuple(
-        Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, Tiling(8, 8, 1, 4, 3, 2), "ab" * 32, 10 + i)
+        Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, tiling, "ab" * 32, 10 + i, parts)
         for i in range(layers)
     )
     skipped = (SkippedLayer("pool", "MaxPool", "no weights"),)
@@ -57,9 +66,26 @@ def submit(ledger: Ledger, *jobs: NewJob) -> list[str]:
     return [job.id for job in ledger.record_submission(NewSubmission(f"s-{jobs[0].id}", "ada", jobs))]
 
 
-def result(build: int, arch: str = "sm_80", outcome: Outcome = Outcome.BUILT) -> BuildResult:
+def result(build: int, arch: str = "sm_80", outcome: Outcome = Outcome.BUILT, part: int = 0) -> BuildResult:
     return BuildResult(
-        build, arch, outcome, "11" * 32, "22" * 32, "33" * 32, 4096, "44" * 32, 5, 6, 40, 8, 0.5, 0.01, 0.2, "e", "c"
+        build,
+        arch,
+        part,
+        outcome,
+        "11" * 32,
+        "22" * 32,
+        "33" * 32,
+        4096,
+        "44" * 32,
+        5,
+        6,
+        40,
+        8,
+        0.5,
+        0.01,
+        0.2,
+        "e",
+        "c",
     )
 
 
@@ -74,6 +100,40 @@ def test_a_job_comes_back_as_it_was_submitted(ledger: Ledger) -> None:
     builds = ledger.builds(job.id)
     assert [replace(build, id=0) for build in builds] == list(new_job().builds)
     assert len({build.id for build in builds}) == 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Conv2d(8, 1, 9, 4, 1, 3, dilation=(1, 2), groups=2, epilogue=(LeakyRelu(0.1),), data_type="float16"),
+        ConvTranspose2d(8, 8, 8, 4, 3, 3, stride=(2, 2), output_padding=(1, 0), epilogue=(Clip(0.0, 6.0),)),
+        Linear(12, 7, epilogue=(AddResidual(), Clip(low=0.0)), data_type="bfloat16"),
+    ],
+)
+def test_a_layer_comes_back_with_all_that_it_is_launched_by(ledger: Ledger, spec: LayerSpec) -> None:
+    [plain] = new_job(layers=1).builds
+    submitted = replace(
+        plain,
+        spec=spec,
+        parts=HALVES,
+        residual="skip",
+        rows=197,
+        folded=("BatchNormalization bn1", "Relu relu1"),
+    )
+    submit(ledger, replace(new_job(), builds=(submitted,)))
+    [build] = ledger.builds("aaaa1111")
+    assert replace(build, id=0) == submitted
+
+
+def test_every_part_counts_as_a_cubin_and_has_a_result_of_its_own(ledger: Ledger) -> None:
+    submit(ledger, new_job(parts=HALVES))
+    assert ledger.job("aaaa1111").total == 2 * 2 * 2
+    build = ledger.builds("aaaa1111")[0].id
+    sent = [result(build, part=0), result(build, part=1, outcome=Outcome.HIT)]
+    ledger.record_results(sent)
+    ledger.record_results([result(build, part=0)])
+    assert ledger.results("aaaa1111") == sent
+    assert (ledger.job("aaaa1111").done, ledger.job("aaaa1111").hits) == (2, 1)
 
 
 def test_results_come_back_and_are_counted(ledger: Ledger) -> None:

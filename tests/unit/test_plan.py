@@ -10,7 +10,7 @@ import pytest
 
 from codegen.keys import digest_fields
 from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.jobs import Build, BuildOptions, Job, Status
 from farm.plan import Plan, Target, plan
@@ -19,6 +19,8 @@ from tests.samples import fixed_toolchain
 TOOLCHAIN = fixed_toolchain()
 SPEC = Conv2d(8, 12, 12, 8, 3, 3)
 TILING = Tiling(10, 10, 1, 4, 4, 2)
+WHOLE = (Part(0, 2),)
+HALVES = (Part(0, 1), Part(1, 2))
 
 
 def job(job_id: str = "job1", archs: tuple[str, ...] = ("sm_80", "sm_90"), **options: int) -> Job:
@@ -41,9 +43,15 @@ def job(job_id: str = "job1", archs: tuple[str, ...] = ("sm_80", "sm_90"), **opt
     )
 
 
-def build(number: int, weights: str = "", nonzeros: int = 100, spec: Conv2d = SPEC, tiling: Tiling = TILING) -> Build:
+def build(
+    number: int,
+    weights: str = "",
+    nonzeros: int = 100,
+    tiling: Tiling = TILING,
+    parts: tuple[Part, ...] = WHOLE,
+) -> Build:
     digest = weights or f"{number:064x}"
-    return Build(number, "job1", number, f"conv{number}", "x", "y", spec, tiling, digest, nonzeros)
+    return Build(number, "job1", number, f"conv{number}", "x", "y", SPEC, tiling, digest, nonzeros, parts)
 
 
 def planned(*builds: Build, archs: tuple[str, ...] = ("sm_80", "sm_90"), **options: int) -> Plan:
@@ -79,7 +87,7 @@ def test_turing_has_a_template_of_its_own_and_all_later_ones_share_theirs() -> N
 def test_equal_weights_in_an_equal_shape_are_assembled_once_for_all_who_need_them() -> None:
     found = planned(build(1, weights="ab" * 32), build(2, weights="ab" * 32), archs=("sm_90",))
     assert [found.targets[request.key] for request in found.cubins] == [
-        (Target("job1", 1, "sm_90"), Target("job1", 2, "sm_90"))
+        (Target("job1", 1, "sm_90", 0), Target("job1", 2, "sm_90", 0))
     ]
 
 
@@ -87,7 +95,38 @@ def test_jobs_that_run_together_share_cubins() -> None:
     first, second = job("job1"), job("job2", archs=("sm_90", "sm_120"))
     found = plan([(first, [build(1, weights="ab" * 32)]), (second, [build(2, weights="ab" * 32)])], TOOLCHAIN)
     assert len(found.cubins) == 3
-    assert (Target("job1", 1, "sm_90"), Target("job2", 2, "sm_90")) in found.targets.values()
+    assert (Target("job1", 1, "sm_90", 0), Target("job2", 2, "sm_90", 0)) in found.targets.values()
+
+
+def test_each_part_of_a_layer_is_a_cubin_of_the_same_template() -> None:
+    found = planned(build(1, parts=HALVES))
+    assert len(found.templates) == 1
+    assert {(request.part, request.arch) for request in found.cubins} == {
+        (part, arch) for part in HALVES for arch in ("sm_80", "sm_90")
+    }
+    assert {target for who in found.targets.values() for target in who} == {
+        Target("job1", 1, arch, number) for number in (0, 1) for arch in ("sm_80", "sm_90")
+    }
+
+
+def test_a_part_that_two_layers_have_in_common_is_assembled_once() -> None:
+    found = planned(build(1, "ab" * 32, parts=HALVES), build(2, "ab" * 32, parts=HALVES), archs=("sm_90",))
+    assert [{target.part for target in found.targets[request.key]} for request in found.cubins] == [{0}, {1}]
+    assert all({target.build for target in who} == {1, 2} for who in found.targets.values())
+
+
+def test_a_part_costs_its_share_of_the_layers_multiply_adds() -> None:
+    tiling, parts = replace(TILING, rows=2, group_kernels=2), (Part(0, 3), Part(3, 4))
+    assert [request.cost for request in planned(build(1, tiling=tiling, parts=parts), archs=("sm_90",)).cubins] == [
+        150,
+        50,
+    ]
+
+
+def test_the_cubins_of_one_part_stay_neighbours_and_parts_follow_one_another() -> None:
+    found = planned(build(1, parts=HALVES), build(2, parts=HALVES))
+    order = [(request.weights[-1], request.part.first) for request in found.cubins]
+    assert [key for key, _ in groupby(order)] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
 
 
 def test_another_optimisation_level_is_another_cubin_of_the_same_template() -> None:

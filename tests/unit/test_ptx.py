@@ -147,6 +147,14 @@ def test_a_block_may_hide_an_outer_name() -> None:
     assert names[1] == names[2] != "x"
 
 
+def test_a_name_means_what_was_declared_before() -> None:
+    entry = entry_of(".reg .b32 x; { mov.b32 x,1; .reg .b32 x; mov.b32 x,2; }")
+    first, second = (i.operands[0] for i in entry.instructions)
+    assert isinstance(first, Register)
+    assert isinstance(second, Register)
+    assert first.name == "x" != second.name
+
+
 def test_each_block_has_its_own_labels() -> None:
     entry = entry_of("{ again: @%p1 bra again; bra done; done: }\n{ again: @%p2 bra again; bra done; done: }")
     named = [i.operands[0] for i in entry.instructions]

@@ -1,0 +1,53 @@
+"""Networks made from their papers' tables, with random weights pruned by magnitude: for demos, tests and benchmarks.
+
+All but the small ones are as an exporter writes them for inference, before anything is folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from codegen.networks.mlp import feed_forward, mlp
+from codegen.networks.mobilenet_v2 import mobilenet_v2
+from codegen.networks.network_file import write_network
+from codegen.networks.pruning import prune, random_weights
+from codegen.networks.resnet50 import resnet50
+from codegen.networks.small import alexnet_cifar10, lenet5, operator_network, small_resnet
+from codegen.networks.ten_operators import TEN_OPERATORS
+from codegen.networks.unet import unet
+from codegen.networks.vgg16 import vgg16
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = [
+    "NETWORKS",
+    "TEN_OPERATORS",
+    "alexnet_cifar10",
+    "feed_forward",
+    "lenet5",
+    "mlp",
+    "mobilenet_v2",
+    "operator_network",
+    "prune",
+    "random_weights",
+    "resnet50",
+    "small_resnet",
+    "unet",
+    "vgg16",
+    "write_network",
+]
+
+NETWORKS: dict[str, Callable[[float, int], ModelProto]] = {
+    "lenet5": lenet5,
+    "alexnet_cifar10": alexnet_cifar10,
+    "small_resnet": small_resnet,
+    "resnet50": resnet50,
+    "vgg16": vgg16,
+    "mobilenet_v2": mobilenet_v2,
+    "unet": unet,
+    "mlp": mlp,
+    "feed_forward": feed_forward,
+}
+"""By name, the functions that make a network for a sparsity, 0 to 1, and a seed."""

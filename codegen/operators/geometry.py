@@ -1,0 +1,203 @@
+"""Geometry: a layer as its kernel computes it, and how tilings divide its channels and kernels into streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.layers import FloatArray, Weights
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair
+from codegen.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution over a grid of positions; each position is `phases` outputs of every kernel.
+
+    An ordinary convolution has one phase. A transposed one with stride s is a convolution of stride 1 that computes
+    s x s outputs at each position, each with its own part of the kernel (Shi et al. 2016, arXiv 1609.07009). A linear
+    layer is a 1x1 convolution whose positions are the rows of the batch.
+    """
+
+    channels: int
+    kernels: int
+    groups: int = 1
+    height: int = 1
+    width: int = 1
+    kernel_height: int = 1
+    kernel_width: int = 1
+    stride: Pair = (1, 1)
+    dilation: Pair = (1, 1)
+    pad_top: int = 0
+    pad_left: int = 0
+    positions_height: int = 1
+    positions_width: int = 1
+    phases: Pair = (1, 1)
+    """Down and across."""
+    crop: Pair = (0, 0)
+    """Outputs of the first position that lie before the first output."""
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each output needs one input of a channel, that at its own position."""
+        return (self.kernel_height, self.kernel_width, self.stride, self.phases) == (1, 1, (1, 1), (1, 1)) and (
+            (self.pad_top, self.pad_left, self.positions_height, self.positions_width) == (0, 0, self.height, self.width)
+        )
+
+    @property
+    def phase_count(self) -> int:
+        return self.phases[0] * self.phases[1]
+
+    @property
+    def group_channels(self) -> int:
+        return self.channels // self.groups
+
+    @property
+    def group_kernels(self) -> int:
+        return self.kernels // self.groups
+
+
+def canonical(spec: LayerSpec) -> LayerSpec:
+    """The spec that the kernel is made for: a pointwise convolution does not care where the rows of its map end."""
+    if isinstance(spec, Conv2d) and spec.height > 1 and geometry_of(spec).is_pointwise:
+        return replace(spec, height=1, width=spec.height * spec.width)
+    return spec
+
+
+def geometry_of(spec: LayerSpec) -> Geometry:
+    """The geometry of a layer."""
+    match spec:
+        case Linear():
+            return Geometry(spec.inputs, spec.outputs)
+        case Conv2d():
+            return Geometry(
+                spec.channels,
+                spec.kernels,
+                spec.groups,
+                spec.height,
+                spec.width,
+                spec.kernel_height,
+                spec.kernel_width,
+                spec.stride,
+                spec.dilation,
+                spec.padding[0],
+                spec.padding[1],
+                spec.output_height,
+                spec.output_width,
+            )
+        case ConvTranspose2d():
+            down = _Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)
+            across = _Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
+            return Geometry(
+                spec.channels,
+                spec.kernels,
+                spec.groups,
+                spec.height,
+                spec.width,
+                down.extent,
+                across.extent,
+                pad_top=down.padding,
+                pad_left=across.padding,
+                positions_height=down.positions,
+                positions_width=across.positions,
+                phases=spec.stride,
+                crop=(down.crop, across.crop),
+            )
+        case _:
+            assert_never(spec)
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """One dimension of a transposed convolution as one of stride 1.
+
+    Output o gets input i through tap r where o + padding = stride * i + dilation * r: all outputs with the same
+    (o + padding) // stride are one position, (o + padding) % stride is the phase.
+    """
+
+    extent: int
+    """Taps of a phase, at most."""
+    padding: int
+    """Of the input, before; negative if the first position needs no earlier input than a later one."""
+    positions: int
+    crop: int
+
+    @staticmethod
+    def of(stride: int, dilation: int, taps: int, padding: int, outputs: int) -> _Phases:
+        extent = (taps - 1) * dilation // stride + 1
+        first, last = padding // stride, (outputs - 1 + padding) // stride
+        return _Phases(extent, extent - 1 - first, last - first + 1, padding % stride)
+
+
+def phase_weights(spec: LayerSpec, weights: Weights) -> FloatArray:
+    """[kernels, phases, channels of a group, rows, columns]: the kernel of each phase; taps it has not are zero."""
+    geometry = geometry_of(spec)
+    shape = (geometry.kernels, geometry.group_channels, geometry.kernel_height, geometry.kernel_width)
+    if not isinstance(spec, ConvTranspose2d):
+        return weights.kernel.reshape(shape)[:, None]
+    parts = np.zeros((geometry.kernels, *geometry.phases, *shape[1:]), dtype=np.float32)
+    for r in range(spec.kernel_height):
+        j, phase_y = divmod(r * spec.dilation[0], spec.stride[0])
+        for s in range(spec.kernel_width):
+            i, phase_x = divmod(s * spec.dilation[1], spec.stride[1])
+            parts[:, phase_y, phase_x, :, -1 - j, -1 - i] = weights.kernel[:, :, r, s]
+    return parts.reshape(geometry.kernels, geometry.phase_count, *shape[1:])
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How a tiling cuts channels and kernels: a stream is the instructions of one K group.
+
+    A span is what streams share the channels of: one group of a grouped convolution or, where the groups are so small
+    that a stream serves several, as many of them.
+    """
+
+    span_channels: int
+    span_kernels: int
+    group_kernels: int
+    streams_per_span: int
+    spans: int
+    chunk_channels: int
+    chunks: int
+    """Turns of the loop over channels."""
+
+    @staticmethod
+    def of(geometry: Geometry, tiling: Tiling) -> Streams:
+        groups = max(1, tiling.group_kernels // geometry.group_kernels) if geometry.groups > 1 else 1
+        span_channels, span_kernels = groups * geometry.group_channels, groups * geometry.group_kernels
+        return Streams(
+            span_channels=span_channels,
+            span_kernels=span_kernels,
+            group_kernels=tiling.group_kernels,
+            streams_per_span=-(-span_kernels // tiling.group_kernels),
+            spans=geometry.groups // groups,
+            chunk_channels=tiling.chunk_channels,
+            chunks=-(-span_channels // tiling.chunk_channels),
+        )
+
+    @property
+    def count(self) -> int:
+        return self.spans * self.streams_per_span
+
+    def first_kernel(self, stream: int) -> int:
+        span, within = divmod(stream, self.streams_per_span)
+        return span * self.span_kernels + within * self.group_kernels
+
+    def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Values of the kernels [K, ...] as [streams, group_kernels, ...], zero for kernels that do not exist."""
+        spans = values.reshape(self.spans, self.span_kernels, *values.shape[1:])
+        missing = self.streams_per_span * self.group_kernels - self.span_kernels
+        padded = np.pad(spans, ((0, 0), (0, missing), *((0, 0),) * (values.ndim - 1)))
+        return padded.reshape(self.count, self.group_kernels, *values.shape[1:])
+
+
+def fits(geometry: Geometry, tiling: Tiling) -> bool:
+    """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk."""
+    if geometry.groups == 1 or tiling.group_kernels < geometry.group_kernels:
+        return True
+    groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)
+    one_chunk = groups == 1 or tiling.chunk_channels == groups * geometry.group_channels
+    return rest == 0 and geometry.groups % groups == 0 and one_chunk

@@ -1,0 +1,47 @@
+// Fully connected layer: rows of inputs to rows of outputs, one set of weights in the instruction stream.
+//
+// One input element is multiplied into a whole group of outputs, whose weights stay where they are, in the instructions
+// (Shi et al., section 2 of method.md: one input element times a weight row). A block computes THREADS * ROWS rows of
+// the batch (in float16 twice as many) for one group of GROUP_KERNELS outputs: blockIdx.x = rows, blockIdx.z = group. A
+// thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
+// are padded so that the lanes of a warp read distinct banks.
+#include "parameters.h"
+#define THREADS TILE_WIDTH
+#define STAGE (THREADS * ROWS * ROW_WORDS)
+// The lower bits of `present` are the channels from this one to the end of the row, the upper ones say which halves.
+#define PRESENT(j, channel) ((channel < (int)(present[j] & 0xFFFFFF)) * (present[j] >> 24))
+#define ENABLED(channel, c) (channel < CHANNELS)
+#include "stream.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
+    extern __shared__ __align__(16) float tile[];
+    const int thread = threadIdx.x;
+    const int first_row = blockIdx.x * (THREADS * ROWS * PAIRS);
+    const unsigned tile_address = __cvta_generic_to_shared(tile);
+    int group;
+    asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
+    group += blockIdx.z;
+
+    Copies copies;
+#pragma unroll
+    for (int j = 0; j < POINTERS; ++j) {
+        const int word = (thread + j * THREADS) * UNIT;
+        const int row = word / CHUNK_CHANNELS, channel = word % CHUNK_CHANNELS;
+        const bool present = first_row + row < images;
+        copies.source[j] = input + (present ? (size_t)(first_row + row) * CHANNELS + channel : 0);
+        copies.present[j] = CHANNELS - channel | present << 24;
+        if (PAIRS == 2) copies.present[j] |= (first_row + row + THREADS * ROWS < images) << 25;
+        copies.inside[j] = word < THREADS * ROWS * CHUNK_CHANNELS;
+        copies.target[j] = tile_address + (row * ROW_WORDS + channel) * 4;
+    }
+
+    const int row = first_row + thread;
+    const size_t first = (size_t)row * KERNELS + group * GROUP_KERNELS;
+    Element* out = output + first;
+#if HAS_RESIDUAL
+    const Element* residual = added + first;
+#endif
+    const float* window = tile + thread * ROW_WORDS;
+#define IN_RANGE(rows) (row + (rows) < images)
+#include "loop.cuh"
+}

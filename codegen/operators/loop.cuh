@@ -1,0 +1,76 @@
+    // The rest of a kernel, in its body: chunk after chunk into the sums, and the stores. It uses `copies`, `window` (this
+    // thread's first word of shared memory), `out`, `residual`, and what the stores of `epilogue.h` name.
+    float sum[ROWS * PAIRS][SUMS];
+#pragma unroll
+    for (int p = 0; p < ROWS * PAIRS; ++p)
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) sum[p][j] = 0.f;
+
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+        copies.fetch(s * CHUNK_CHANNELS, s * (STAGE * 4));
+        copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4));
+    }
+
+#if FULL
+#define CHUNK(n)                                                                               \
+    wait_for_copies();                                                                         \
+    copies.fetch((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4));  \
+    copies.commit((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4))
+#define INPUT(n, offset) window[n % STAGES * STAGE + offset]
+#define MULTIPLY_ADD(p, j, x, bits) sum[p][j] = fmaf(x, __uint_as_float(bits), sum[p][j])
+#define STORE(p, j, bits, ok, offset)                            \
+    {                                                            \
+        const float total = sum[p][j] + __uint_as_float(bits);   \
+        FINISH(total, j, ok, offset);                            \
+    }
+#else
+#if DATA_TYPE == FLOAT16
+    unsigned packed[ROWS][SUMS];
+#if !FLOAT32_SUMS
+#pragma unroll
+    for (int p = 0; p < ROWS; ++p)
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
+#endif
+// The sums of a chunk into the float32 sums of both positions.
+#define ACCUMULATE(p, j)                                                                                         \
+    asm volatile("{ .reg .b16 l,h; .reg .f32 a,b; mov.b32 {l,h},%2; cvt.f32.f16 a,l; cvt.f32.f16 b,h; "          \
+                 "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; } // farm.accumulate " #p " " #j                       \
+                 : "+f"(sum[2 * p][j]), "+f"(sum[2 * p + 1][j]) : "r"(packed[p][j]));
+    typedef unsigned Word;
+#else
+    typedef float Word;
+#endif
+    // The number of chunks is hidden from the compiler: the loop stays a loop, also when there is one chunk.
+    int chunks;
+    asm volatile("mov.u32 %0,%1;" : "=r"(chunks) : "n"(CHUNKS));
+    int chunk = 0, read_stage = 0, write_stage = STAGES - 1;
+    asm volatile("// farm.group %0" :: "r"(group));
+#pragma unroll 1
+    do {
+        wait_for_copies();
+        copies.fetch((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
+        const Word* in = (const Word*)window + read_stage * STAGE;
+#if DATA_TYPE == FLOAT16 && FLOAT32_SUMS
+#pragma unroll
+        for (int p = 0; p < ROWS; ++p)
+#pragma unroll
+            for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
+#endif
+        asm volatile("// farm.body.begin");
+#include "body.h"
+        asm volatile("// farm.body.end");
+        copies.commit((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
+        read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
+        write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
+    } while (++chunk < chunks);
+    asm volatile("// farm.epilogue");
+#if DATA_TYPE == FLOAT16 && !FLOAT32_SUMS
+#include "accumulate.h"
+#endif
+#define STORE(p, j, bias, ok, offset) \
+    ADD_BIAS(sum[p][j], j, bias);     \
+    FINISH(sum[p][j], j, ok, offset)
+#endif
+#include "epilogue.h"

@@ -1,0 +1,153 @@
+// What the kernels have in common: elements, copies to shared memory, and how a sum is finished and stored.
+//
+// `parameters.h` comes first: it holds the macros of one shape and tiling. `copies.h` has a line for every word or
+// four words that a thread copies of one chunk, `body.h` the multiply-adds, `epilogue.h` the stores.
+#define FLOAT32 0
+#define FLOAT16 1
+#define BFLOAT16 2
+
+#if DATA_TYPE == FLOAT32
+typedef float Element;
+#define ELEMENT_BYTES 4
+#define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%3]; "
+#define PUT "@p st.global.f32 [%1+%3],v; "
+#else
+typedef unsigned short Element;
+#define ELEMENT_BYTES 2
+#define GET_HALF "mov.b16 h,0; @p ld.global.nc.b16 h,[%4+%3]; "
+#define PUT_HALF "@p st.global.b16 [%1+%3],h; "
+#if DATA_TYPE == FLOAT16
+#define GET_RESIDUAL GET_HALF "cvt.f32.f16 r,h; "
+#define PUT "cvt.rn.f16.f32 h,v; " PUT_HALF
+#else
+#define GET_RESIDUAL GET_HALF "mov.b32 r,{z,h}; "
+#if __CUDA_ARCH__ >= 800
+#define PUT "cvt.rn.bf16.f32 h,v; " PUT_HALF
+#else
+// To nearest, ties to even, in integers; a NaN keeps its upper half, with the quiet bit set.
+#define PUT                                                                                                   \
+    "mov.b32 a,v; shr.u32 b,a,16; and.b32 b,b,1; add.u32 b,b,32767; add.u32 b,b,a; or.b32 a,a,4194304; "      \
+    "setp.nan.f32 q,v,v; selp.b32 a,a,b,q; mov.b32 {z,h},a; " PUT_HALF
+#endif
+#endif
+#endif
+
+// A lane of a float16 kernel computes two positions at once, PAIR_OFFSET elements apart, in the halves of its words.
+#define PAIRS (DATA_TYPE == FLOAT16 ? 2 : 1)
+
+#if DATA_TYPE == FLOAT32 && __CUDA_ARCH__ >= 800
+#define ASYNCHRONOUS 1
+#else
+#define ASYNCHRONOUS 0
+#endif
+
+__device__ __forceinline__ void wait_for_copies() {
+#if ASYNCHRONOUS
+    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
+#endif
+    __syncthreads();
+}
+
+// What a thread copies of every chunk. What depends on the channel is an immediate of the instruction, so that a
+// pointer serves all channels of a chunk. `present` says which halves of the word (or whether all of it) lie within the
+// input: the rest is zero. The macro `enabled(c)` of the operator says whether the chunk has a channel c at all.
+struct Copies {
+    const Element* source[POINTERS];
+    unsigned target[POINTERS];
+    unsigned present[POINTERS];
+    bool inside[POINTERS];
+    unsigned word[ASYNCHRONOUS ? 1 : WORDS];
+
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int j = 0; j < POINTERS; ++j) source[j] += ADVANCE;
+    }
+
+#if ASYNCHRONOUS
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+#if UNIT == 4
+#define CACHED "cg"
+#else
+#define CACHED "ca"
+#endif
+#define COPY(j, i, c, from, to)                                                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; @p cp.async." CACHED ".shared.global [%0+%4],[%1+%5],%6,%2; }"   \
+                 :: "r"(target[j] + stage), "l"(source[j]), "r"(PRESENT(j, channel) * (4 * UNIT)),                     \
+                 "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4), "n"((from) * 4), "n"(4 * UNIT) : "memory");
+#include "copies.h"
+#undef COPY
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        advance();
+    }
+    __device__ __forceinline__ void commit(int channel, unsigned stage) const {}
+#else
+    // Through registers: `fetch` before a chunk's multiply-adds, `commit` after them.
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+#if DATA_TYPE == FLOAT32
+#define COPY_WORD(j, i, c, from)                                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"     \
+                 : "=&r"(word[i]) : "l"(source[j]),                                                        \
+                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 4));
+#elif DATA_TYPE == BFLOAT16
+#define COPY_WORD(j, i, c, from)                                                                           \
+    asm volatile("{ .reg .pred p; .reg .b16 h,z; setp.ne.b32 p,%2,0; mov.b16 z,0; mov.b16 h,0; "           \
+                 "@p ld.global.nc.b16 h,[%1+%3]; mov.b32 %0,{z,h}; }"                                      \
+                 : "=r"(word[i]) : "l"(source[j]),                                                         \
+                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 2));
+#else
+#define COPY_WORD(j, i, c, from)                                                                           \
+    asm volatile("{ .reg .pred p,q; .reg .b16 l,h; setp.ne.b32 p,%2,0; setp.ne.b32 q,%3,0; "               \
+                 "mov.b16 l,0; mov.b16 h,0; @p ld.global.nc.b16 l,[%1+%4]; @q ld.global.nc.b16 h,[%1+%5]; " \
+                 "mov.b32 %0,{l,h}; }"                                                                     \
+                 : "=r"(word[i]) : "l"(source[j]),                                                         \
+                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1)),                    \
+                 "r"((int)(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1))),                 \
+                 "n"((from) * 2), "n"(((from) + (PAIR_OFFSET)) * 2));
+#endif
+#if UNIT == 4
+#define COPY(j, i, c, from, to)          \
+    COPY_WORD(j, 4 * i, c, from)         \
+    COPY_WORD(j, 4 * i + 1, c, from + 1) \
+    COPY_WORD(j, 4 * i + 2, c, from + 2) \
+    COPY_WORD(j, 4 * i + 3, c, from + 3)
+#else
+#define COPY(j, i, c, from, to) COPY_WORD(j, i, c, from)
+#endif
+#include "copies.h"
+#undef COPY
+        advance();
+    }
+    __device__ __forceinline__ void commit(int channel, unsigned stage) const {
+#define COMMIT_WORD(j, i, c, to)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; @p st.shared.b32 [%0+%3],%2; }" :: "r"(target[j] + stage), \
+                 "r"((int)(inside[j] & ENABLED(channel, c))), "r"(word[i]), "n"((to) * 4) : "memory");
+#if UNIT == 4
+#define COPY(j, i, c, from, to)           \
+    COMMIT_WORD(j, 4 * i, c, to)          \
+    COMMIT_WORD(j, 4 * i + 1, c, to + 1)  \
+    COMMIT_WORD(j, 4 * i + 2, c, to + 2)  \
+    COMMIT_WORD(j, 4 * i + 3, c, to + 3)
+#else
+#define COPY(j, i, c, from, to) COMMIT_WORD(j, i, c, to)
+#endif
+#include "copies.h"
+#undef COPY
+    }
+#endif
+};
+
+// One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
+// do not exist. STEPS is the text of the layer's epilogue.
+#if HAS_RESIDUAL
+#define RESIDUAL_OPERAND , "l"(residual)
+#define PARAMETERS \
+    const Element* __restrict__ input, Element* __restrict__ output, const Element* __restrict__ added, int images
+#else
+#define RESIDUAL_OPERAND
+#define PARAMETERS const Element* __restrict__ input, Element* __restrict__ output, int images
+#endif
+#define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))
+#define FINISH(value, j, ok, offset)                                                                                \
+    asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "       \
+                 "setp.ne.b32 p,%2,0; " STEPS PUT "} // farm.store " #j                                             \
+                 :: "f"(value), "l"(out), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES) RESIDUAL_OPERAND : "memory")

@@ -1,0 +1,298 @@
+"""The instruction stream of a K group: its generated text, and which placeholder is which weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.data_types import from_float32
+from codegen.layers import FloatArray, Weights
+from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
+from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, random_placeholders
+from codegen.spec import AddResidual, Clip, LayerSpec, LeakyRelu, Step
+from codegen.tiling import Tiling
+
+SHARED_SOURCES = ("stream.cuh", "loop.cuh", "stream.py", "geometry.py", "placeholders.py")
+
+POINTWISE_CHANNELS = 4
+"""Of one statement where a channel has one input."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """An input that a thread reads of a channel of a chunk, and the rows of the thread that use it."""
+
+    channel: int
+    row: int
+    """Of the thread's window in the input tile."""
+    column: int
+    kernel_column: int
+    uses: tuple[tuple[int, int], ...]
+    """(row of the thread, row of the kernel)."""
+
+
+def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
+    """The inputs of one chunk, by statement: a row of a channel each; of pointwise layers, several channels."""
+    rows: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+    for y in range((tiling.rows - 1) * geometry.stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0] + 1):
+        offsets = [(p, y - p * geometry.stride[0]) for p in range(tiling.rows)]
+        uses = tuple(
+            (p, offset // geometry.dilation[0])
+            for p, offset in offsets
+            if offset >= 0 and offset % geometry.dilation[0] == 0 and offset // geometry.dilation[0] < geometry.kernel_height
+        )
+        if uses:
+            rows.append((y, uses))
+    columns = range(geometry.kernel_width)
+    statements = [
+        [Tap(c, y, s * geometry.dilation[1], s, uses) for s in columns]
+        for c in range(tiling.chunk_channels)
+        for y, uses in rows
+    ]
+    if len(rows) == len(columns) == 1:
+        step = POINTWISE_CHANNELS
+        return [[tap for one in statements[i : i + step] for tap in one] for i in range(0, len(statements), step)]
+    return statements
+
+
+def sums(geometry: Geometry, tiling: Tiling) -> int:
+    """Of one row of a thread: one for each phase of each kernel of the group."""
+    return tiling.group_kernels * geometry.phase_count
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The placeholders of one turn of the loop, in order."""
+
+    sums: NDArray[np.int64]
+    """The number of the sum that each adds to: thread row times sums of a row, plus sum."""
+    weights: NDArray[np.int64]
+    """Indices into the weights of one copy of the loop, [group kernels, phases, chunk channels, rows, columns]."""
+
+
+def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, int, int, int]]:
+    """(thread row, kernel of the group, phase, kernel row) of each multiply-add of an input."""
+    several = geometry.groups > 1 and tiling.group_kernels >= geometry.group_kernels
+    for k in range(tiling.group_kernels):
+        if several and k // geometry.group_kernels != tap.channel // geometry.group_channels:
+            continue
+        for phase in range(geometry.phase_count):
+            for p, r in tap.uses:
+                yield p, k, phase, r
+
+
+def slots(spec: LayerSpec, tiling: Tiling) -> Slots:
+    """Which weight and which sum each placeholder of the loop body belongs to."""
+    geometry = geometry_of(spec)
+    channels = min(tiling.chunk_channels, geometry.group_channels) if geometry.groups > 1 else tiling.chunk_channels
+    rows = [
+        (p, k, phase, tap.channel % channels, r, tap.kernel_column)
+        for statement in taps(geometry, tiling)
+        for tap in statement
+        for p, k, phase, r in _terms(geometry, tiling, tap)
+    ]
+    p, k, phase, c, r, s = np.array(rows, dtype=np.int64).T
+    extents = (tiling.group_kernels, geometry.phase_count, channels, geometry.kernel_height, geometry.kernel_width)
+    return Slots(
+        sums=(p * tiling.group_kernels + k) * geometry.phase_count + phase,
+        weights=np.ravel_multi_index((k, phase, c, r, s), extents),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the placeholders of every copy of the loop body stand for."""
+
+    weights: FloatArray
+    """[streams, chunks, slots]; channels and kernels beyond the layer's own are zero."""
+    biases: FloatArray
+    """[streams, sums of a row]."""
+    exists: NDArray[np.bool_]
+    """[streams, sums of a row]: whether the kernel is one of the layer's."""
+
+
+def values(spec: LayerSpec, tiling: Tiling, weights: Weights) -> Values:
+    """The weights in the order of the placeholders."""
+    geometry = geometry_of(spec)
+    streams = Streams.of(geometry, tiling)
+    by_stream = streams.by_stream(phase_weights(spec, weights))
+    if tiling.chunk_channels < geometry.group_channels or geometry.groups == 1:
+        missing = streams.chunks * tiling.chunk_channels - streams.span_channels
+        by_stream = np.pad(by_stream, ((0, 0),) * 3 + ((0, missing),) + ((0, 0),) * 2)
+    shape = by_stream.shape
+    by_chunk = by_stream.reshape(*shape[:3], streams.chunks, -1, *shape[4:]).transpose(0, 3, 1, 2, 4, 5, 6)
+    copies = by_chunk.reshape(streams.count, streams.chunks, -1)
+    phases = geometry.phase_count
+    return Values(
+        weights=np.asarray(copies[:, :, slots(spec, tiling).weights], dtype=np.float32),
+        biases=np.repeat(np.asarray(streams.by_stream(weights.bias), dtype=np.float32), phases, axis=1),
+        exists=np.repeat(streams.by_stream(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
+    )
+
+
+def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:
+    """The immediates of the multiply-adds: float32, or a float16 in both halves."""
+    if spec.data_type == "float16":
+        halves = from_float32(weights, "float16").view(np.uint16).astype(np.uint32)
+        return halves << np.uint32(16) | halves
+    return weights.view(np.uint32)
+
+
+def parameters(spec: LayerSpec, tiling: Tiling, values: dict[str, int]) -> str:
+    """The text of parameters.h: `values` and what all kernels need."""
+    geometry = geometry_of(spec)
+    streams = Streams.of(geometry, tiling)
+    common = {
+        "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
+        "FLOAT32_SUMS": int(tiling.accumulate == "float32"),
+        "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
+        "FULL": int(tiling.form == "full"),
+        "CHANNELS": geometry.channels,
+        "KERNELS": geometry.kernels,
+        "SPAN_CHANNELS": streams.span_channels,
+        "SPAN_KERNELS": streams.span_kernels,
+        "GROUPS_PER_SPAN": streams.streams_per_span,
+        "GROUP_KERNELS": tiling.group_kernels,
+        "SUMS": sums(geometry, tiling),
+        "CHUNK_CHANNELS": tiling.chunk_channels,
+        "CHUNKS": streams.chunks,
+        "STAGES": tiling.stages,
+        "TILE_WIDTH": tiling.tile_width,
+        "TILE_HEIGHT": tiling.tile_height,
+        "ROWS": tiling.rows,
+    }
+    lines = [f"#define {name} {value}\n" for name, value in (common | values).items()]
+    return "".join(lines) + f'#define STEPS "{" ".join(map(_step, spec.epilogue))} "\n'
+
+
+def _step(step: Step) -> str:
+    """The PTX of one step of the epilogue, on the value v; r and q are free. NaN stays NaN."""
+    match step:
+        case AddResidual():
+            return '" GET_RESIDUAL "add.rn.f32 v,v,r;'
+        case LeakyRelu(slope):
+            return f"setp.lt.f32 q,v,0f00000000; @q mul.rn.f32 v,v,{_constant(slope)};"
+        case Clip(low, high):
+            bounds = [("lt", low), ("gt", high)]
+            texts = [
+                f"setp.{test}.f32 q,v,{_constant(bound)}; selp.f32 v,{_constant(bound)},v,q;"
+                for test, bound in bounds
+                if bound is not None
+            ]
+            return " ".join(texts)
+
+
+def _constant(value: float) -> str:
+    return immediate(int(np.float32(value).view(np.uint32)))
+
+
+def rolled_body(spec: LayerSpec, tiling: Tiling, expression: str) -> str:
+    """The text of body.h; `expression` gives an input from {c}, {y} and {x}."""
+    # One statement per row of a channel: the compiler's time grows with statements times results, not with
+    # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
+    geometry = geometry_of(spec)
+    width, halves = sums(geometry, tiling), spec.data_type == "float16"
+    text, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
+    placeholder = FIRST_WEIGHT
+    statements = []
+    for statement in taps(geometry, tiling):
+        terms = [
+            (i, p, k * geometry.phase_count + phase)
+            for i, tap in enumerate(statement)
+            for p, k, phase, _ in _terms(geometry, tiling, tap)
+        ]
+        results = {each: i for i, each in enumerate(dict.fromkeys((p, j) for _, p, j in terms))}
+        lines = []
+        for i, p, j in terms:
+            total, x = f"%{results[p, j]}", f"%{len(results) + i}"
+            if halves:
+                lines.append(f'"mov.b32 w,0x{placeholder:08X}; fma.rn.f16x2 {total},{x},w,{total};\\n"')
+            else:
+                lines.append(f'"fma.rn.f32 {total},{x},{immediate(placeholder)},{total};\\n"')
+            placeholder += 1
+        if halves:
+            lines = ['"{ .reg .b32 w;\\n"', *lines, '"}\\n"']
+        outputs = ", ".join(f'"{result}"({text}[{p}][{j}])' for p, j in results)
+        inputs = ", ".join(
+            f'"{operand}"(in[{expression.format(c=tap.channel, y=tap.row, x=tap.column)}])' for tap in statement
+        )
+        statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
+    every = [f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width)]
+    return "".join(statements) + ("".join(every) if halves and tiling.accumulate == "float32" else "")
+
+
+def accumulate(spec: LayerSpec, tiling: Tiling) -> str:
+    """The text of accumulate.h: the sums of a float16 layer that are not added up in float32 until the end."""
+    width = sums(geometry_of(spec), tiling)
+    return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width))
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a sum goes: the row of sums it is in, its number there, and C expressions for whether and where."""
+
+    row: int
+    sum: int
+    in_range: str
+    offset: str
+
+
+def rolled_epilogue(stores: Sequence[Store]) -> str:
+    """The text of epilogue.h."""
+    return "".join(
+        f'STORE({store.row}, {store.sum}, "{immediate(FIRST_BIAS + store.sum)}", {store.in_range}, {store.offset});\n'
+        for store in stores
+    )
+
+
+def full_placeholders(spec: LayerSpec) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The bits of the placeholder of each weight [K, C, R, S] and each bias [K] of the full form."""
+    everything = random_placeholders(spec.weights_count + spec.kernels)
+    return everything[: spec.weights_count].reshape(spec.weights_shape), everything[spec.weights_count :]
+
+
+def full_values(spec: LayerSpec, weights: Weights) -> dict[int, int]:
+    """From the bits of every placeholder of the full form to the bits of its weight."""
+    kernel_bits, bias_bits = full_placeholders(spec)
+    keys = np.concatenate([kernel_bits.ravel(), bias_bits])
+    real = np.concatenate([weights.kernel.ravel(), weights.bias]).astype(np.float32).view(np.uint32)
+    return dict(zip(keys.tolist(), real.tolist(), strict=True))
+
+
+def full_streams(spec: LayerSpec, tiling: Tiling, stores: Sequence[Store], expression: str) -> str:
+    """The text of epilogue.h of the full form: every stream with all its chunks."""
+    geometry = geometry_of(spec)
+    streams = Streams.of(geometry, tiling)
+    kernel_bits, bias_bits = full_placeholders(spec)
+    lines = []
+    for g in range(streams.count):
+        first = streams.first_kernel(g)
+        kernels = range(first, min(first + tiling.group_kernels, geometry.kernels))
+        lines.append(f"if (blockIdx.z == {g}) {{")
+        for n in range(streams.chunks):
+            lines.append(f"CHUNK({n});")
+            for statement in taps(geometry, tiling):
+                for c, inputs in groupby(statement, key=lambda tap: tap.channel):
+                    channel = n * tiling.chunk_channels + c
+                    if channel >= geometry.channels:
+                        continue
+                    for tap in inputs:
+                        offset = expression.format(c=c, y=tap.row, x=tap.column)
+                        lines.append(f"{{ const float x = INPUT({n}, {offset});")
+                        lines += [
+                            f"MULTIPLY_ADD({p}, {k - first}, x, 0x{kernel_bits[k, channel, r, tap.kernel_column]:08X});"
+                            for k in kernels
+                            for p, r in tap.uses
+                        ]
+                        lines.append("}")
+        lines += [
+            f"STORE({store.row}, {store.sum}, 0x{bias_bits[first + store.sum]:08X}, {store.in_range}, {store.offset});"
+            for store in stores
+            if first + store.sum in kernels
+        ]
+        lines.append("return;\n}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,309 @@
+"""The error bound: kept by every order of summation in every data type, exceeded by a wrong kernel."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from codegen.data_types import from_float32, to_float32
+from codegen.layers import Weights
+from codegen.networks import TEN_OPERATORS
+from codegen.reference import error_bound, layer_output
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu, Linear
+from tests.unit.layer_definitions import random_arrays, random_weights, specs, terms
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a kernel computes: sums of chunks in one type, everything after them in another."""
+
+    data_type: DataType
+    chunk_channels: int | None = None
+
+    @property
+    def products(self) -> type[np.floating[Any]]:
+        return np.float16 if self.data_type == "float16" else np.float32
+
+    @property
+    def rest(self) -> type[np.floating[Any]]:
+        return np.float32 if self.chunk_channels is not None else self.products
+
+
+ARITHMETICS = [
+    Arithmetic("float32"),
+    Arithmetic("bfloat16"),
+    Arithmetic("float16"),
+    Arithmetic("float16", 1),
+    Arithmetic("float16", 2),
+    Arithmetic("float16", 64),
+]
+each_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=str)
+
+
+def sum_in_any_order(values: Sequence[Any], rng: np.random.Generator) -> Any:
+    """Adds up numbers of one type, two at a time, any two of what is left."""
+    left = list(values)
+    while len(left) > 1:
+        a, b = (left.pop(int(rng.integers(len(left)))) for _ in range(2))
+        left.append(a + b)
+    return left[0]
+
+
+def fused_sum(start: Any, factors: Sequence[tuple[Any, Any]], rng: np.random.Generator) -> Any:
+    """A chain of fused multiply-adds in the type of `start`, in any order."""
+    for i in rng.permutation(len(factors)):
+        a, b = factors[i]
+        start = type(start)(float(a) * float(b) + float(start))
+    return start
+
+
+def computed_output(
+    spec: LayerSpec,
+    weights: Weights,
+    x: NDArray[Any],
+    residual: NDArray[Any] | None,
+    place: tuple[int, ...],
+    arithmetic: Arithmetic,
+    rng: np.random.Generator,
+) -> float:
+    """One output, rounded after every operation, in a random order, fused or not."""
+    narrow, wide = arithmetic.products, arithmetic.rest
+    wide_x = to_float32(x, spec.data_type)
+    shift = int(rng.integers(arithmetic.chunk_channels or 1))  # where in a chunk a group's first channel lies
+    chunks: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
+    for channel, weight, element in terms(spec, weights, wide_x, place):
+        chunks[(channel + shift) // (arithmetic.chunk_channels or spec.input_shape[0])].append(
+            (narrow(weight), narrow(element))
+        )
+    bias, fused = wide(weights.bias[place[1]]), bool(rng.integers(2))
+    if fused:
+        sums = [fused_sum(narrow(0), chunk, rng) for chunk in chunks.values()]
+    else:
+        sums = [sum_in_any_order([a * b for a, b in chunk], rng) for chunk in chunks.values()]
+    value = sum_in_any_order([*map(wide, sums), bias], rng)
+    for step in spec.epilogue:
+        if isinstance(step, AddResidual):
+            assert residual is not None
+            value = value + wide(to_float32(residual[place], spec.data_type))
+        elif isinstance(step, LeakyRelu):
+            value = value * wide(step.slope) if value < 0 else value
+        else:
+            value = value if step.low is None else max(value, wide(step.low))
+            value = value if step.high is None else min(value, wide(step.high))
+    return float(to_float32(from_float32(np.array(value, np.float32), spec.data_type), spec.data_type))
+
+
+SCALES: dict[DataType, list[float]] = {
+    "float32": [1, 1e-20, 1e-38, 1e-44],
+    "bfloat16": [1, 1e-20, 1e-38, 1e-40],
+    "float16": [1, 1e-4, 1e-6, 1e-7],
+}
+
+
+def assert_computed_is_within_the_bound(
+    spec: LayerSpec, weights: Weights, scale: float, arithmetic: Arithmetic, rng: np.random.Generator, times: int
+) -> None:
+    x, residual = random_arrays(spec, rng, 1, scale)
+    exact = layer_output(spec, weights, x, residual=residual)
+    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=arithmetic.chunk_channels)
+    assert np.isfinite(bound).all()
+    places = list(np.ndindex(exact.shape))
+    with np.errstate(under="ignore"):
+        for place in [places[i] for i in rng.integers(len(places), size=times)]:
+            computed = computed_output(spec, weights, x, residual, place, arithmetic, rng)
+            assert abs(computed - exact[place]) <= bound[place], place
+
+
+@each_arithmetic
+@settings(deadline=None, max_examples=60)
+@given(spec=specs(), seed=st.integers(0, 1000), scale=st.integers(0, 3))
+def test_every_layer_computed_in_any_order_keeps_the_bound(
+    arithmetic: Arithmetic, spec: LayerSpec, seed: int, scale: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    spec = replace(spec, data_type=arithmetic.data_type)
+    weights = random_weights(spec, rng)
+    size = np.float32(SCALES[spec.data_type][scale])
+    bias = to_float32(from_float32(weights.bias * size, spec.data_type), spec.data_type)
+    assert_computed_is_within_the_bound(spec, Weights(weights.kernel, bias), float(size), arithmetic, rng, 4)
+
+
+@each_arithmetic
+@pytest.mark.parametrize("epilogue", [(), (LeakyRelu(0.1), AddResidual(), Clip(-0.1, 0.7))], ids=["plain", "epilogue"])
+def test_a_long_sum_in_any_order_keeps_the_bound(arithmetic: Arithmetic, epilogue: tuple[Any, ...]) -> None:
+    rng = np.random.default_rng(0)
+    spec = Conv2d(48, 3, 3, 2, 3, 3, epilogue=epilogue, data_type=arithmetic.data_type)
+    assert_computed_is_within_the_bound(spec, random_weights(spec, rng), 1.0, arithmetic, rng, 30)
+
+
+MISSING = [
+    Conv2d(32, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1), epilogue=(LeakyRelu(0.5), AddResidual())),
+    ConvTranspose2d(32, 6, 6, 4, 2, 2, (2, 2), epilogue=(Clip(high=100.0),)),
+    Linear(128, 4),
+]
+
+
+@each_arithmetic
+@pytest.mark.parametrize("spec", MISSING, ids=str)
+def test_a_missing_product_is_beyond_the_bound_of_most_outputs(spec: LayerSpec, arithmetic: Arithmetic) -> None:
+    rng = np.random.default_rng(1)
+    spec = replace(spec, data_type=arithmetic.data_type)
+    weights, (x, residual) = random_weights(spec, rng, 0.9), random_arrays(spec, rng, 32)
+    kernel = weights.kernel.copy()
+    for k in range(spec.kernels):
+        kernel[k].flat[np.argmax(np.abs(kernel[k]))] = 0
+    wrong = layer_output(spec, Weights(kernel, weights.bias), x, residual=residual)
+    error = np.abs(wrong - layer_output(spec, weights, x, residual=residual))
+    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=arithmetic.chunk_channels)
+    met = error > 0  # one position of a transposed kernel meets one output in four only
+    assert (error > bound)[met].mean() > 0.7
+
+
+def test_the_bound_is_tight_enough_to_catch_one_wrong_weight() -> None:
+    spec = TEN_OPERATORS["alexnet-conv2"]
+    rng = np.random.default_rng(0)
+    weights, (x, _) = random_weights(spec, rng, 0.9), random_arrays(spec, rng, 1)
+    wrong = weights.kernel.copy()
+    k, c = np.argwhere(wrong[:, :, 2, 2])[0]  # the middle of the kernel never meets the padding
+    wrong[k, c, 2, 2] *= np.float32(1.01)
+    error = np.abs(layer_output(spec, Weights(wrong, weights.bias), x) - layer_output(spec, weights, x))
+    assert (error > error_bound(spec, weights, x))[0, k].mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "arithmetic", [Arithmetic("float32"), Arithmetic("float16"), Arithmetic("float16", 64)], ids=str
+)
+def test_a_sum_that_rounds_the_wrong_way_each_time_comes_near_to_the_bound(arithmetic: Arithmetic) -> None:
+    length, chunks = 64, 4 if arithmetic.chunk_channels else 1
+    spec, weights = dense_layer(length * chunks, arithmetic.data_type)
+    x = np.full((chunks, length), np.finfo(arithmetic.products).eps / 2, arithmetic.products)  # 1 + eps / 2 makes 1
+    x[:, 0] = 1
+    total = arithmetic.rest(0)
+    for chunk in x:
+        part = arithmetic.products(0)
+        for element in chunk:
+            part += element
+        total += arithmetic.rest(part)
+    assert total == chunks
+    error = abs(float(total) - layer_output(spec, weights, x.reshape(1, -1)).item())
+    bound = error_bound(spec, weights, x.reshape(1, -1), chunk_channels=arithmetic.chunk_channels).item()
+    assert 0.9 * bound < error <= bound
+
+
+def dense_layer(inputs: int, data_type: DataType, *epilogue: Any) -> tuple[Linear, Weights]:
+    spec = Linear(inputs, 1, epilogue, data_type)
+    return spec, Weights(np.ones((1, inputs), np.float32), np.zeros(1, np.float32))
+
+
+def test_the_bound_of_float32_is_one_unit_roundoff_for_each_operation() -> None:
+    spec, weights = dense_layer(100, "float32")
+    assert error_bound(spec, weights, np.ones((1, 100), np.float32)) == pytest.approx(101 * 2.0**-24 * 100, rel=1e-4)
+
+
+def test_chunks_make_the_bound_of_float16_that_of_their_length() -> None:
+    spec, weights = dense_layer(1024, "float16")
+    x = np.ones((1, 1024), np.float16)
+    bounds = [error_bound(spec, weights, x, chunk_channels=chunk).item() for chunk in (16, 64, 1024, None)]
+    assert bounds[0] < bounds[1] / 3 < bounds[2] / 30
+    assert bounds[0] == pytest.approx((16 + 1) * 2.0**-11 * 1024, rel=0.02)  # and one for the last rounding
+    assert bounds[3] == pytest.approx(((1 + 2.0**-11) ** 1025 - 1) * 1024, rel=1e-4)
+
+
+def test_adding_up_chunks_counts_one_rounding_of_float32_each() -> None:
+    chunks = 2**13
+    spec, weights = dense_layer(chunks, "float16")
+    bound = error_bound(spec, weights, np.ones((1, chunks), np.float16), chunk_channels=1).item()
+    assert bound == pytest.approx((2.0**-11 + chunks * 2.0**-24 + 2.0**-11) * chunks, rel=1e-3)
+
+
+def test_the_densest_chunk_of_a_kernel_counts_wherever_it_begins() -> None:
+    spec = Linear(12, 2, data_type="float16")
+    kernel = np.zeros((2, 12), np.float32)
+    kernel[0, 3:7], kernel[1, [0, 4, 8, 11]] = 1, 1
+    weights, x = Weights(kernel, np.zeros(2, np.float32)), np.ones((1, 12), np.float16)
+    together, apart = error_bound(spec, weights, x, chunk_channels=4)[0]
+    assert together == pytest.approx((4 + 1) * 2.0**-11 * 4, rel=0.01)
+    assert apart == pytest.approx((2 + 1) * 2.0**-11 * 4, rel=0.01)
+
+
+def test_each_output_is_rounded_to_bfloat16_once() -> None:
+    spec, weights = dense_layer(1, "bfloat16")
+    x = from_float32(np.array([[1.0], [3.0], [0.0]], np.float32), "bfloat16")
+    bound = error_bound(spec, weights, x)
+    np.testing.assert_allclose(bound[:2, 0], [2.0**-8, 3 * 2.0**-8], rtol=1e-4)
+    assert 0 < bound[2] < 1e-37
+
+
+def test_a_slope_multiplies_the_error_only_where_it_is_above_one_and_the_sum_may_be_negative() -> None:
+    x = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]], np.float32)
+    plain, steep, flat = (
+        error_bound(*dense_layer(2, "float32", *epilogue), x)[:, 0]
+        for epilogue in ((), (LeakyRelu(8.0),), (LeakyRelu(0.125),))
+    )
+    np.testing.assert_allclose(steep, [plain[0], 8 * plain[1] + 16 * 2.0**-24, 8 * plain[2]], rtol=1e-5)
+    np.testing.assert_allclose(flat, [plain[0], plain[1] + 0.25 * 2.0**-24, plain[2]], rtol=1e-5)
+
+
+def test_a_residual_adds_the_rounding_of_its_sum() -> None:
+    spec, weights = dense_layer(1, "float32", AddResidual())
+    x, residual = np.ones((2, 1), np.float32), np.array([[999.0], [-1.0]], np.float32)
+    bound = error_bound(spec, weights, x, residual=residual)[:, 0]
+    np.testing.assert_allclose(bound, [1002 * 2.0**-24, 2 * 2.0**-24], rtol=1e-5)
+
+
+def test_a_slope_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
+    x = np.array([[-1024]], np.float16)
+    exact, rounded = (
+        error_bound(*dense_layer(1, "float16", LeakyRelu(slope)), x).item() for slope in (float(np.float16(0.1)), 0.1)
+    )
+    assert rounded - exact == pytest.approx(1024 * abs(float(np.float16(0.1)) - 0.1), rel=0.01)
+
+
+def test_a_constant_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
+    x = np.zeros((1, 1), np.float16)
+    spec, weights = dense_layer(1, "float16", Clip(low=0.1))
+    assert error_bound(spec, weights, x).item() == pytest.approx(abs(float(np.float16(0.1)) - 0.1), rel=1e-5)
+    for limit in (0.125, 1e6):
+        spec, weights = dense_layer(1, "float16", Clip(low=-limit, high=limit))
+        assert error_bound(spec, weights, x).item() < 1e-6
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+@pytest.mark.parametrize("epilogue", [(), (Clip(0, 6),), (LeakyRelu(0.0),), (AddResidual(),)], ids=str)
+def test_the_bound_says_nothing_where_the_sum_may_overflow(value: float, epilogue: tuple[Any, ...]) -> None:
+    spec, weights = dense_layer(2, "float32", *epilogue)
+    x = np.array([[value, value], [-value, -value], [value, -value]], np.float32)
+    residual = np.zeros((3, 1), np.float32) if AddResidual() in epilogue else None
+    assert np.isinf(error_bound(spec, weights, x, residual=residual)).all()
+
+
+@pytest.mark.parametrize("chunk_channels", [None, 2])
+def test_float16_overflows_beyond_its_largest_value(chunk_channels: int | None) -> None:
+    spec, weights = dense_layer(2, "float16", AddResidual())
+    x = np.array([[30000, -30000], [40000, -40000], [30000, 0], [30000, 0]], np.float16)
+    residual = np.array([[0], [0], [30000], [40000]], np.float16)
+    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=chunk_channels)
+    np.testing.assert_array_equal(np.isinf(bound[:, 0]), [False, True, False, True])
+
+
+@pytest.mark.parametrize("step", [AddResidual(), LeakyRelu(4.0)], ids=str)
+def test_a_clip_does_not_hide_an_overflow_before_it(step: Any) -> None:
+    spec, weights = dense_layer(1, "float16", step, Clip(-6, 6))
+    x = np.array([[-40000], [-10000]], np.float16)
+    residual = x if step == AddResidual() else None
+    np.testing.assert_array_equal(np.isinf(error_bound(spec, weights, x, residual=residual)), [[True], [False]])
+
+
+def test_an_infinite_residual_has_no_bound() -> None:
+    spec, weights = dense_layer(1, "float32", AddResidual())
+    residual = np.array([[np.inf], [np.nan], [1]], np.float32)
+    bound = error_bound(spec, weights, np.ones((3, 1), np.float32), residual=residual)
+    np.testing.assert_array_equal(np.isinf(bound[:, 0]), [True, True, False])

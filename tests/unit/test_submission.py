@@ -1,0 +1,103 @@
+"""A checkpoint becomes a job: each layer with its tiling and parts, or skipped with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from codegen.errors import TilingError
+from codegen.layers import Checkpoint
+from codegen.spec import Linear
+from codegen.tiling import Part, Tiling
+from farm.errors import UsageError
+from farm.jobs import BuildOptions, NewJob
+from farm.store.memory import MemoryStore
+from farm.submission import dense_warnings, new_job
+from tests.samples import SMALL, SMALLER, checkpoint, layer
+
+OPTIONS = BuildOptions(("sm_90",))
+TILING = Tiling(32, 1, 1, 2, 8, 2)
+
+
+def submitted(net: Checkpoint, options: BuildOptions = OPTIONS) -> NewJob:
+    return new_job(net, options, namespace="test", name="net", store=MemoryStore())
+
+
+def test_a_build_has_all_that_the_checkpoint_says_of_its_layer() -> None:
+    folded = ("BatchNormalization bn1", "Add add1")
+    [build] = submitted(checkpoint(replace(layer(), residual="skip", folded=folded))).builds
+    assert (build.residual, build.rows, build.folded) == ("skip", 1, folded)
+    assert (build.layer, build.spec, build.input, build.output) == ("conv1", SMALL, "conv1.in", "conv1.out")
+
+
+def test_the_parts_of_a_layer_are_those_chosen_for_its_tiling_and_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = layer()
+    asked: list[Any] = []
+
+    def choose(*arguments: Any) -> tuple[Part, ...]:
+        asked.append(arguments)
+        return Part(0, 1), Part(1, 3)
+
+    monkeypatch.setattr("farm.submission.choose_parts", choose)
+    [build] = submitted(checkpoint(sample)).builds
+    assert build.parts == (Part(0, 1), Part(1, 3))
+    [(spec, tiling, nonzeros)] = asked
+    assert (spec, tiling, nonzeros.tolist()) == (SMALL, build.tiling, sample.weights.nonzeros_per_kernel.tolist())
+
+
+def test_the_rows_of_an_image_count_as_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+
+    def choose(spec: Any, batch: int, nonzeros: Any, **_: Any) -> Tiling:
+        batches.append(batch)
+        return TILING
+
+    monkeypatch.setattr("farm.submission.choose_tiling", choose)
+    monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
+    net = checkpoint(layer("fc1", spec=Linear(16, 8)), replace(layer("fc2", spec=Linear(16, 8)), rows=197))
+    builds = submitted(net, replace(OPTIONS, batch=4)).builds
+    assert batches == [4, 4 * 197]
+    assert [build.rows for build in builds] == [1, 197]
+
+
+def test_a_layer_with_more_code_than_allowed_is_skipped_with_its_size() -> None:
+    large = layer("large", spec=replace(SMALL, channels=64, kernels=64), sparsity=0.5)
+    net = checkpoint(large, layer("small", spec=SMALLER))
+    assert [build.layer for build in submitted(net).builds] == ["large", "small"]
+    job = submitted(net, replace(OPTIONS, code_limit_bytes=100_000))
+    assert [build.layer for build in job.builds] == ["small"]
+    [skipped] = job.skipped
+    assert (skipped.name, skipped.operator) == ("large", "conv2d")
+    assert skipped.reason.startswith("its code would be ")
+
+
+def test_a_layer_that_cannot_be_cut_is_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> tuple[Part, ...]:
+        raise TilingError("one K group is too large for ptxas")
+
+    monkeypatch.setattr("farm.submission.choose_parts", refuse)
+    with pytest.raises(UsageError, match=r"no layer can be compiled: conv1 \(conv2d\): one K group is too large"):
+        submitted(checkpoint(layer()))
+
+
+@pytest.mark.parametrize("change", [{"code_limit_bytes": 1_000_000}, {"batch": 1}, {"optimisation": 1}])
+def test_other_options_are_another_request(change: dict[str, int]) -> None:
+    net = checkpoint(layer())
+    assert submitted(net).request_digest == submitted(net).request_digest
+    assert submitted(net, replace(OPTIONS, **change)).request_digest != submitted(net).request_digest
+
+
+def test_options_come_back_from_json_as_they_were() -> None:
+    options = BuildOptions(("sm_80", "sm_90"), 8, "full", 1, True, 5_000_000)
+    assert BuildOptions.from_json(options.to_json()) == options
+
+
+def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.submission.choose_tiling", lambda *_, **__: TILING)
+    monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
+    linear = Linear(40, 10)
+    net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
+    warnings = dense_warnings(submitted(net).builds)
+    assert [warning.split(",")[0] for warning in warnings] == ["fc2: sparsity 0.25", "conv: sparsity 0.40"]
