@@ -50,7 +50,7 @@ def _node_cases() -> Iterator[BackendCase]:
     """Those that the package computes: importing an operator's module adds its cases to a list."""
     from onnx.backend.test.case import node
 
-    for operator in OPERATORS:
+    for operator in sorted(OPERATORS):
         import_module(f"onnx.backend.test.case.node.{operator.lower()}")
     for case in node._NodeTestCases:
         if _is_wanted(case.model):

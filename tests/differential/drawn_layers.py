@@ -23,10 +23,10 @@ DTYPES: dict[DataType, type] = {"float32": np.float32, "float16": np.float16, "b
 
 Kind = Literal["normal", "repeated", "powers of two", "ones", "subnormal", "largest", "mixed"]
 Generator = np.random.Generator
-Values = Callable[[Generator, tuple[int, ...], ml_dtypes.finfo], NDArray[np.float64]]
+Values = Callable[[Generator, tuple[int, ...], ml_dtypes.finfo], NDArray[np.floating[Any]]]
 
 
-def _mixed(rng: Generator, shape: tuple[int, ...], limits: ml_dtypes.finfo) -> NDArray[np.float64]:
+def _mixed(rng: Generator, shape: tuple[int, ...], limits: ml_dtypes.finfo) -> NDArray[np.floating[Any]]:
     each = [KINDS[kind](rng, shape, limits) for kind in ("normal", "repeated", "powers of two", "ones", "subnormal")]
     return np.choose(rng.integers(len(each), size=shape), each)
 
@@ -98,7 +98,7 @@ class DrawnLayer:
     @staticmethod
     def from_line(line: str) -> DrawnLayer:
         plain = json.loads(line)
-        recipe = {name: tuple(each) if isinstance(each, list) else each for name, each in plain["recipe"].items()}
+        recipe: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain["recipe"].items()}
         return DrawnLayer(Geometry.from_json(plain["geometry"]), Recipe(**recipe))
 
     @property

@@ -119,7 +119,8 @@ class Geometry:
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Geometry:
-        return Geometry(**{name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return Geometry(**plain)
 
 
 GEOMETRIES: dict[str, Geometry] = {

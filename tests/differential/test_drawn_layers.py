@@ -135,7 +135,7 @@ def test_wrong_outputs_are_noticed(how: str) -> None:
 def test_weights_are_as_sparse_as_drawn_and_their_zeros_are_of_both_signs() -> None:
     weights = Recipe(0, sparsity=0.5, empty_slices=(0.3, 0.3), negative_zeros=True).weights((40, 50, 3, 3), np.float32)
     empty = [~weights.any(axis=tuple({0, 1, 2, 3} - {axis})) for axis in (0, 1)]
-    assert all(0 < share.sum() < len(share) for share in empty)
+    assert all(0 < slices.sum() < len(slices) for slices in empty)
     dense = weights[~empty[0]][:, ~empty[1]]
     assert 0.45 < np.count_nonzero(dense) / dense.size < 0.55
     assert len(np.unique(np.signbit(weights[weights == 0]))) == 2
