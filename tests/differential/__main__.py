@@ -37,7 +37,7 @@ class Fuzz:
         try:
             seen = agreement(layer)
             problem = "" if seen.ok else str(seen)
-            self.worst = max(self.worst, *seen.shares)
+            self.worst = max(self.worst, seen.worst)
             self.by_onnxruntime += seen.of_onnxruntime is not None
         except Exception as error:  # noqa: BLE001 - the next layers are to run whatever this one did
             problem = f"{type(error).__name__}: {error}"

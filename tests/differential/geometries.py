@@ -222,7 +222,7 @@ MOST_RESULTS = 5_000
 @st.composite
 def geometries(draw: st.DrawFn) -> Geometry:
     """Any small geometry."""
-    kind = draw(st.sampled_from(OPERATORS))
+    kind = draw(st.sampled_from(("Conv", "Conv", "Conv", "Conv", "ConvTranspose", "ConvTranspose", "Gemm", "MatMul")))
     steps = tuple(draw(st.lists(st.sampled_from(STEPS), max_size=4, unique=True)))
     if "residual" in steps:
         steps = tuple(step for step in steps if step != "residual_first")

@@ -26,7 +26,9 @@ from tests.differential.runtime import run_onnxruntime
 
 LAYERS_OF_LANDING = 500
 DRAWS = 13
-"""Of each geometry."""
+"""Of each geometry, at least."""
+EXAMPLES = 16
+"""Hypothesis draws a few things twice."""
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -38,7 +40,7 @@ def test_generated_code_agrees_with_onnxruntime_and_float64(
 
     # One geometry's draws are not another's, and always the same.
     @seed(list(GEOMETRIES).index(name))
-    @settings(max_examples=DRAWS, database=None, phases=[Phase.generate, Phase.shrink])
+    @settings(max_examples=EXAMPLES, database=None, phases=[Phase.generate, Phase.shrink])
     @given(recipes())
     def agrees(recipe: Recipe) -> None:
         layer = DrawnLayer(geometry, recipe)
@@ -48,7 +50,7 @@ def test_generated_code_agrees_with_onnxruntime_and_float64(
 
     agrees()
     assert len(found) >= DRAWS
-    worst = max(max(each.shares) for each in found.values())
+    worst = max(each.worst for each in found.values())
     compared = {"operator": geometry.operator, "layers": len(found), "worst": worst}
     record_property(DRAWN_LAYERS, json.dumps({**compared, "onnxruntime": geometry.runs_in_onnxruntime}))
 
