@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import ml_dtypes
@@ -121,18 +121,16 @@ class DrawnLayer:
         return arrays
 
 
-@dataclass
 class _Builder:
     """Collects the nodes and constants of one model."""
 
-    layer: DrawnLayer
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.geometry = self.layer.geometry
-        self.dtype = DTYPES[self.geometry.data_type]
-        self.rng = np.random.default_rng([self.layer.recipe.seed, 2])
+    def __init__(self, layer: DrawnLayer) -> None:
+        self.layer = layer
+        self.geometry = layer.geometry
+        self.dtype = DTYPES[layer.geometry.data_type]
+        self.rng = np.random.default_rng([layer.recipe.seed, 2])
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
 
     def model(self) -> onnx.ModelProto:
         geometry = self.geometry
