@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu bench lint format clean
+.PHONY: help setup demo test test-gpu fuzz bench lint format clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,9 @@ test: .venv/ready-dev lint ## every test that this machine can run
 
 test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 	@$(BIN)/python -m pytest tests/gpu
+
+fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; options in FUZZ, as FUZZ='--seed 7'
+	@$(BIN)/python -m tests.differential $(FUZZ)
 
 bench: .venv/ready-dev ## the figures of BENCHMARKS.md that need no GPU
 	@$(BIN)/python -m tests.benchmarks

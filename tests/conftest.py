@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,8 @@ from codegen.errors import ToolchainError
 from codegen.toolchain import find_toolchain
 
 TESTS = Path(__file__).parent
+DRAWN_LAYERS = "drawn layers"
+"""The property under which a test says what it has compared."""
 
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("farm", deadline=None)
@@ -32,7 +36,11 @@ def lacks_ray() -> str | None:
     return None if importlib.util.find_spec("ray") else "needs Ray: it is not installed"
 
 
-LACKS: dict[str, Callable[[], str | None]] = {"toolchain": cache(lacks_toolchain), "cluster": cache(lacks_ray)}
+LACKS: dict[str, Callable[[], str | None]] = {
+    "cluster": cache(lacks_ray),
+    "differential": cache(lacks_toolchain),
+    "toolchain": cache(lacks_toolchain),
+}
 """By folder; what tests/gpu/ needs is found out by its own fixture, which opens the GPU."""
 
 
@@ -42,3 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             lacks = LACKS.get(item.path.relative_to(TESTS).parts[0])
             if lacks and (reason := lacks()):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many drawn layers were compared, whichever processes compared them."""
+    passed = terminalreporter.getreports("passed")
+    found = [json.loads(value) for each in passed for name, value in each.user_properties if name == DRAWN_LAYERS]
+    if not found:
+        return
+    layers: Counter[str] = Counter()
+    for each in found:
+        layers[each["operator"]] += each["layers"]
+    by_onnxruntime = sum(each["layers"] for each in found if each["onnxruntime"])
+    terminalreporter.write_line(
+        f"{layers.total()} drawn layers agree ({', '.join(f'{name} {n}' for name, n in sorted(layers.items()))}), "
+        f"{by_onnxruntime} of them with onnxruntime; the largest difference is "
+        f"{max(each['worst'] for each in found):.2f} of its bound"
+    )

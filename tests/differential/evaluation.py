@@ -1,0 +1,310 @@
+"""ONNX graphs in float64, each tensor with how far arithmetic that rounds may be from it.
+
+Shares nothing with `codegen.reference`: a third opinion, from the text of ONNX's operators. It knows the nodes that
+drawn layers have, on inputs that are finite.
+
+Two programs are bounded. One runs node after node as onnxruntime's CPU provider does: in float32, each result rounded
+to the tensor's type. The other folds what follows a product into the product's weights, as `read_checkpoint` does, and
+then computes with those; `folding` is about the weights alone.
+
+- A sum of n products, in any order, fused or not: ((1 + u)^(n + 2) - 1) |w| * |x|, u = 2^-24 (Higham, Accuracy and
+  Stability of Numerical Algorithms, section 3.1), and half a subnormal for each product that underflows.
+- Each later node adds the rounding of its own results to what it makes of the error before it.
+- A folded node changes each weight by u of the weights' type, or by half a subnormal: u |w| * |x| and half a subnormal
+  times the sum of the |x| that have a weight, and the bias alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+Float64Array = NDArray[np.float64]
+Attributes = Mapping[str, Any]
+Product = Callable[[Float64Array, Float64Array], Float64Array]
+
+SINGLE = ml_dtypes.finfo(np.float32)
+UNIT_ROUNDOFF = 2.0**-24
+BATCH_NORM_ROUNDINGS = 12
+"""Of variance + epsilon, root, quotient, times scale, times x; of mean times all that; and of two sums."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """What a tensor is, and how far off it may be; arrays of one shape."""
+
+    value: Float64Array
+    error: Float64Array
+    """Of a program that runs node after node."""
+    magnitude: Float64Array
+    """Sums of the absolute values of all that was added up."""
+    reach: Float64Array
+    """Sums of the |x| that have a weight."""
+    folds: int
+    """Nodes since the product that change its weights."""
+    dtype: np.dtype[Any]
+
+    @property
+    def folding(self) -> Float64Array:
+        """How far off a product may be because this many nodes were folded into its weights."""
+        limits = ml_dtypes.finfo(self.dtype)
+        u, tiny = float(limits.eps) / 2, float(limits.smallest_subnormal)
+        return self.folds * (u * self.magnitude + tiny / 2 * (self.reach + 1))
+
+    @staticmethod
+    def exact(array: NDArray[Any]) -> Tensor:
+        value = array.astype(np.float64)
+        return Tensor(value, np.zeros_like(value), np.abs(value), np.zeros_like(value), 0, array.dtype)
+
+
+def evaluate(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Every tensor that a node of the model computes, by its name."""
+    tensors = {tensor.name: Tensor.exact(numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+    tensors |= {name: Tensor.exact(array) for name, array in inputs.items()}
+    computed = {}
+    for node in model.graph.node:
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        operands = [tensors[name] if name else None for name in node.input]
+        result = _stored(_NODES[node.op_type](attributes, *operands))
+        computed[node.output[0]] = tensors[node.output[0]] = result
+    return computed
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """After a result of float32 arithmetic was rounded to the tensor's type."""
+    if tensor.dtype == np.float32:
+        return tensor
+    limits = ml_dtypes.finfo(tensor.dtype)
+    rounding = float(limits.eps) / 2 * (np.abs(tensor.value) + tensor.error) + float(limits.smallest_subnormal) / 2
+    return replace(tensor, error=tensor.error + rounding)
+
+
+def _rounded(tensor: Tensor, value: Float64Array, error: Float64Array, times: int = 1, **others: Any) -> Tensor:
+    """A tensor of that value, with the error that it had before some roundings in float32."""
+    rounding = times * (UNIT_ROUNDOFF * (np.abs(value) + error) + float(SINGLE.smallest_subnormal) / 2)
+    return replace(tensor, value=value, error=error + rounding, **others)
+
+
+def _sums(
+    multiply: Product, x: Tensor, w: Tensor, bias: Tensor | None, alpha: float = 1.0, beta: float = 1.0
+) -> Tensor:
+    """alpha * x * w + beta * bias."""
+    present = (w.value != 0).astype(np.float64)
+    value, magnitude = alpha * multiply(x.value, w.value), abs(alpha) * multiply(np.abs(x.value), np.abs(w.value))
+    if bias is not None:
+        value, magnitude = value + beta * bias.value, magnitude + np.abs(beta * bias.value)
+    operations = multiply(np.ones_like(x.value), present) + 2 + (alpha != 1) + (beta != 1)
+    growth = np.expm1(operations * np.log1p(UNIT_ROUNDOFF))
+    error = growth * magnitude + operations * (1 + growth) * float(SINGLE.smallest_subnormal) / 2
+    return Tensor(value, error, magnitude, multiply(np.abs(x.value), present), (alpha != 1) + (beta != 1), x.dtype)
+
+
+def _conv(attributes: Attributes, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    window = Window.of(attributes, x.value.shape[2:], w.value.shape[2:], transposed=False)
+    return _sums(window.convolve, x, w, _along_channels(bias, x))
+
+
+def _conv_transpose(attributes: Attributes, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    window = Window.of(attributes, x.value.shape[2:], w.value.shape[2:], transposed=True)
+    return _sums(window.spread, x, w, _along_channels(bias, x))
+
+
+def _along_channels(constant: Tensor | None, like: Tensor) -> Tensor | None:
+    if constant is None:
+        return None
+    return replace(constant, value=constant.value.reshape(-1, *[1] * (like.value.ndim - 2)))
+
+
+def _gemm(attributes: Attributes, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    a, b = (
+        replace(each, value=each.value.T) if attributes.get(name) else each
+        for each, name in ((a, "transA"), (b, "transB"))
+    )
+    beta = attributes.get("beta", 1.0) if bias is not None else 1.0
+    return _sums(np.matmul, a, b, bias, attributes.get("alpha", 1.0), beta)
+
+
+def _matmul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    return _sums(np.matmul, a, b, None)
+
+
+def _constant(attributes: Attributes) -> Tensor:
+    return Tensor.exact(numpy_helper.to_array(attributes["value"]))
+
+
+def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
+    """Of a constant."""
+    value = np.transpose(x.value, attributes.get("perm"))
+    return replace(Tensor.exact(value), dtype=x.dtype)
+
+
+def _clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    value = x.value
+    if low is not None:
+        value = np.maximum(value, low.value)
+    if high is not None:
+        value = np.minimum(value, high.value)
+    return replace(x, value=value)
+
+
+def _relu(attributes: Attributes, x: Tensor) -> Tensor:
+    return replace(x, value=np.maximum(x.value, 0))
+
+
+def _leaky_relu(attributes: Attributes, x: Tensor) -> Tensor:
+    slope = attributes.get("alpha", 0.01)
+    return _rounded(x, np.where(x.value < 0, slope * x.value, x.value), max(1.0, abs(slope)) * x.error)
+
+
+def _add(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    """Of a product and a constant or an input, which are exact."""
+    if not b.error.any() and not b.folds and b.value.size < a.value.size:
+        folds = a.folds + 1
+    elif not a.error.any() and a.value.size < b.value.size:
+        folds = b.folds + 1
+    else:
+        folds = max(a.folds, b.folds)
+    value = a.value + b.value
+    return _rounded(
+        a, value, a.error + b.error, magnitude=a.magnitude + b.magnitude, reach=a.reach + b.reach, folds=folds
+    )
+
+
+def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    """Of a product and a constant, in either order."""
+    x, constant = (a, b) if a.value.size >= b.value.size else (b, a)
+    factor = np.abs(constant.value)
+    return _rounded(
+        x,
+        x.value * constant.value,
+        x.error * factor,
+        magnitude=x.magnitude * factor,
+        reach=x.reach * np.maximum(factor, 1),
+        folds=x.folds + 1,
+    )
+
+
+def _batch_norm(
+    attributes: Attributes, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    factor = scale.value / np.sqrt(variance.value + attributes.get("epsilon", 1e-5))
+    shape = (-1, *[1] * (x.value.ndim - 2))
+    factor, offset_value, mean_value = (each.reshape(shape) for each in (factor, offset.value, mean.value))
+    magnitude = np.abs(factor) * (x.magnitude + np.abs(mean_value)) + np.abs(offset_value)
+    error = x.error * np.abs(factor)
+    tiny = float(SINGLE.smallest_subnormal)
+    return Tensor(
+        (x.value - mean_value) * factor + offset_value,
+        # The error before is multiplied by a factor that is itself rounded.
+        error + BATCH_NORM_ROUNDINGS * (UNIT_ROUNDOFF * (magnitude + error) + tiny),
+        magnitude,
+        x.reach * np.maximum(np.abs(factor), 1),
+        x.folds + 1,
+        x.dtype,
+    )
+
+
+_NODES: dict[str, Callable[..., Tensor]] = {
+    "Add": _add,
+    "BatchNormalization": _batch_norm,
+    "Clip": _clip,
+    "Constant": _constant,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Gemm": _gemm,
+    "LeakyRelu": _leaky_relu,
+    "MatMul": _matmul,
+    "Mul": _mul,
+    "Relu": _relu,
+    "Transpose": _transpose,
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over a map of height and width, or width alone, which then is a map of height 1."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    """Padding; of a transposed convolution what is cut off."""
+    ends: tuple[int, ...]
+    added: tuple[int, ...]
+    """Output padding."""
+    group: int
+
+    @staticmethod
+    def of(attributes: Attributes, size: tuple[int, ...], kernel: tuple[int, ...], *, transposed: bool) -> Window:
+        """From the attributes of a node, with ONNX's defaults."""
+        rank = len(size)
+        strides, dilations = (tuple(attributes.get(name, (1,) * rank)) for name in ("strides", "dilations"))
+        added = tuple(attributes.get("output_padding", (0,) * rank))
+        pads = tuple(attributes.get("pads", (0,) * (2 * rank)))
+        begins, ends = pads[:rank], pads[rank:]
+        mode = attributes.get("auto_pad", b"NOTSET").decode()
+        wanted = attributes.get("output_shape")
+        extents = [(each - 1) * step + 1 for each, step in zip(kernel, dilations, strict=True)]
+        if mode.startswith("SAME") or wanted:
+            if transposed:
+                whole = [
+                    (each - 1) * step + extent + more
+                    for each, step, extent, more in zip(size, strides, extents, added, strict=True)
+                ]
+                wanted = wanted or [each * step for each, step in zip(size, strides, strict=True)]
+                totals = [each - want for each, want in zip(whole, wanted, strict=True)]
+            else:
+                totals = [
+                    max((-(-each // step) - 1) * step + extent - each, 0)
+                    for each, step, extent in zip(size, strides, extents, strict=True)
+                ]
+            less, more = tuple(each // 2 for each in totals), tuple(each - each // 2 for each in totals)
+            begins, ends = (less, more) if mode == "SAME_UPPER" else (more, less)
+        return Window(strides, dilations, begins, ends, added, attributes.get("group", 1))
+
+    def convolve(self, x: Float64Array, w: Float64Array) -> Float64Array:
+        """[N, C, H, W] and [K, C / group, R, S] to [N, K, H', W']."""
+        rank = x.ndim - 2
+        around = [(0, 0), (0, 0), *zip(self.begins, self.ends, strict=True)]
+        extents = tuple((each - 1) * step + 1 for each, step in zip(w.shape[2:], self.dilations, strict=True))
+        views = sliding_window_view(np.pad(x, around), extents, axis=tuple(range(2, 2 + rank)))
+        steps = [slice(None, None, step) for step in (*self.strides, *self.dilations)]
+        views = views[:, :, *steps]
+        views = views.reshape(len(x), self.group, -1, *views.shape[2:])
+        kernels = w.reshape(self.group, -1, *w.shape[1:])
+        places, taps = "yx"[:rank], "rs"[:rank]
+        sums = np.einsum(f"ngc{places}{taps},gkc{taps}->ngk{places}", views, kernels, optimize=True)
+        return sums.reshape(len(x), len(w), *sums.shape[3:])
+
+    def spread(self, x: Float64Array, w: Float64Array) -> Float64Array:
+        """[N, C, H, W] and [C, K / group, R, S] to [N, K, H', W']."""
+        rank = x.ndim - 2
+        size, kernel = x.shape[2:], w.shape[2:]
+        whole = [
+            (each - 1) * stride + (taps - 1) * dilation + 1 + more
+            for each, stride, taps, dilation, more in zip(
+                size, self.strides, kernel, self.dilations, self.added, strict=True
+            )
+        ]
+        sums = np.zeros((len(x), self.group, w.shape[1], *whole))
+        maps = x.reshape(len(x), self.group, -1, *size)
+        kernels = w.reshape(self.group, -1, *w.shape[1:])
+        places = "yx"[:rank]
+        for tap in np.ndindex(*kernel):
+            target = tuple(
+                slice(at * dilation, at * dilation + (each - 1) * stride + 1, stride)
+                for at, dilation, each, stride in zip(tap, self.dilations, size, self.strides, strict=True)
+            )
+            sums[:, :, :, *target] += np.einsum(f"ngc{places},gck->ngk{places}", maps, kernels[..., *tap])
+        inside = (slice(begin, each - end) for begin, each, end in zip(self.begins, whole, self.ends, strict=True))
+        return sums[:, :, :, *inside].reshape(len(x), self.group * w.shape[1], *self._cut(whole))
+
+    def _cut(self, whole: list[int]) -> list[int]:
+        return [each - begin - end for each, begin, end in zip(whole, self.begins, self.ends, strict=True)]

@@ -1,0 +1,92 @@
+"""This project's way from a model file to outputs: read, tiled, compiled by nvcc, rewritten, run in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from codegen import emulate
+from codegen.checkpoint import read_checkpoint
+from codegen.choice import choose_parts, choose_tiling
+from codegen.data_types import numpy_dtype, to_float32
+from codegen.layers import Layer
+from codegen.reference import error_bound
+from codegen.rewrite import rewrite
+from codegen.spec import LayerSpec
+from codegen.template import Template, make_template
+from codegen.tiling import Tiling
+from codegen.toolchain import ToolLimits, find_toolchain
+
+LIMITS = ToolLimits(300)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A tensor that a compiled layer computes, in float64 and in the shape that the model gives it."""
+
+    values: NDArray[np.float64]
+    """NaN where the kernel wrote nothing."""
+    bound: NDArray[np.float64]
+    """How far they may be from the layer as it was read, with its weights as they were folded."""
+
+
+def ours(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "compute_80") -> dict[str, Output]:
+    """The tensors that the layers of a model compute, by their names; of layers whose input is an input of the model.
+
+    Inputs of bfloat16 are arrays of any 16-bit type. Raises CheckpointError if no layer of the model is compiled.
+    """
+    shapes = _shapes(path)
+    layers = read_checkpoint(path, {}).layers
+    return {layer.output: _run(layer, inputs, shapes[layer.output], virtual_arch) for layer in layers}
+
+
+@cache
+def _template(spec: LayerSpec, tiling: Tiling, virtual_arch: str) -> Template:
+    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
+
+
+def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...], virtual_arch: str) -> Output:
+    spec, weights = layer.spec, layer.weights
+    x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
+    residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
+    tiling = choose_tiling(spec, len(x), weights.nonzeros_per_kernel)
+    template = _template(spec, tiling, virtual_arch)
+    # NaN in every type: an element that no thread writes is never right.
+    output = np.full((len(x), *spec.output_shape), -1, np.int32 if spec.data_type == "float32" else np.int16)
+    output = output.view(numpy_dtype(spec.data_type))
+    for part in choose_parts(spec, tiling, weights.nonzeros_per_kernel):
+        kernel = rewrite(template, weights, part)
+        launch = kernel.launch
+        arguments: dict[str, Any] = {
+            "input": x.reshape(-1)[launch.input_offset :],
+            "output": output.reshape(-1)[launch.output_offset :],
+            "images": len(x),
+        }
+        if residual is not None:
+            arguments["residual"] = residual.reshape(-1)[launch.output_offset :]
+        in_order = [arguments[name] for name in launch.arguments]
+        emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
+    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=tiling.chunk_channels)
+    values = to_float32(output, spec.data_type).astype(np.float64)
+    return Output(values.reshape(shape), bound.reshape(shape))
+
+
+def _stored(array: NDArray[Any], spec: LayerSpec) -> NDArray[Any]:
+    """Contiguous, and bfloat16 as its bits."""
+    return np.ascontiguousarray(array).view(numpy_dtype(spec.data_type))
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a model, which are all fixed: a layer knows less, as a vector is a row or a column to it."""
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    return {
+        value.name: tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.output)
+    }
