@@ -110,16 +110,21 @@ def _density_band(density: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
-    fitting = [tiling for tiling in operator_of(spec).candidates(spec) if _fits(spec, tiling)]
-    works = [operator_of(spec).work(spec, tiling) for tiling in fitting]
-    streams = [Stream.of(work, density) for work in works]
-    sizes = [stream.code * work.streams for stream, work in zip(streams, works, strict=True)]
+    streams: dict[Tiling, Stream] = {}
+    sizes: dict[Tiling, float] = {}
+    for tiling in operator_of(spec).candidates(spec):
+        if not _fits(spec, tiling):
+            continue
+        work = operator_of(spec).work(spec, tiling)
+        stream = Stream.of(work, density)
+        if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES[-1]:
+            streams[tiling], sizes[tiling] = stream, stream.code * work.streams
     # A layer that is larger whatever its tiling is given the smaller ones.
-    limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes, default=0))
+    limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes.values(), default=0))
     times = {
         tiling: predict_microseconds(spec, tiling, batch, density) * LONG_STREAM ** bisect(STREAM_BYTES, stream.code_bytes)
-        for tiling, stream, size in zip(fitting, streams, sizes, strict=True)
-        if size <= limit
+        for tiling, stream in streams.items()
+        if sizes[tiling] <= limit
     }
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 

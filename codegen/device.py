@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from codegen.launch import Launch
-from codegen.layers import FloatArray
 
-_POISON = 0x7FC00000
-"""A NaN: an output that the kernel does not write stays one."""
+_POISON = 0xFF
+"""A NaN of such bytes in every data type: an output that no kernel writes stays one."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,13 @@ class LoadedKernel:
     _function: Any
     _launch: Launch
 
-    def __call__(self, source: int, target: int, batch: int, stream: Any = None) -> None:
+    def __call__(
+        self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None
+    ) -> None:
+        values = {"input": source, "output": target, "residual": residual}
+        arguments = [np.int32(batch) if name == "images" else np.uint64(values[name]) for name in self._launch.arguments]
         self._function(
-            np.uint64(source),
-            np.uint64(target),
+            *arguments,
             grid=self._launch.grid_at(batch),
             block=self._launch.block,
             shared=self._launch.shared_bytes,
@@ -84,18 +88,28 @@ class Device:
                 f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
             ) from None
 
-    def run(self, cubin: bytes, launch: Launch, x: FloatArray, output_shape: tuple[int, ...]) -> FloatArray:
-        """Runs a layer on a batch [N, C, H, W]; gives the output, NaN where the kernel wrote nothing."""
+    def run_layer(
+        self,
+        kernels: Sequence[tuple[bytes, Launch]],
+        x: NDArray[Any],
+        output_shape: tuple[int, ...],
+        residual: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Runs all parts of a layer on a batch [N, ...]; gives the output, NaN where no kernel wrote anything."""
         driver = self._driver
-        kernel = self.load(cubin, launch)
-        output = np.empty((len(x), *output_shape), dtype=np.float32)
+        loaded = [self.load(cubin, launch) for cubin, launch in kernels]
+        output = np.empty((len(x), *output_shape), dtype=x.dtype)
         try:
             source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(output.nbytes)
             driver.memcpy_htod(source, np.ascontiguousarray(x))
-            driver.memset_d32(target, _POISON, output.size)
-            kernel(int(source), int(target), len(x))
+            added = None if residual is None else driver.mem_alloc(residual.nbytes)
+            if added is not None:
+                driver.memcpy_htod(added, np.ascontiguousarray(residual))
+            driver.memset_d8(target, _POISON, output.nbytes)
+            for kernel in loaded:
+                kernel(int(source), int(target), len(x), residual=None if added is None else int(added))
             driver.Context.synchronize()
             driver.memcpy_dtoh(output, target)
         except driver.Error as error:
-            raise DeviceError(f"{launch.kernel} did not run on {self.name}: {error}") from None
+            raise DeviceError(f"{kernels[0][1].kernel} did not run on {self.name}: {error}") from None
         return output

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen import emulate
-from codegen.layers import FloatArray, Weights
-from codegen.operators import operator_of
+from codegen.data_types import from_float32, numpy_dtype, to_float32
+from codegen.layers import Weights
+from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.region import Region
-from codegen.reference import convolve_region, error_bound_region
-from codegen.rewrite import Kernel
-from codegen.spec import LayerSpec
-from codegen.tiling import Tiling
+from codegen.reference import error_bound, layer_output
+from codegen.rewrite import rewrite
+from codegen.spec import AddResidual, LayerSpec
+from codegen.template import Template
+from codegen.tiling import Part, Tiling
 
 Block = tuple[int, int, int]
 
@@ -47,8 +51,8 @@ def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> li
     """Blocks that see every stream and every kind of border: all of a small grid, else the corners of the tile grid,
     the middle of each edge, and some of the interior, over the images in turn. Every K group runs; where there are
     many, they share the places among them."""
-    down, across = operator_of(spec).tiles(spec, tiling)
-    _, images, groups = grid
+    across = operator_of(spec).tiles(spec, tiling)[1]
+    down, images, groups = grid[0] // across, grid[1], grid[2]
     if down * across * images * groups <= SMALL_GRID:
         return [(x, y, z) for z in range(groups) for y in range(images) for x in range(down * across)]
     rng = np.random.default_rng(seed)
@@ -64,66 +68,114 @@ def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> li
     return blocks
 
 
-def verify_kernel(
-    kernel: Kernel, spec: LayerSpec, tiling: Tiling, weights: Weights, *, batch: int = 2, seed: int = 0
+def verify_layer(
+    template: Template, weights: Weights, parts: Sequence[Part], *, batch: int = 2, seed: int = 0
 ) -> Verification:
-    """Runs the kernel's PTX in the emulator on sampled blocks and compares with the reference. No GPU is needed."""
-    x = random_input(spec, batch, seed)
-    output = np.full((batch, *spec.output_shape), np.nan, dtype=np.float32)
-    grid = kernel.launch.grid_at(batch)
-    blocks = sample_blocks(spec, tiling, grid, seed)
-    emulate.run(kernel.ptx, grid, kernel.launch.block, kernel.launch.shared_bytes, [x, output], blocks=blocks)
-    regions = [operator_of(spec).block_region(spec, tiling, block) for block in blocks]
-    written = np.isfinite(output) | np.isinf(output)
+    """Runs the PTX of these parts of a layer in the emulator, on sampled blocks, and compares with the reference.
+
+    No GPU is needed. `batch` is in images, or in rows of a Linear. Raises EmulationError.
+    """
+    spec, tiling = canonical(template.spec), template.tiling
+    x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
+    output = poisoned(spec, batch)
+    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": batch}
+    grid = launch_of(spec, tiling).grid_at(batch)
+    chosen = sample_blocks(spec, tiling, grid, seed)
+    run: list[Block] = []
+    for part in parts:
+        kernel = rewrite(template, weights, part)
+        blocks = [block for block in chosen if part.first <= block[2] < part.end]
+        emulate.run(
+            kernel.ptx,
+            kernel.launch.grid_at(batch),
+            kernel.launch.block,
+            kernel.launch.shared_bytes,
+            [arrays[name] for name in kernel.launch.arguments],
+            blocks=[(i, j, k - part.first) for i, j, k in blocks],
+        )
+        run += blocks
+    regions = [operator_of(spec).block_region(spec, tiling, block) for block in run]
+    written = ~np.isnan(to_float32(output, spec.data_type))
     for region in regions:
-        written[region.index] = False
+        written[region.index(written.ndim)] = False
     message = f"{int(written.sum())} outputs written outside the blocks that ran" if written.any() else ""
-    return compare(spec, weights, x, output, regions, len(blocks), grid[0] * grid[1] * grid[2], message)
+    return compare(spec, tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
 
 
 def verify_output(
-    spec: LayerSpec, tiling: Tiling, weights: Weights, x: FloatArray, output: FloatArray, grid: Block, seed: int = 0
+    spec: LayerSpec,
+    tiling: Tiling,
+    weights: Weights,
+    x: NDArray[Any],
+    output: NDArray[Any],
+    *,
+    residual: NDArray[Any] | None = None,
+    seed: int = 0,
 ) -> Verification:
     """Checks the output of a whole run on a GPU: every element written, sampled blocks against the reference."""
-    missing = int(np.isnan(output).sum())
+    missing = int(np.isnan(to_float32(output, spec.data_type)).sum())
     message = f"{missing} outputs were not written" if missing else ""
+    spec = canonical(spec)
+    x, output = x.reshape(-1, *spec.input_shape), output.reshape(-1, *spec.output_shape)
+    residual = None if residual is None else residual.reshape(output.shape)
+    grid = launch_of(spec, tiling).grid_at(len(x))
     blocks = sample_blocks(spec, tiling, grid, seed)
     regions = [operator_of(spec).block_region(spec, tiling, block) for block in blocks]
-    return compare(spec, weights, x, output, regions, len(blocks), grid[0] * grid[1] * grid[2], message)
+    return compare(spec, tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
 
 
-def random_input(spec: LayerSpec, batch: int, seed: int) -> FloatArray:
-    """Normal values, fresh for each seed: [batch, C, H, W]."""
-    return np.random.default_rng(seed).standard_normal((batch, *spec.input_shape), dtype=np.float32)
+def random_input(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any]:
+    """Normal values, fresh for each seed: [batch, *input_shape], held as `numpy_dtype` says."""
+    values = np.random.default_rng(seed).standard_normal((batch, *spec.input_shape), dtype=np.float32)
+    return from_float32(values, spec.data_type)
+
+
+def random_residual(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | None:
+    """Normal values for a layer that adds a residual: [batch, *output_shape]; None for others."""
+    if AddResidual() not in spec.epilogue:
+        return None
+    values = np.random.default_rng(seed + 1).standard_normal((batch, *spec.output_shape), dtype=np.float32)
+    return from_float32(values, spec.data_type)
+
+
+def poisoned(spec: LayerSpec, batch: int) -> NDArray[Any]:
+    """An output in which every element is NaN: what the kernel does not write stays one."""
+    bits = np.full((batch, *spec.output_shape), -1, dtype=f"i{numpy_dtype(spec.data_type).itemsize}")
+    return bits.view(numpy_dtype(spec.data_type))
 
 
 def compare(
     spec: LayerSpec,
+    tiling: Tiling,
     weights: Weights,
-    x: FloatArray,
-    output: FloatArray,
-    regions: Iterable[Region],
-    blocks_run: int,
+    x: NDArray[Any],
+    output: NDArray[Any],
+    residual: NDArray[Any] | None,
+    regions: Sequence[Region],
     blocks_total: int,
     message: str = "",
 ) -> Verification:
-    """Compares regions of an output with the float64 reference; an output that was not written is NaN and fails."""
+    """Compares regions of an output, one a block, with the float64 reference.
+
+    An output that was not written is NaN and fails.
+    """
+    chunk_channels = tiling.chunk_channels if tiling.accumulate == "float32" else None
+    values = to_float32(output, spec.data_type)
     checked = 0
     square_error = square_reference = share = 0.0
     for region in regions:
-        arguments = (spec, weights, x[region.image : region.image + 1], region.rows, region.columns, region.kernels)
-        reference = convolve_region(*arguments)[0]
-        bound = error_bound_region(*arguments)[0]
-        got = output[region.index].astype(np.float64)
+        reference = layer_output(spec, weights, x, region, residual)
+        bound = error_bound(spec, weights, x, region, residual, chunk_channels)
+        got = values[region.index(values.ndim)].astype(np.float64)
         error = np.where(got == reference, 0.0, np.abs(got - reference))
         with np.errstate(divide="ignore", invalid="ignore"):
-            worst = float(np.max(np.where(error == 0, 0.0, error / bound)))
+            worst = float(np.max(np.where(error == 0, 0.0, error / bound), initial=0.0))
         checked += got.size
         square_error += float(np.sum(error**2))
         square_reference += float(np.sum(reference**2))
         share = worst if np.isnan(worst) else max(share, worst)
         if not worst <= 1 and not message:
-            message = f"image {region.image}, kernels from {region.kernels.start}, rows from {region.rows.start}, "
-            message += f"columns from {region.columns.start}: an output is off by {worst:.3g} times its error bound"
+            place = ", ".join(str(each.start or 0) for each in region.index(values.ndim))
+            message = f"in the block of outputs from [{place}]: one is off by {worst:.3g} times its error bound"
     relative = float(np.sqrt(square_error / square_reference)) if square_reference else float(np.sqrt(square_error))
-    return Verification(blocks_run, blocks_total, checked, relative, share, message)
+    return Verification(len(regions), blocks_total, checked, relative, share, message)

@@ -64,13 +64,7 @@ def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...
     for part in choose_parts(spec, tiling, weights.nonzeros_per_kernel):
         kernel = rewrite(template, weights, part)
         launch = kernel.launch
-        arguments: dict[str, Any] = {
-            "input": x.reshape(-1)[launch.input_offset :],
-            "output": output.reshape(-1)[launch.output_offset :],
-            "images": len(x),
-        }
-        if residual is not None:
-            arguments["residual"] = residual.reshape(-1)[launch.output_offset :]
+        arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": len(x)}
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
     bound = error_bound(spec, weights, x, residual=residual, chunk_channels=tiling.chunk_channels)
