@@ -6,13 +6,14 @@ import math
 from bisect import bisect
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
-from codegen.operators.geometry import Streams, geometry_of
+from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Form, Part, Tiling
@@ -87,7 +88,7 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     middles = np.cumsum(streams) - streams / 2
     part_of = np.minimum((middles * count / streams.sum()).astype(np.int64), count - 1)
     edges = [0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(streams)]
-    return tuple(Part(first, end) for first, end in zip(edges, edges[1:], strict=False))
+    return tuple(Part(first, end) for first, end in pairwise(edges))
 
 
 def _check_form(spec: LayerSpec, form: Form) -> None:
@@ -122,7 +123,8 @@ def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
     # A layer that is larger whatever its tiling is given the smaller ones.
     limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes.values(), default=0))
     times = {
-        tiling: predict_microseconds(spec, tiling, batch, density) * LONG_STREAM ** bisect(STREAM_BYTES, stream.code_bytes)
+        tiling: predict_microseconds(spec, tiling, batch, density)
+        * LONG_STREAM ** bisect(STREAM_BYTES, stream.code_bytes)
         for tiling, stream in streams.items()
         if sizes[tiling] <= limit
     }
@@ -137,7 +139,7 @@ def _last_resort(spec: LayerSpec) -> list[Tiling]:
 def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     operator = operator_of(spec)
-    if tiling.threads > 1024 or not operator.divides(spec, tiling):
+    if tiling.threads > 1024 or not fits(geometry_of(spec), tiling):
         return False
     work = operator.work(spec, tiling)
     return (
@@ -151,8 +153,9 @@ def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
 
 
 def _stream_nonzeros(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
-    by_stream = Streams.of(geometry_of(spec), tiling).by_stream(nonzeros.astype(np.int64))
-    return np.asarray(by_stream, dtype=np.int64).sum(axis=1)
+    by_stream = Streams.of(geometry_of(spec), tiling).by_stream(nonzeros)
+    sums: NDArray[np.int64] = np.asarray(by_stream, dtype=np.int64).sum(axis=1)
+    return sums
 
 
 def _stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -160,13 +163,10 @@ def _stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.i
     work = operator_of(spec).work(spec, tiling)
     average = Stream.of(work, float(nonzeros.sum()) / spec.weights_count)
     multiply_adds = _stream_nonzeros(spec, tiling, nonzeros) * tiling.rows
-    instructions: NDArray[np.float64] = average.code - average.multiply_adds + multiply_adds
-    return instructions
+    return np.asarray(average.code - average.multiply_adds + multiply_adds, dtype=np.float64)
 
 
-def _streams_fit(
-    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]
-) -> bool:
+def _streams_fit(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
     if tiling.group_kernels == 1:
         return True  # there is nothing smaller
     largest = int(_stream_nonzeros(spec, tiling, nonzeros).max()) * tiling.rows

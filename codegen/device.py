@@ -24,11 +24,11 @@ class LoadedKernel:
     _function: Any
     _launch: Launch
 
-    def __call__(
-        self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None
-    ) -> None:
-        values = {"input": source, "output": target, "residual": residual}
-        arguments = [np.int32(batch) if name == "images" else np.uint64(values[name]) for name in self._launch.arguments]
+    def __call__(self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None) -> None:
+        values = {"input": source, "output": target, "residual": residual or 0}
+        arguments = [
+            np.int32(batch) if name == "images" else np.uint64(values[name]) for name in self._launch.arguments
+        ]
         self._function(
             *arguments,
             grid=self._launch.grid_at(batch),

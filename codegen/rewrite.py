@@ -72,12 +72,22 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     turns, kept, loads = _turns(form, spec, tiling, every.weights[chosen])
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     parts = [form.head_from(part.first).encode("ascii")]
-    _dispatch(parts, form.group_register, part.first, part.end, lambda group: turns[group - part.first] + tails[group - part.first])
+    _dispatch(
+        parts,
+        form.group_register,
+        part.first,
+        part.end,
+        lambda group: turns[group - part.first] + tails[group - part.first],
+    )
     parts.append(b"}\n")
     kernels = int(every.exists[chosen].sum()) // geometry_of(spec).phase_count
     dense = kernels * tiling.rows * weights.kernel[0].size
     return Kernel(
-        ptx=b"".join(parts), launch=launch_of(spec, tiling, part), fmas_kept=kept, fmas_deleted=dense - kept, loads_deleted=loads
+        ptx=b"".join(parts),
+        launch=launch_of(spec, tiling, part),
+        fmas_kept=kept,
+        fmas_deleted=dense - kept,
+        loads_deleted=loads,
     )
 
 

@@ -208,7 +208,7 @@ _SPECS: dict[str, type[LayerSpec]] = {"conv2d": Conv2d, "conv_transpose2d": Conv
 
 def spec_from_json(value: dict[str, Any]) -> LayerSpec:
     """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
-    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+    fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
     operator = fields.pop("operator")
     if operator not in _SPECS:
         raise ValueError(f"unknown operator {operator!r}")

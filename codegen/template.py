@@ -129,8 +129,8 @@ class RolledForm:
 
     `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
     the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
-    `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`, `store_lines` belong
-    to the sums `bias_sums`, `store_sums` of a row.
+    `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines` and `store_lines`
+    belong to the sums `bias_sums`, `store_sums` of a row.
     """
 
     head: str

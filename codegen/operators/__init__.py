@@ -47,9 +47,17 @@ class Operator(Protocol):
     def last_resort(self, spec: Any) -> Iterator[Tiling]:
         """Tilings of layers that the limits leave no other."""
 
-    def divides(self, spec: Any, tiling: Tiling) -> bool:
-        """Whether the tiling's streams come out even."""
 
+__all__ = [
+    "Operator",
+    "canonical",
+    "launch_of",
+    "operator_digest",
+    "operator_of",
+    "source_path",
+    "stream_count",
+    "template_cost",
+]
 
 _OPERATORS: dict[type, Operator] = {Conv2d: conv2d, ConvTranspose2d: conv2d, Linear: linear}
 

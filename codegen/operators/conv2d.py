@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from codegen.launch import GridSize, Launch
 from codegen.operators import stream
-from codegen.operators.geometry import Geometry, Streams, fits, geometry_of
+from codegen.operators.geometry import Geometry, Streams, geometry_of
 from codegen.operators.region import Region
 from codegen.operators.stream import Store
 from codegen.operators.work import Work, bank_conflicts
@@ -96,8 +96,12 @@ def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Reg
     return Region(
         slice(image, image + 1),
         slice(kernel, min(kernel + tiling.group_kernels, end)),
-        _outputs(tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height),
-        _outputs(tile % across, tiling.tile_width * pairs(spec), geometry.phases[1], geometry.crop[1], spec.output_width),
+        _outputs(
+            tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height
+        ),
+        _outputs(
+            tile % across, tiling.tile_width * pairs(spec), geometry.phases[1], geometry.crop[1], spec.output_width
+        ),
     )
 
 
@@ -127,7 +131,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
     geometry = geometry_of(spec)
     height, width = input_tile(geometry, tiling)
     pointers, each = _copies(spec, tiling)
-    values = {
+    values: dict[str, int | str] = {
         "HEIGHT": geometry.height,
         "WIDTH": geometry.width,
         "STRIDE_Y": geometry.stride[0],
@@ -187,7 +191,9 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     pointers, each = _copies(spec, tiling)
     kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
     taps = geometry.kernel_height * geometry.kernel_width
-    used_rows = min((tiling.rows - 1) * geometry.stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height)
+    used_rows = min(
+        (tiling.rows - 1) * geometry.stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
+    )
     sums = tiling.rows * stream.sums(geometry, tiling)
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
@@ -223,10 +229,10 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
     height, width = geometry.positions_height, -(-geometry.positions_width // pairs(spec))
     if geometry.is_pointwise:
         widths = {min(width, size) for size in (32, 64, 128, 256)} | {-(-width // 2)} & set(range(257))
-        heights, rows_choices = {1}, (1,)
+        heights, rows_choices = {1}, [1]
     else:
         widths = {min(width, 64), min(-(-width // 2), 64), min(width, 32), min(width, 16), min(width, 8)}
-        heights, rows_choices = {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, (1, 2, 4)
+        heights, rows_choices = {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2, 4]
     for tile_width in sorted(widths):
         for tile_height in sorted(heights):
             if not 32 <= tile_width * tile_height <= 512 and tile_height < height:
@@ -260,8 +266,3 @@ def last_resort(spec: Spec) -> Iterator[Tiling]:
         (1, 1),
     ):
         yield Tiling(tile_width, tile_height, 1, 1, 1, stages=2)
-
-
-def divides(spec: Spec, tiling: Tiling) -> bool:
-    """Whether the tiling's streams come out even."""
-    return fits(geometry_of(spec), tiling)

@@ -44,7 +44,8 @@ class Geometry:
     def is_pointwise(self) -> bool:
         """Whether each output needs one input of a channel, that at its own position."""
         return (self.kernel_height, self.kernel_width, self.stride, self.phases) == (1, 1, (1, 1), (1, 1)) and (
-            (self.pad_top, self.pad_left, self.positions_height, self.positions_width) == (0, 0, self.height, self.width)
+            (self.pad_top, self.pad_left, self.positions_height, self.positions_width)
+            == (0, 0, self.height, self.width)
         )
 
     @property

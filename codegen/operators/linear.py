@@ -40,7 +40,7 @@ def row_words(spec: Linear, tiling: Tiling) -> int:
     return tiling.chunk_channels | 1
 
 
-def tiles(spec: Linear, tiling: Tiling) -> tuple[int, int]:
+def tiles(spec: Linear, tiling: Tiling) -> tuple[int, int]:  # noqa: ARG001 - the same for all
     """Rows are what a batch has of images: one tile each."""
     return 1, 1
 
@@ -73,7 +73,7 @@ def _pointers(spec: Linear, tiling: Tiling) -> int:
 
 def sources(spec: Linear, tiling: Tiling) -> dict[str, str]:
     """The generated headers that linear.cu includes."""
-    values = {
+    values: dict[str, int | str] = {
         "ROW_WORDS": row_words(spec, tiling),
         "UNIT": unit(spec, tiling),
         "POINTERS": _pointers(spec, tiling),
@@ -136,8 +136,3 @@ def candidates(spec: Linear) -> Iterator[Tiling]:
 def last_resort(spec: Linear) -> Iterator[Tiling]:
     """One output at a time: for what the limits leave no other tiling."""
     yield Tiling(32, 1, 1, 1, min(spec.inputs, 8), stages=2)
-
-
-def divides(spec: Linear, tiling: Tiling) -> bool:
-    """A linear layer can be cut anywhere."""
-    return True

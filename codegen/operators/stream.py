@@ -43,7 +43,9 @@ def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
         uses = tuple(
             (p, offset // geometry.dilation[0])
             for p, offset in offsets
-            if offset >= 0 and offset % geometry.dilation[0] == 0 and offset // geometry.dilation[0] < geometry.kernel_height
+            if offset >= 0
+            and offset % geometry.dilation[0] == 0
+            and offset // geometry.dilation[0] < geometry.kernel_height
         )
         if uses:
             rows.append((y, uses))

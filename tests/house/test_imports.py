@@ -37,11 +37,7 @@ FARM_LAYERS = (
 DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
-<<<<<<< HEAD
-    "onnx": {"codegen/checkpoint.py", "codegen/networks/"},
-=======
-    "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks.py"},
->>>>>>> aff39f379672b04c933b1ef22705e4c97bbf9776
+    "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
     "rich": {"cli/"},
