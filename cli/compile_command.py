@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.layers import compiled_line, failure_lines, layer_table, skipped_lines
-from cli.options import archs_of, bytes_of, check_output_folder, form_of, input_shapes_of
+from cli.options import accumulator_of, archs_of, bytes_of, check_output_folder, form_of, input_shapes_of
 from cli.progress import CompileProgress
 from cli.render import counts_line, job_json, job_table, print_error, print_json, status_text, stderr, stdout
 from codegen.errors import CheckpointError
@@ -46,6 +46,12 @@ def compile_models(
     template: Annotated[
         str, typer.Option("--template", metavar="rolled|full", help="full: everything unrolled before nvcc (slow).")
     ] = "rolled",
+    accumulate: Annotated[
+        str,
+        typer.Option(
+            "--accumulate", metavar="float32|float16", help="Sums of float16 layers: float16 is faster, less exact."
+        ),
+    ] = "float32",
     max_code_size: Annotated[
         float,
         typer.Option(
@@ -78,6 +84,7 @@ def compile_models(
         archs_of(arch),
         batch=batch,
         form=form_of(template),
+        accumulate=accumulator_of(accumulate),
         optimisation=optimisation,
         strict=strict,
         code_limit_bytes=bytes_of(max_code_size),

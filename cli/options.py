@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from codegen.tiling import Form
+from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
 
 
@@ -42,6 +42,15 @@ def form_of(value: str) -> Form:
             return value
         case _:
             raise UsageError(f"--template {value}: it is rolled or full")
+
+
+def accumulator_of(value: str) -> Accumulator:
+    """What float16 layers add up in. Raises UsageError."""
+    match value:
+        case "float32" | "float16":
+            return value
+        case _:
+            raise UsageError(f"--accumulate {value}: it is float32 or float16")
 
 
 def bytes_of(megabytes: float) -> int:

@@ -16,7 +16,7 @@ from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
-from codegen.tiling import Form, Part, Tiling
+from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
 """Of one K group: ptxas grows faster than linearly beyond (measurements.md)."""
@@ -51,9 +51,12 @@ def choose_tiling(
     nonzeros: NDArray[np.integer],
     *,
     form: Form = "rolled",
+    accumulate: Accumulator = "float32",
     code_limit_bytes: int = CODE_BYTES,
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
+
+    `accumulate` is for float16 layers: what the sums of their chunks are added up in.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates. Raises
     TilingError if nothing fits: the layer's code is too large, or a kernel larger than shared memory, or the form
@@ -62,8 +65,8 @@ def choose_tiling(
     _check_form(spec, form)
     spec = canonical(spec)
     density = float(nonzeros.sum()) / spec.weights_count
-    bands = _batch_band(batch), _density_band(density)
-    for tiling in (*_ranking(spec, *bands), *_last_resort(spec)):
+    kind: Accumulator = accumulate if spec.data_type == "float16" else "float32"
+    for tiling in (*_ranking(spec, _batch_band(batch), _density_band(density), kind), *_last_resort(spec, kind)):
         streams = _stream_instructions(spec, tiling, nonzeros)
         if _streams_fit(spec, tiling, nonzeros, streams):
             if (code_bytes := 16 * float(streams.sum())) > code_limit_bytes:
@@ -110,10 +113,11 @@ def _density_band(density: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
     streams: dict[Tiling, Stream] = {}
     sizes: dict[Tiling, float] = {}
-    for tiling in operator_of(spec).candidates(spec):
+    for candidate in operator_of(spec).candidates(spec):
+        tiling = replace(candidate, accumulate=accumulate)
         if not _fits(spec, tiling):
             continue
         work = operator_of(spec).work(spec, tiling)
@@ -131,8 +135,8 @@ def _ranking(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
-def _last_resort(spec: LayerSpec) -> list[Tiling]:
-    tilings = operator_of(spec).last_resort(spec)
+def _last_resort(spec: LayerSpec, accumulate: Accumulator) -> list[Tiling]:
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in operator_of(spec).last_resort(spec)]
     return [tiling for tiling in tilings if launch_of(spec, tiling).shared_bytes <= SHARED_BYTES]
 
 

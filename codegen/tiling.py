@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from codegen.spec import DataType
-
 Form = Literal["rolled", "full"]
+Accumulator = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Tiling:
     """Input channels in shared memory at a time."""
     stages: int
     """Chunks in flight, 2 is double buffering."""
-    accumulate: DataType = "float32"
+    accumulate: Accumulator = "float32"
     """What float16 layers add the sums of their chunks up in; float16 is faster and less exact."""
     form: Form = "rolled"
     """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""

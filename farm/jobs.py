@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.spec import LayerSpec, SkippedLayer
-from codegen.tiling import Form, Part, Tiling
+from codegen.tiling import Accumulator, Form, Part, Tiling
 
 
 class Status(StrEnum):
@@ -59,6 +59,8 @@ class BuildOptions:
     optimisation: int = 3
     """ptxas -O level."""
     strict: bool = False
+    accumulate: Accumulator = "float32"
+    """What float16 layers add the sums of their chunks up in."""
     code_limit_bytes: int = 16_000_000
     """Machine code of one layer; a larger one is skipped."""
 
@@ -75,6 +77,7 @@ class BuildOptions:
             "form": self.form,
             "optimisation": self.optimisation,
             "strict": self.strict,
+            "accumulate": self.accumulate,
             "code_limit_bytes": self.code_limit_bytes,
         }
 

@@ -69,6 +69,7 @@ def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: 
         options.batch * layer.rows,
         nonzeros,
         form=options.form,
+        accumulate=options.accumulate,
         code_limit_bytes=options.code_limit_bytes,
     )
     return Build(

@@ -13,7 +13,9 @@ down_revision = "0001"
 
 NEW_OF_SPEC: dict[str, Any] = {"dilation": [1, 1], "groups": 1, "epilogue": [], "data_type": "float32"}
 """What the layers of 0001 have in the fields that their specs lack."""
-OLD_CODE_LIMIT_BYTES = 5_000_000
+NEW_OF_OPTIONS: dict[str, Any] = {"accumulate": "float32", "code_limit_bytes": 5_000_000}
+"""5 MB was the limit of 0001."""
+NEW_OF_TILING: dict[str, Any] = {"accumulate": "float32"}
 
 JOBS = sa.table("jobs", sa.column("id", sa.String), sa.column("options", sa.JSON))
 BUILDS = sa.table(
@@ -36,8 +38,8 @@ def upgrade() -> None:
         results.add_column(sa.Column("part", sa.Integer(), nullable=False, server_default="0"))
         results.drop_constraint(op.f("pk_results"), type_="primary")
         results.create_primary_key(op.f("pk_results"), ["build", "arch", "part"])
-    _change(BUILDS, lambda row: {"spec": row.spec | NEW_OF_SPEC, "parts": [[0, _groups(row.spec, row.tiling)]]})
-    _change(JOBS, lambda row: {"options": row.options | {"code_limit_bytes": OLD_CODE_LIMIT_BYTES}})
+    _change(BUILDS, _build_of_0001)
+    _change(JOBS, lambda row: {"options": row.options | NEW_OF_OPTIONS})
 
 
 def downgrade() -> None:
@@ -48,14 +50,22 @@ def downgrade() -> None:
         of_job = sa.table(table, sa.column(column, sa.String))
         for job in foreign:
             connection.execute(sa.delete(of_job).where(of_job.c[column] == job))
-    _change(JOBS, lambda row: {"options": _without(row.options, {"code_limit_bytes"})})
-    _change(BUILDS, lambda row: {"spec": _without(row.spec, NEW_OF_SPEC.keys())})
+    _change(JOBS, lambda row: {"options": _without(row.options, NEW_OF_OPTIONS)})
+    _change(
+        BUILDS,
+        lambda row: {"spec": _without(row.spec, NEW_OF_SPEC), "tiling": _without(row.tiling, NEW_OF_TILING)},
+    )
     with op.batch_alter_table("results") as results:
         results.drop_constraint(op.f("pk_results"), type_="primary")
         results.create_primary_key(op.f("pk_results"), ["build", "arch"])
         results.drop_column("part")
     for column in ("parts", "residual", "rows", "folded"):
         op.drop_column("builds", column)
+
+
+def _build_of_0001(row: Any) -> dict[str, Any]:
+    parts = [[0, _groups(row.spec, row.tiling)]]
+    return {"spec": row.spec | NEW_OF_SPEC, "tiling": row.tiling | NEW_OF_TILING, "parts": parts}
 
 
 def _groups(spec: dict[str, Any], tiling: dict[str, Any]) -> int:
