@@ -9,7 +9,11 @@
 #define THREADS TILE_WIDTH
 #define STAGE (THREADS * ROWS * ROW_WORDS)
 // The lower bits of `present` are the channels from this one to the end of the row, the upper ones say which halves.
+#if CHANNELS % CHUNK_CHANNELS == 0
+#define PRESENT(j, channel) (present[j] >> 24)
+#else
 #define PRESENT(j, channel) ((channel < (int)(present[j] & 0xFFFFFF)) * (present[j] >> 24))
+#endif
 #define ENABLED(channel, c) (channel < CHANNELS)
 #include "stream.cuh"
 

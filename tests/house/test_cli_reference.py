@@ -38,9 +38,10 @@ def section(path: str) -> str:
 def row(parameter: Any) -> str:
     """A parameter as the reference has it."""
     shown = f"`{parameter.metavar}`" if parameter.param_type_name == "argument" else _option(parameter)
+    shown = shown.replace("|", r"\|")
     default = parameter.default
     said = "" if parameter.required or default is None or default is False else f" Default: `{default}`."
-    return f"| {shown} | {parameter.help}{said} |".replace("rolled|full", r"rolled\|full")
+    return f"| {shown} | {parameter.help}{said} |"
 
 
 def _option(parameter: Any) -> str:

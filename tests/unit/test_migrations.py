@@ -97,7 +97,7 @@ ROWS_OF_0001: dict[str, list[dict[str, Any]]] = {
             "input": "x",
             "output": "y",
             "spec": json.dumps(SPEC_OF_0001),
-            "tiling": json.dumps(TILING.to_json()),
+            "tiling": json.dumps({name: value for name, value in TILING.to_json().items() if name != "accumulate"}),
             "weights": "ab" * 32,
             "nonzeros": 11,
         }
