@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from codegen.device import Device
 from codegen.errors import DeviceError, ToolchainError
-from codegen.toolchain import Toolchain, find_toolchain
+from codegen.toolchain import Toolchain
+from tests.gpu.workbench import LAYER_RUN, Workbench, any_toolchain, summary
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +26,21 @@ def device() -> Iterator[Device]:
 @pytest.fixture(scope="session")
 def toolchain() -> Toolchain:
     try:
-        return find_toolchain()
+        return any_toolchain()
     except ToolchainError:
-        nvcc = shutil.which("nvcc")
-        if nvcc is None:
-            pytest.skip("needs nvcc: the pinned wheels or a system CUDA")
-        return find_toolchain(Path(nvcc).resolve())
+        pytest.skip("needs nvcc: the pinned wheels or a system CUDA")
+
+
+@pytest.fixture
+def workbench(device: Device, toolchain: Toolchain, record_property: Callable[[str, object], None]) -> Workbench:
+    return Workbench(device, toolchain, record_property)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How far the layers were off at most, whichever processes ran them."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    runs = [json.loads(value) for each in reports for name, value in each.user_properties if name == LAYER_RUN]
+    if runs:
+        terminalreporter.section("layers run on the GPU")
+        for line in summary(runs):
+            terminalreporter.write_line(line)

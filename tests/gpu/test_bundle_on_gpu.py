@@ -5,50 +5,104 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from codegen.checkpoint import read_checkpoint
+from codegen.data_types import from_float32, to_float32
 from codegen.device import Device
 from codegen.launch import GridSize, Launch
+from codegen.layers import Checkpoint
 from codegen.networks import alexnet_cifar10, write_network
-from codegen.reference import convolve, error_bound
+from codegen.reference import error_bound, layer_output
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
 from codegen.toolchain import Toolchain
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
+from tests.gpu.layers import weights_of
+from tests.samples import checkpoint, cut_in_two, layer
+
+ADD_RELU = (AddResidual(), Clip(low=0.0))
+SPECS: tuple[LayerSpec, ...] = (
+    Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1), epilogue=ADD_RELU),
+    Conv2d(8, 9, 11, 8, 3, 3, padding=(1, 1, 1, 1), groups=8, epilogue=ADD_RELU),
+    ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), epilogue=ADD_RELU),
+    Linear(41, 10, epilogue=ADD_RELU),
+)
 
 
-def launch_of(manifest: dict[str, Any]) -> Launch:
+def launch_of(entry: dict[str, Any]) -> Launch:
     """Read as a program in another language would read it."""
-    x, y, z = (GridSize(size["fixed"], size["images"]) for size in manifest["grid"])
-    width, height, depth = manifest["block"]
-    assert [argument["type"] for argument in manifest["arguments"]] == ["float32*", "float32*"]
-    return Launch(manifest["kernel"], (x, y, z), (width, height, depth), manifest["shared_bytes"])
+    x, y, z = (GridSize(size["fixed"], size["images"]) for size in entry["grid"])
+    width, height, depth = entry["block"]
+    *pointers, images = entry["arguments"]
+    assert images == {"name": "images", "type": "int32"}
+    (data_type,) = {pointer["type"].removesuffix("*") for pointer in pointers}
+    names = (*(pointer["name"] for pointer in pointers), "images")
+    return Launch(entry["kernel"], (x, y, z), (width, height, depth), entry["shared_bytes"], names, data_type)
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-def test_every_layer_runs_from_the_bundle_alone(
-    batch: int, device: Device, toolchain: Toolchain, tmp_path: Path
-) -> None:
-    write_network(tmp_path / "net.onnx", alexnet_cifar10(0.9, seed=3))
-    checkpoint = read_checkpoint(tmp_path / "net.onnx")
-    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+def random_tensor(tensor: dict[str, Any], images: int, seed: int) -> NDArray[Any]:
+    """Normal values of the tensor's type and shape for so many images, or rows."""
+    values = np.random.default_rng(seed).standard_normal((images, *tensor["shape"][1:]), dtype=np.float32)
+    return from_float32(values, tensor["dtype"])
+
+
+def run_every_layer(
+    net: Checkpoint, images: int, device: Device, toolchain: Toolchain, folder: Path
+) -> list[dict[str, Any]]:
+    """Compiles a checkpoint, runs the bundle and compares; gives the manifest's layers."""
+    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
     with Farm.open(settings) as farm:
-        (job,) = farm.compile([checkpoint], BuildOptions((device.arch,)))
+        (job,) = farm.compile([net], BuildOptions((device.arch,)))
         assert job.status is Status.SUCCEEDED, job.reason
-        manifest = json.loads(farm.fetch(job.id, tmp_path / "bundle").read_text())
-    layers = {layer.name: layer for layer in checkpoint.layers}
+        manifest = json.loads(farm.fetch(job.id, folder / "bundle").read_text())
+    layers = {layer.name: layer for layer in net.layers}
     assert [described["name"] for described in manifest["layers"]] == list(layers)
     for described in manifest["layers"]:
-        (launch,) = described["launches"]
-        cubin = (tmp_path / "bundle" / launch["cubins"][device.arch]["path"]).read_bytes()
-        tensors = described["tensors"]
-        shape = [batch if size == "batch" else size for size in tensors["input"]["shape"]]
-        x = np.random.default_rng(batch).standard_normal(shape, dtype=np.float32)
-        output = device.run(cubin, launch_of(launch), x, tuple(tensors["output"]["shape"][1:]))
-        layer = layers[described["name"]]
-        error = np.abs(output - convolve(layer.spec, layer.weights, x))
-        assert (error <= error_bound(layer.spec, layer.weights, x)).all()
+        kernels = [
+            ((folder / "bundle" / entry["cubins"][device.arch]["path"]).read_bytes(), launch_of(entry))
+            for entry in described["launches"]
+        ]
+        tensors, tiling = described["tensors"], described["tiling"]
+        count = images * described["rows_per_image"]
+        x = random_tensor(tensors["input"], count, seed=1)
+        residual = random_tensor(tensors["residual"], count, seed=2) if "residual" in tensors else None
+        output = device.run_layer(kernels, x, tuple(tensors["output"]["shape"][1:]), residual)
+        of = layers[described["name"]]
+        error = np.abs(to_float32(output, of.spec.data_type) - layer_output(of.spec, of.weights, x, residual=residual))
+        chunk_channels = tiling["chunk_channels"] if tiling["accumulate"] == "float32" else None
+        bound = error_bound(of.spec, of.weights, x, residual=residual, chunk_channels=chunk_channels)
+        assert (error <= bound).all(), described["name"]
+    found: list[dict[str, Any]] = manifest["layers"]
+    return found
+
+
+@pytest.mark.parametrize("images", [1, 5])
+def test_every_layer_of_a_network_runs_from_the_bundle_alone(
+    images: int, device: Device, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    write_network(tmp_path / "net.onnx", alexnet_cifar10(0.9, seed=3))
+    net = read_checkpoint(tmp_path / "net.onnx", {})
+    described = run_every_layer(net, images, device, toolchain, tmp_path)
+    assert [each["spec"]["operator"] for each in described] == ["conv2d", "conv2d", "conv2d", "linear"]
+
+
+@pytest.mark.parametrize("data_type", get_args(DataType))
+def test_layers_with_a_residual_in_several_launches_run_from_the_bundle_alone(
+    data_type: DataType, device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_in_two(monkeypatch)
+    specs = [replace(spec, data_type=data_type) for spec in SPECS]
+    net = checkpoint(
+        *(
+            replace(layer(f"layer{i}", spec), weights=weights_of(spec, 0.5), residual=f"skip{i}", rows=rows)
+            for i, (spec, rows) in enumerate(zip(specs, (1, 1, 1, 20), strict=True))
+        )
+    )
+    described = run_every_layer(net, 3, device, toolchain, tmp_path)
+    assert [len(each["launches"]) for each in described] == [2] * len(SPECS)

@@ -1,104 +1,140 @@
-"""Cubins on the GPU here, against the float64 reference."""
+"""Cubins on the GPU here, against the float64 reference and the emulator."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from codegen import emulate
 from codegen.assemble import assemble, ptxas_options
-from codegen.choice import choose_tiling
-from codegen.device import Device
+from codegen.choice import choose_parts, choose_tiling
+from codegen.data_types import from_float32, to_float32
 from codegen.errors import DeviceError
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Conv2d
-from codegen.template import make_template
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain, ToolLimits
-from codegen.verify import random_input, verify_output
+from codegen.operators import stream_count
+from codegen.spec import LayerSpec, Linear
+from codegen.tiling import Part
+from codegen.verify import Verification, poisoned, random_input, random_residual
+from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
+from tests.gpu.workbench import LIMITS, Workbench, whole
 
-LIMITS = ToolLimits(300)
+SPECIAL_VALUES = (np.inf, -np.inf, np.nan, -0.0, 1e-40, 3e38, 1e-7)
+POINTWISE = ODD_LAYERS["pointwise, 16 bytes a copy"]
 
 
-def check(
-    device: Device, toolchain: Toolchain, spec: Conv2d, tiling: Tiling, weights: Weights, batch: int, virtual_arch: str
-) -> Kernel:
-    kernel = rewrite(make_template(spec, tiling, virtual_arch, toolchain, LIMITS), weights)
-    cubin = assemble(kernel.ptx, device.arch, toolchain, ptxas_options(3), LIMITS)
-    x = random_input(spec, batch, seed=batch)
-    output = device.run(cubin.data, kernel.launch, x, spec.output_shape)
-    found = verify_output(spec, tiling, weights, x, output, kernel.launch.grid_at(batch))
+def expect_right(spec: LayerSpec, found: Verification) -> None:
     assert found.ok, found.message
-    assert found.relative_error < 1e-6
-    return kernel
+    if spec.data_type == "float32":
+        assert found.relative_error < 1e-6
 
 
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize("name", TEN_OPERATORS)
-def test_the_ten_operators_are_right_on_the_gpu(name: str, batch: int, device: Device, toolchain: Toolchain) -> None:
+def test_the_ten_operators_are_right_on_the_gpu(name: str, batch: int, workbench: Workbench) -> None:
     spec = TEN_OPERATORS[name]
     weights = random_weights(spec, 0.9)
-    check(
-        device, toolchain, spec, choose_tiling(spec, batch, weights.nonzeros_per_kernel), weights, batch, "compute_80"
-    )
-
-
-LAYERS = {
-    "channels and kernels that do not divide": (
-        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1)),
-        Tiling(8, 4, 2, 4, 2, 2),
-    ),
-    "strides and uneven padding": (
-        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)),
-        Tiling(5, 4, 2, 3, 2, 3),
-    ),
-    "stride 2": (Conv2d(6, 20, 21, 7, 3, 3, stride=(2, 2), padding=(1, 0, 1, 1)), Tiling(8, 4, 2, 4, 2, 2)),
-    "1x1": (Conv2d(9, 7, 7, 10, 1, 1), Tiling(7, 5, 1, 4, 4, 2)),
-    "full": (Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0)), Tiling(5, 4, 2, 3, 2, 2, "full")),
-}
+    tiling = choose_tiling(spec, batch, weights.nonzeros_per_kernel)
+    expect_right(spec, workbench.check(spec, tiling, weights, batch))
 
 
 @pytest.mark.parametrize("virtual_arch", ["compute_75", "compute_80"])
 @pytest.mark.parametrize("sparsity", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("name", LAYERS)
-def test_odd_layers_are_right_on_the_gpu(
-    name: str, sparsity: float, virtual_arch: str, device: Device, toolchain: Toolchain
+@pytest.mark.parametrize("name", ODD_LAYERS)
+def test_odd_layers_are_right_on_the_gpu(name: str, sparsity: float, virtual_arch: str, workbench: Workbench) -> None:
+    odd = ODD_LAYERS[name]
+    weights = weights_of(odd.spec, sparsity)
+    expect_right(odd.spec, workbench.check(odd.spec, odd.tiling, weights, odd.batch, virtual_arch))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 64, 65, 128, 129])
+@pytest.mark.parametrize("name", [name for name, odd in ODD_LAYERS.items() if isinstance(odd.spec, Linear)])
+def test_any_number_of_rows_is_right(name: str, rows: int, workbench: Workbench) -> None:
+    odd = ODD_LAYERS[name]
+    expect_right(odd.spec, workbench.check(odd.spec, odd.tiling, weights_of(odd.spec, 0.5), rows))
+
+
+@pytest.mark.parametrize("name", [name for name, odd in ODD_LAYERS.items() if odd.tiling.form == "rolled"])
+def test_the_parts_of_a_layer_make_its_whole_output(name: str, workbench: Workbench) -> None:
+    odd = ODD_LAYERS[name]
+    groups = stream_count(odd.spec, odd.tiling)
+    parts = [Part(group, group + 1) for group in range(groups)]
+    found = workbench.check(odd.spec, odd.tiling, weights_of(odd.spec, 0.5), odd.batch, parts=reversed(parts))
+    expect_right(odd.spec, found)
+
+
+@pytest.mark.parametrize("name", NETWORK_LAYERS)
+def test_layers_of_networks_are_right_with_the_tiling_and_parts_chosen_for_them(
+    name: str, workbench: Workbench
 ) -> None:
-    spec, tiling = LAYERS[name]
-    check(device, toolchain, spec, tiling, random_weights(spec, sparsity), 3, virtual_arch)
+    chosen = NETWORK_LAYERS[name]
+    weights = weights_of(chosen.spec, chosen.sparsity)
+    tiling = choose_tiling(chosen.spec, chosen.batch, weights.nonzeros_per_kernel)
+    parts = choose_parts(chosen.spec, tiling, weights.nonzeros_per_kernel)
+    expect_right(chosen.spec, workbench.check(chosen.spec, tiling, weights, chosen.batch, parts=parts))
 
 
-def test_a_wrong_weight_is_noticed(device: Device, toolchain: Toolchain) -> None:
-    spec, tiling = LAYERS["1x1"]
+@pytest.mark.parametrize("virtual_arch", ["compute_75", "compute_80"])
+@pytest.mark.parametrize("name", ODD_LAYERS)
+def test_the_gpu_and_the_emulator_agree_bit_for_bit(name: str, virtual_arch: str, workbench: Workbench) -> None:
+    odd = ODD_LAYERS[name]
+    (kernel,) = workbench.kernels(
+        odd.spec, odd.tiling, weights_of(odd.spec, 0.8), whole(odd.spec, odd.tiling), virtual_arch
+    )
+    x = to_float32(random_input(odd.spec, odd.batch, seed=1), odd.spec.data_type)
+    # A few, so that some outputs see none of them.
+    places = np.random.default_rng(2).choice(x.size, len(SPECIAL_VALUES), replace=False)
+    np.put(x, places, np.array(SPECIAL_VALUES, dtype=np.float32))
+    x = from_float32(x, odd.spec.data_type)
+    residual = random_residual(odd.spec, odd.batch, seed=1)
+    expected, launch = poisoned(odd.spec, odd.batch), kernel.launch
+    arguments: dict[str, Any] = {"input": x, "output": expected, "residual": residual, "images": odd.batch}
+    emulate.run(
+        kernel.ptx,
+        launch.grid_at(odd.batch),
+        launch.block,
+        launch.shared_bytes,
+        [arguments[name] for name in launch.arguments],
+    )
+    output = workbench.device.run_layer(workbench.cubins([kernel]), x, odd.spec.output_shape, residual)
+    found, wanted = (to_float32(each, odd.spec.data_type) for each in (output, expected))
+    assert np.isfinite(wanted).any()
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_wrong_weight_is_noticed(workbench: Workbench) -> None:
+    spec, tiling = POINTWISE.spec, POINTWISE.tiling
     weights = random_weights(spec, 0.5)
     other = Weights(weights.kernel * np.float32(1.001), weights.bias)
-    kernel = rewrite(make_template(spec, tiling, "compute_80", toolchain, LIMITS), other)
-    cubin = assemble(kernel.ptx, device.arch, toolchain, ptxas_options(3), LIMITS)
-    x = random_input(spec, 2, seed=0)
-    output = device.run(cubin.data, kernel.launch, x, spec.output_shape)
-    assert not verify_output(spec, tiling, weights, x, output, kernel.launch.grid_at(2)).ok
+    output = workbench.run(spec, workbench.cubins(workbench.kernels(spec, tiling, other, whole(spec, tiling))), 2)
+    assert "times its error bound" in workbench.verify(spec, tiling, weights, output).message
 
 
-def test_outputs_that_no_block_writes_are_noticed(device: Device, toolchain: Toolchain) -> None:
-    spec, tiling = LAYERS["1x1"]
+def test_outputs_that_no_block_writes_are_noticed(workbench: Workbench) -> None:
+    spec, tiling = POINTWISE.spec, POINTWISE.tiling
     weights = random_weights(spec, 0.5)
-    kernel = rewrite(make_template(spec, tiling, "compute_80", toolchain, LIMITS), weights)
-    cubin = assemble(kernel.ptx, device.arch, toolchain, ptxas_options(3), LIMITS)
-    x = random_input(spec, 2, seed=0)
-    one_image = replace(
-        kernel.launch, grid=(kernel.launch.grid[0], replace(kernel.launch.grid[1], images=2), kernel.launch.grid[2])
-    )
-    output = device.run(cubin.data, one_image, x, spec.output_shape)
-    assert "not written" in verify_output(spec, tiling, weights, x, output, kernel.launch.grid_at(2)).message
+    [(cubin, launch)] = workbench.cubins(workbench.kernels(spec, tiling, weights, whole(spec, tiling)))
+    half = replace(launch, grid=(launch.grid[0], replace(launch.grid[1], images=2), launch.grid[2]))
+    output = workbench.run(spec, [(cubin, half)], 2)
+    assert "not written" in workbench.verify(spec, tiling, weights, output).message
 
 
-def test_a_cubin_for_another_gpu_is_an_error_in_words(device: Device, toolchain: Toolchain) -> None:
-    spec, tiling = LAYERS["1x1"]
-    kernel = rewrite(make_template(spec, tiling, "compute_80", toolchain, LIMITS), random_weights(spec, 0.5))
-    other = "sm_120" if device.arch != "sm_120" else "sm_90"
-    cubin = assemble(kernel.ptx, other, toolchain, ptxas_options(3), LIMITS)
+def test_a_part_that_was_not_launched_is_noticed(workbench: Workbench) -> None:
+    spec, tiling = POINTWISE.spec, POINTWISE.tiling
+    weights = random_weights(spec, 0.5)
+    output = workbench.run(spec, workbench.cubins(workbench.kernels(spec, tiling, weights, [Part(1, 2)])), 2)
+    plane = spec.output_shape[1:]
+    missing = 2 * tiling.group_kernels * int(np.prod(plane))
+    assert workbench.verify(spec, tiling, weights, output).message == f"{missing} outputs were not written"
+
+
+def test_a_cubin_for_another_gpu_is_an_error_in_words(workbench: Workbench) -> None:
+    spec, tiling = POINTWISE.spec, POINTWISE.tiling
+    (kernel,) = workbench.kernels(spec, tiling, random_weights(spec, 0.5), whole(spec, tiling))
+    other = "sm_120" if workbench.device.arch != "sm_120" else "sm_90"
+    cubin = assemble(kernel.ptx, other, workbench.toolchain, ptxas_options(3), LIMITS)
     with pytest.raises(DeviceError, match="does not load"):
-        device.load(cubin.data, kernel.launch)
+        workbench.device.load(cubin.data, kernel.launch)

@@ -1,0 +1,160 @@
+"""The layers that run on the GPU: odd ones with tilings of their own, and some of real networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from codegen.data_types import from_float32, to_float32
+from codegen.layers import FloatArray, Weights
+from codegen.networks import random_weights
+from codegen.networks.builder import square_conv
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.tiling import Tiling
+
+RELU = (Clip(low=0.0),)
+RELU6 = (Clip(0.0, 6.0),)
+ADD_RELU = (AddResidual(), Clip(low=0.0))
+
+
+@dataclass(frozen=True)
+class OddLayer:
+    """A small layer that nothing divides evenly, unless its name says so."""
+
+    spec: LayerSpec
+    tiling: Tiling
+    batch: int = 3
+
+
+CONV = Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1))
+POINTWISE = Conv2d(16, 8, 12, 10, 1, 1)
+TRANSPOSED = ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), output_padding=(1, 1))
+LINEAR = Linear(41, 10, epilogue=ADD_RELU)
+
+CONV_TILING = Tiling(8, 4, 1, 4, 2, 2)
+POINTWISE_TILING = Tiling(32, 1, 1, 5, 8, 2)
+TRANSPOSED_TILING = Tiling(4, 4, 1, 3, 2, 2)
+LINEAR_TILING = Tiling(32, 1, 2, 4, 8, 2)
+
+HALF_LAYERS = {
+    "conv": OddLayer(replace(CONV, epilogue=ADD_RELU), Tiling(4, 4, 1, 4, 2, 2)),
+    "strides": OddLayer(Conv2d(5, 19, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(3, 4, 2, 3, 2, 3)),
+    "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(4, 4, 1, 8, 4, 2)),
+    "transposed": OddLayer(TRANSPOSED, Tiling(2, 4, 2, 3, 2, 2)),
+    "pointwise": OddLayer(POINTWISE, POINTWISE_TILING),
+    "linear": OddLayer(LINEAR, LINEAR_TILING, batch=101),
+}
+
+ODD_LAYERS = {
+    "channels and kernels that do not divide": OddLayer(CONV, Tiling(8, 4, 2, 4, 2, 2)),
+    "strides and uneven padding": OddLayer(
+        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 3)
+    ),
+    "stride 2": OddLayer(Conv2d(6, 20, 21, 7, 3, 3, stride=(2, 2), padding=(1, 0, 1, 1)), Tiling(8, 4, 2, 4, 2, 2)),
+    "residual": OddLayer(replace(CONV, padding=(1, 0, 1, 2), epilogue=ADD_RELU), Tiling(8, 4, 2, 4, 2, 2)),
+    "dilation": OddLayer(
+        Conv2d(5, 19, 21, 7, 3, 3, (2, 1), (1, 1, 1, 1), (2, 3), epilogue=(LeakyRelu(0.1), Clip(-1.0, 1.0))),
+        Tiling(8, 2, 2, 4, 2, 2),
+    ),
+    "streams within a group": OddLayer(Conv2d(8, 9, 11, 12, 3, 3, padding=(1, 1, 1, 1), groups=2), CONV_TILING),
+    "chunks as large as a group": OddLayer(
+        Conv2d(8, 9, 11, 12, 3, 3, padding=(1, 1, 1, 1), groups=2), Tiling(8, 4, 1, 4, 4, 2)
+    ),
+    "several groups in a stream": OddLayer(
+        Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(8, 4, 1, 8, 4, 2)
+    ),
+    "depthwise": OddLayer(
+        Conv2d(8, 9, 11, 8, 3, 3, padding=(1, 1, 1, 1), groups=8, epilogue=RELU6), Tiling(8, 4, 1, 4, 4, 2)
+    ),
+    "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
+    "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),
+    "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
+    "pointwise in groups": OddLayer(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
+    "pointwise, chunks that do not divide": OddLayer(Conv2d(9, 7, 7, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
+    "transposed": OddLayer(replace(TRANSPOSED, epilogue=ADD_RELU), TRANSPOSED_TILING),
+    "transposed in groups, dilated": OddLayer(
+        ConvTranspose2d(6, 5, 6, 6, 4, 3, stride=(3, 2), padding=(0, 1, 2, 0), dilation=(2, 1), groups=2),
+        Tiling(4, 4, 2, 3, 3, 2),
+    ),
+    "linear, 16 bytes a copy": OddLayer(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
+    "linear": OddLayer(LINEAR, LINEAR_TILING, batch=70),
+    "full": OddLayer(
+        Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=ADD_RELU),
+        Tiling(5, 4, 2, 3, 2, 2, form="full"),
+    ),
+    **{
+        f"float16 {name}, sums in {accumulate}": replace(
+            odd, spec=replace(odd.spec, data_type="float16"), tiling=replace(odd.tiling, accumulate=accumulate)
+        )
+        for name, odd in HALF_LAYERS.items()
+        for accumulate in ("float32", "float16")
+    },
+    **{
+        f"bfloat16 {name}": replace(odd, spec=replace(odd.spec, data_type="bfloat16"))
+        for name, odd in HALF_LAYERS.items()
+    },
+}
+
+
+@dataclass(frozen=True)
+class NetworkLayer:
+    """A layer as it is after folding; its tiling and parts are chosen."""
+
+    spec: LayerSpec
+    batch: int
+    sparsity: float = 0.9
+
+
+NETWORK_LAYERS = {
+    "resnet50 conv1": NetworkLayer(replace(square_conv(3, 224, 64, 7, 2), epilogue=RELU), 4),
+    "resnet50 layer1 conv3": NetworkLayer(replace(square_conv(64, 56, 256, 1), epilogue=ADD_RELU), 8),
+    "resnet50 layer2 downsample": NetworkLayer(square_conv(256, 56, 512, 1, 2), 4),
+    "resnet50 layer3 conv2": NetworkLayer(replace(square_conv(256, 14, 256, 3), epilogue=RELU), 16),
+    "resnet50 layer4 conv1": NetworkLayer(replace(square_conv(2048, 7, 512, 1), epilogue=RELU), 16),
+    "resnet50 layer4 conv2": NetworkLayer(replace(square_conv(512, 7, 512, 3), epilogue=RELU), 16),
+    "resnet50 layer4 conv2, one image": NetworkLayer(replace(square_conv(512, 7, 512, 3), epilogue=RELU), 1),
+    "resnet50 fc, one row": NetworkLayer(Linear(2048, 1000), 1),
+    "resnet50 fc": NetworkLayer(Linear(2048, 1000), 64),
+    "resnet50 fc, 300 rows": NetworkLayer(Linear(2048, 1000), 300),
+    "mobilenet_v2 stage 2 depthwise": NetworkLayer(
+        replace(square_conv(96, 112, 96, 3, 2, groups=96), epilogue=RELU6), 8, 0.5
+    ),
+    "mobilenet_v2 stage 6 depthwise": NetworkLayer(
+        replace(square_conv(960, 7, 960, 3, groups=960), epilogue=RELU6), 8, 0.5
+    ),
+    "mobilenet_v2 stage 6 project": NetworkLayer(
+        replace(square_conv(960, 7, 160, 1), epilogue=(AddResidual(),)), 8, 0.8
+    ),
+    "unet down1 conv1": NetworkLayer(replace(square_conv(3, 128, 32, 3), epilogue=(LeakyRelu(0.1),)), 4),
+    "unet up4": NetworkLayer(ConvTranspose2d(512, 8, 8, 256, 2, 2, (2, 2)), 8),
+    "unet up1": NetworkLayer(ConvTranspose2d(64, 64, 64, 32, 2, 2, (2, 2)), 4),
+    "unet classes": NetworkLayer(square_conv(32, 128, 2, 1), 4, 0.5),
+    "vgg16 conv3_2": NetworkLayer(replace(square_conv(256, 56, 256, 3), epilogue=RELU), 4),
+    "vgg16 fc7": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 16, 0.99),
+    "float16 resnet50 layer2 conv2": NetworkLayer(
+        replace(square_conv(128, 28, 128, 3), epilogue=RELU, data_type="float16"), 16
+    ),
+    "float16 resnet50 layer2 conv3": NetworkLayer(
+        replace(square_conv(128, 28, 512, 1), epilogue=ADD_RELU, data_type="float16"), 16
+    ),
+    "float16 mobilenet_v2 stage 3 depthwise": NetworkLayer(
+        replace(square_conv(192, 28, 192, 3, groups=192), epilogue=RELU6, data_type="float16"), 8, 0.5
+    ),
+    "float16 unet up2": NetworkLayer(ConvTranspose2d(128, 32, 32, 64, 2, 2, (2, 2), data_type="float16"), 4),
+    "float16 mobilenet_v2 classifier": NetworkLayer(Linear(1280, 1000, data_type="float16"), 64),
+    "bfloat16 resnet50 layer2 conv2": NetworkLayer(
+        replace(square_conv(128, 28, 128, 3), epilogue=RELU, data_type="bfloat16"), 16
+    ),
+    "bfloat16 mobilenet_v2 classifier": NetworkLayer(Linear(1280, 1000, data_type="bfloat16"), 64),
+}
+
+
+def weights_of(spec: LayerSpec, sparsity: float) -> Weights:
+    """Random weights, pruned, rounded to values of the layer's data type."""
+    weights = random_weights(spec, sparsity)
+
+    def rounded(values: FloatArray) -> FloatArray:
+        return to_float32(from_float32(values.astype(np.float32), spec.data_type), spec.data_type)
+
+    return Weights(rounded(weights.kernel), rounded(weights.bias))
