@@ -1,8 +1,8 @@
-"""One small layer of each operator and data type on the GPU, for NVIDIA's compute-sanitizer to watch.
+"""Every odd layer on the GPU, for NVIDIA's compute-sanitizer to watch.
 
-    compute-sanitizer --target-processes application-only --error-exitcode 1 --tool memcheck \
-        python -m tests.gpu.sanitizer_run
-    and again with --tool racecheck
+    SANITIZER="compute-sanitizer --target-processes application-only --error-exitcode 1"
+    $SANITIZER --tool memcheck python -m tests.gpu.sanitizer_run
+    $SANITIZER --tool racecheck python -m tests.gpu.sanitizer_run
 
 Needs a GPU and PyCUDA. The exit code is 1 if an output is wrong.
 """

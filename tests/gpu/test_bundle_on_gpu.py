@@ -29,7 +29,7 @@ from tests.samples import checkpoint, cut_in_two, layer
 ADD_RELU = (AddResidual(), Clip(low=0.0))
 SPECS: tuple[LayerSpec, ...] = (
     Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1), epilogue=ADD_RELU),
-    Conv2d(8, 9, 11, 8, 3, 3, padding=(1, 1, 1, 1), groups=8, epilogue=ADD_RELU),
+    Conv2d(16, 8, 12, 10, 1, 1, epilogue=ADD_RELU),
     ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), epilogue=ADD_RELU),
     Linear(41, 10, epilogue=ADD_RELU),
 )
