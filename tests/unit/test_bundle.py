@@ -141,8 +141,8 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
         {"fixed": 1, "images": None},
     ]
     assert launch["arguments"] == [
-        {"name": "input", "type": "float32*", "offset": 0},
-        {"name": "output", "type": "float32*", "offset": 0},
+        {"name": "input", "type": "float32*"},
+        {"name": "output", "type": "float32*"},
         {"name": "images", "type": "int32"},
     ]
     assert manifest["layers"][0]["tensors"]["output"] == {
@@ -154,7 +154,7 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
     assert list(launch["cubins"]) == ["sm_90", "sm_80"]  # as they were asked for
 
 
-def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_offset_and_cubins(
+def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_cubins_and_the_same_arguments(
     tmp_path: Path, store: MemoryStore
 ) -> None:
     parts = (Part(0, 1), Part(1, 3), Part(3, 4))
@@ -164,8 +164,7 @@ def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_offset_and_cubins(
     )
     validator().validate(manifest)
     large, small = manifest["layers"]
-    plane = 8 * 5
-    assert [launch["arguments"][1]["offset"] for launch in large["launches"]] == [0, plane, 3 * plane]
+    assert [launch["arguments"] for launch in large["launches"]] == [small["launches"][0]["arguments"]] * 3
     assert [launch["grid"][2] for launch in large["launches"]] == [
         {"fixed": groups, "images": None} for groups in (1, 2, 1)
     ]
@@ -197,13 +196,12 @@ def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_i
     assert entry["folded"] == ["Add add1", "Relu relu1"]
     assert entry["spec"]["epilogue"] == [{"step": "add_residual"}, {"step": "clip", "low": 0.0, "high": None}]
     assert entry["tensors"]["residual"] == {**entry["tensors"]["output"], "name": "skip"}
+    [launch] = entry["launches"]
+    assert [argument["name"] for argument in launch["arguments"]] == ["input", "output", "residual", "images"]
 
 
-def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The manifest's layer of a spec, launched as a convolution is."""
-    whole = launch_of(SPEC, TILING)
-    of_type = replace(whole, data_type=spec.data_type)
-    monkeypatch.setattr("farm.bundle.launch_of", lambda spec, tiling, part: of_type)
+def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore) -> dict[str, Any]:
+    """The manifest's layer of a spec."""
     manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, rows=7))
     validator().validate(manifest)
     [layer] = manifest["layers"]
@@ -211,24 +209,23 @@ def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, monkeypatch: 
     return layer
 
 
-def test_a_linear_layer_has_rows_instead_of_images(
-    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = described(Linear(12, 5, data_type="float16"), tmp_path, store, monkeypatch)
+def test_a_linear_layer_has_rows_instead_of_images(tmp_path: Path, store: MemoryStore) -> None:
+    layer = described(Linear(12, 5, data_type="float16"), tmp_path, store)
     assert layer["tensors"] == {
         "input": {"name": "x", "dtype": "float16", "layout": "NC", "shape": ["rows", 12]},
         "output": {"name": "layer.out", "dtype": "float16", "layout": "NC", "shape": ["rows", 5]},
     }
     assert layer["rows_per_image"] == 7
     assert layer["weights"]["count"] == 60
-    assert [argument["type"] for argument in layer["launches"][0]["arguments"]] == ["float16*", "float16*", "int32"]
+    [launch] = layer["launches"]
+    assert [argument["type"] for argument in launch["arguments"]] == ["float16*", "float16*", "int32"]
+    rows_of_a_block = launch["block"][0] * layer["tiling"]["rows"] * 2  # two in each register
+    assert launch["grid"][0] == {"fixed": 1, "images": rows_of_a_block}
 
 
 @pytest.mark.parametrize("shape", [["batch", 12], ["rows", 3, 8, 9], ["rows", 0], [4, 12]])
-def test_the_schema_holds_layouts_and_shapes_together(
-    shape: list[Any], tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = described(Linear(12, 5), tmp_path, store, monkeypatch)
+def test_the_schema_holds_layouts_and_shapes_together(shape: list[Any], tmp_path: Path, store: MemoryStore) -> None:
+    layer = described(Linear(12, 5), tmp_path, store)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     manifest["layers"] = [layer]
     assert validator().is_valid(manifest)
@@ -236,9 +233,20 @@ def test_the_schema_holds_layouts_and_shapes_together(
     assert not validator().is_valid(manifest)
 
 
-def test_the_schema_wants_an_offset_of_every_pointer(tmp_path: Path, store: MemoryStore) -> None:
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"name": "input", "type": "float32*", "offset": 40},
+        {"name": "input", "type": "int32"},
+        {"name": "images", "type": "float32*"},
+        {"name": "weights", "type": "float32*"},
+    ],
+)
+def test_the_schema_knows_pointers_to_whole_tensors_and_the_number_of_images_only(
+    argument: dict[str, Any], tmp_path: Path, store: MemoryStore
+) -> None:
     manifest = write(tmp_path / "out", store)
-    del manifest["layers"][0]["launches"][0]["arguments"][1]["offset"]
+    manifest["layers"][0]["launches"][0]["arguments"][0] = argument
     assert not validator().is_valid(manifest)
 
 
