@@ -48,6 +48,17 @@ class Graph:
                 readers.setdefault(name, []).append(node)
         return readers
 
+    @cached_property
+    def depths(self) -> list[int]:
+        """Of each node: the nodes on the longest way to it from the inputs, itself included."""
+        of_tensor: dict[str, int] = {}
+        depths = []
+        for node in self.nodes:
+            depth = 1 + max((of_tensor.get(name, 0) for name in node.inputs if name not in self.constants), default=0)
+            of_tensor.update(dict.fromkeys(node.outputs, depth))
+            depths.append(depth)
+        return depths
+
     def is_read(self, tensor: str) -> bool:
         """Whether anything reads the tensor; what has no name is not read."""
         return tensor in self._readers or tensor in self.read_elsewhere

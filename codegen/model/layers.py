@@ -47,7 +47,9 @@ def read_layers(
             products[i] = _product(node, graph)
     fused: list[FusedLayer] = []
     taken: set[int] = set()
-    for i in reversed(products):  # the last one first: of two layers that are added up, the later one adds
+    # Of two layers that are added up, the deeper one adds. In a residual block that is the end of the main branch, as in
+    # the blocks without a convolution beside it, whose templates it then shares.
+    for i in sorted(products, key=lambda i: (graph.depths[nodes[i].position], i), reverse=True):
         with reading(i):
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)

@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
         copies.target[j] = tile_address + word * 4;
 #else
         const int word = thread + j * THREADS;
-        const int y = tile_row * STRIDE_Y - PAD_TOP + word / INPUT_TILE_WIDTH;
-        const int x = tile_column * STRIDE_X - PAD_LEFT + word % INPUT_TILE_WIDTH;
+        const int y = tile_row * STRIDE_Y - PAD_TOP + word / INPUT_TILE_WIDTH * STEP_Y;
+        const int x = tile_column * STRIDE_X - PAD_LEFT + word % INPUT_TILE_WIDTH * STEP_X;
         const bool in_rows = (unsigned)y < HEIGHT;
         copies.present[j] = in_rows && (unsigned)x < WIDTH;
         if (PAIRS == 2) copies.present[j] |= (in_rows && (unsigned)(x + PAIR_OFFSET) < WIDTH) * 2;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
 #if HAS_RESIDUAL
     const Element* residual = added + first;
 #endif
-    const float* window = tile + row * STRIDE_Y * INPUT_TILE_WIDTH + column * STRIDE_X;
+    const float* window = tile + row * (STRIDE_Y / STEP_Y) * INPUT_TILE_WIDTH + column * (STRIDE_X / STEP_X);
 #define IN_RANGE(dy, dx) ((unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
 #include "loop.cuh"
 }

@@ -43,8 +43,8 @@ def unit(spec: Spec, tiling: Tiling) -> int:
 
 def input_tile(geometry: Geometry, tiling: Tiling) -> tuple[int, int]:
     """Rows and columns of the input that one block needs of a channel, halo included."""
-    height = (tiling.tile_height * tiling.rows - 1) * geometry.stride[0]
-    width = (tiling.tile_width - 1) * geometry.stride[1]
+    height = (tiling.tile_height * tiling.rows - 1) * geometry.tile_stride[0]
+    width = (tiling.tile_width - 1) * geometry.tile_stride[1]
     rows = (geometry.kernel_height - 1) * geometry.dilation[0] + 1
     return height + rows, width + (geometry.kernel_width - 1) * geometry.dilation[1] + 1
 
@@ -136,6 +136,8 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "WIDTH": geometry.width,
         "STRIDE_Y": geometry.stride[0],
         "STRIDE_X": geometry.stride[1],
+        "STEP_Y": geometry.step[0],
+        "STEP_X": geometry.step[1],
         "PAD_TOP": f"({geometry.pad_top})",
         "PAD_LEFT": f"({geometry.pad_left})",
         "UP_Y": geometry.phases[0],
@@ -192,14 +194,14 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
     taps = geometry.kernel_height * geometry.kernel_width
     used_rows = min(
-        (tiling.rows - 1) * geometry.stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
+        (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
     sums = tiling.rows * stream.sums(geometry, tiling)
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
     lanes = range(min(32, tiling.threads))
-    row_step = tiling.rows * geometry.stride[0] * width
+    row_step = tiling.rows * geometry.tile_stride[0] * width
     return Work(
         streams=streams.count,
         threads=tiling.threads,
@@ -211,14 +213,14 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         chunks=streams.chunks,
         stores=sums * pairs(spec),
         slots=per_channel * tiling.chunk_channels,
-        results=sums * used_rows * tiling.chunk_channels // (stream.POINTWISE_CHANNELS if geometry.is_pointwise else 1),
+        results=sums * used_rows * tiling.chunk_channels // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
         # A row of the tile starts anywhere in a 32-byte sector.
-        tile_bytes=streams.span_channels * 32 * height * (element * width * pairs(spec) + 28) / 32,
+        tile_bytes=streams.span_channels * 32 * height * (element * width * geometry.step[1] * pairs(spec) + 28) / 32,
         input_bytes=element * geometry.channels * geometry.height * geometry.width,
         output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, tiling.chunk_channels * geometry.height * geometry.width),
         conflicts=bank_conflicts(
-            lane // tiling.tile_width * row_step + lane % tiling.tile_width * geometry.stride[1] for lane in lanes
+            lane // tiling.tile_width * row_step + lane % tiling.tile_width * geometry.tile_stride[1] for lane in lanes
         ),
     )
 
@@ -247,7 +249,7 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
 def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
     """Kernels of a stream and channels of a chunk."""
     shares = (1, 2, 4, 8, 16, 32, 64, geometry.group_kernels)
-    chunks = (4, 8, 16, 32) if geometry.is_pointwise else (1, 2, 4, 8, 16)
+    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
     for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield kernels, channels

@@ -49,6 +49,19 @@ class Geometry:
         )
 
     @property
+    def step(self) -> Pair:
+        """Input rows and columns from one of a tile to the next: where the kernel has one, only those it reads."""
+        return (
+            self.stride[0] if self.kernel_height == 1 else 1,
+            self.stride[1] if self.kernel_width == 1 else 1,
+        )
+
+    @property
+    def tile_stride(self) -> Pair:
+        """Rows and columns of a tile from one position to the next."""
+        return self.stride[0] // self.step[0], self.stride[1] // self.step[1]
+
+    @property
     def phase_count(self) -> int:
         return self.phases[0] * self.phases[1]
 

@@ -38,8 +38,9 @@ class Tap:
 def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
     """The inputs of one chunk, by statement: a row of a channel each; of pointwise layers, several channels."""
     rows: list[tuple[int, tuple[tuple[int, int], ...]]] = []
-    for y in range((tiling.rows - 1) * geometry.stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0] + 1):
-        offsets = [(p, y - p * geometry.stride[0]) for p in range(tiling.rows)]
+    stride, _ = geometry.tile_stride
+    for y in range((tiling.rows - 1) * stride + (geometry.kernel_height - 1) * geometry.dilation[0] + 1):
+        offsets = [(p, y - p * stride) for p in range(tiling.rows)]
         uses = tuple(
             (p, offset // geometry.dilation[0])
             for p, offset in offsets

@@ -151,12 +151,26 @@ def layers_of(folder: Path, proto: onnx.ModelProto) -> dict[str, Layer]:
 
 
 @pytest.mark.parametrize("operands", ["a b", "b a"])
-def test_of_two_layers_that_are_added_up_the_later_one_adds(operands: str, tmp_path: Path) -> None:
+def test_of_two_equally_deep_layers_that_are_added_up_the_later_one_adds(operands: str, tmp_path: Path) -> None:
     nodes = [conv("x", "a", "first"), conv("x", "b", "second"), node("Add", operands, "z"), node("Relu", "z", "y")]
     layers = layers_of(tmp_path, model(nodes, constants(w=SQUARE)))
     assert list(layers) == ["first", "second"]
     assert (layers["first"].output, layers["first"].spec.epilogue) == ("a", ())
     assert (layers["second"].residual, layers["second"].spec.epilogue) == ("a", (AddResidual(), RELU))
+
+
+def test_of_two_layers_that_are_added_up_the_deeper_one_adds(tmp_path: Path) -> None:
+    nodes = [
+        conv("x", "a", "main1"),
+        conv("a", "b", "main2"),
+        node("Identity", "w", "v"),
+        node("Identity", "v", "u"),
+        conv("x", "c", "shortcut", w="u"),
+        node("Add", "b c", "y"),
+    ]
+    layers = layers_of(tmp_path, model(nodes, constants(w=SQUARE)))
+    assert list(layers) == ["main1", "shortcut", "main2"]
+    assert (layers["shortcut"].residual, layers["main2"].residual) == ("", "c")
 
 
 def test_the_earlier_layer_adds_if_the_later_one_cannot(tmp_path: Path) -> None:
