@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
-from codegen.prediction import Stream, predict_microseconds, registers_of
+from codegen.prediction import REGISTERS, Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -148,7 +148,7 @@ def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
     work = operator.work(spec, tiling)
     return (
         work.sums <= SUMS
-        and registers_of(work) <= 200
+        and registers_of(work) <= min(200, REGISTERS // (-(-tiling.threads // 32) * 32))
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
