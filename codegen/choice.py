@@ -88,10 +88,22 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     count = math.ceil(float(streams.sum()) / PART_INSTRUCTIONS)
     if count <= 1 or tiling.form == "full":
         return (Part(0, len(streams)),)
+    parts = _evenly(streams, count)
+    # Streams are whole: often fewer parts are no larger.
+    while count > 1 and _largest(streams, fewer := _evenly(streams, count - 1)) <= _largest(streams, parts):
+        parts, count = fewer, count - 1
+    return parts
+
+
+def _evenly(streams: NDArray[np.float64], count: int) -> tuple[Part, ...]:
     middles = np.cumsum(streams) - streams / 2
     part_of = np.minimum((middles * count / streams.sum()).astype(np.int64), count - 1)
     edges = [0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(streams)]
     return tuple(Part(first, end) for first, end in pairwise(edges))
+
+
+def _largest(streams: NDArray[np.float64], parts: tuple[Part, ...]) -> float:
+    return max(float(streams[part.first : part.end].sum()) for part in parts)
 
 
 def _check_form(spec: LayerSpec, form: Form) -> None:

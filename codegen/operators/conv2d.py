@@ -213,7 +213,10 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         chunks=streams.chunks,
         stores=sums * pairs(spec),
         slots=per_channel * tiling.chunk_channels,
-        results=sums * used_rows * tiling.chunk_channels // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
+        results=sums
+        * used_rows
+        * tiling.chunk_channels
+        // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
         # A row of the tile starts anywhere in a 32-byte sector.
         tile_bytes=streams.span_channels * 32 * height * (element * width * geometry.step[1] * pairs(spec) + 28) / 32,
         input_bytes=element * geometry.channels * geometry.height * geometry.width,

@@ -1,6 +1,6 @@
 """The figures of BENCHMARKS.md that need no GPU.
 
-    python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup]
+    python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup] [resnet50] [largest]
 
 Both sides of a comparison run in this one process group; quote ratios, the machine is rarely quiet.
 """
@@ -21,9 +21,18 @@ from pathlib import Path
 
 from codegen.assemble import ptxas_options
 from codegen.checkpoint import read_checkpoint
-from codegen.choice import choose_tiling
-from codegen.networks import TEN_OPERATORS, lenet5, random_weights, small_resnet, write_network
+from codegen.choice import choose_parts, choose_tiling
+from codegen.networks import (
+    TEN_OPERATORS,
+    lenet5,
+    operator_network,
+    random_weights,
+    resnet50,
+    small_resnet,
+    write_network,
+)
 from codegen.rewrite import rewrite
+from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.toolchain import ToolLimits, find_toolchain
 from farm.api import Farm
@@ -64,14 +73,16 @@ def rewriting() -> None:
     print(f"  median {statistics.median(times) * 1e3:.1f} ms of 21, {kernel.fmas_kept} of {spec.weights_count} kept")
 
 
+def farm_variables(folder: Path) -> dict[str, str]:
+    return {
+        "FARM_STORE": f"file://{folder / 'store'}",
+        "FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}",
+        "FARM_JOBS": str(len(os.sched_getaffinity(0))),
+    }
+
+
 def settings_in(folder: Path) -> Settings:
-    return load_settings(
-        {
-            "FARM_STORE": f"file://{folder / 'store'}",
-            "FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}",
-            "FARM_JOBS": str(len(os.sched_getaffinity(0))),
-        }
-    )
+    return load_settings(farm_variables(folder))
 
 
 def overhead() -> None:
@@ -104,7 +115,7 @@ def overhead() -> None:
                 bare = bare_loop(str(toolchain.ptxas), files)
                 ratios.append(seconds / bare)
                 against = f"farm {seconds:.1f} s, bare ptxas {bare:.1f} s: {ratios[-1]:.3f}x"
-                print(f"  {len(files)} layers x {len(ARCHS)}: {against}")
+                print(f"  {len(files)} kernels x {len(ARCHS)}: {against}")
         print(f"  median {statistics.median(ratios):.3f}x")
         ledger.close()
 
@@ -114,13 +125,13 @@ def write_ptx(farm: Farm, folder: Path) -> list[Path]:
     folder.mkdir()
     files = []
     toolchain = find_toolchain()
-    for checkpoint in [farm.inspect("latest")]:
-        model = read_checkpoint(checkpoint.job.model)
-        for layer in model.layers:
-            tiling = choose_tiling(layer.spec, 64, layer.weights.nonzeros_per_kernel)
-            template = make_template(layer.spec, tiling, "compute_80", toolchain, LIMITS)
+    for layer in read_checkpoint(farm.inspect("latest").job.model).layers:
+        nonzeros = layer.weights.nonzeros_per_kernel
+        tiling = choose_tiling(layer.spec, 64, nonzeros)
+        template = make_template(layer.spec, tiling, "compute_80", toolchain, LIMITS)
+        for part in choose_parts(layer.spec, tiling, nonzeros):
             path = folder / f"{len(files)}.ptx"
-            path.write_bytes(rewrite(template, layer.weights).ptx)
+            path.write_bytes(rewrite(template, layer.weights, part).ptx)
             files.append(path)
     return sorted(files, key=lambda path: -path.stat().st_size)
 
@@ -142,9 +153,9 @@ def bare_loop(ptxas: str, files: list[Path]) -> float:
 
 def farm_command(folder: Path, *arguments: str) -> float:
     """Wall time of one call of the command."""
-    environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "cli.main", *arguments], check=True, capture_output=True, env=environment)
+    argv = [sys.executable, "-m", "cli.main", *arguments]
+    subprocess.run(argv, check=True, capture_output=True, env={**os.environ, **farm_variables(folder)})
     return time.perf_counter() - start
 
 
@@ -168,12 +179,63 @@ def startup() -> None:
             print(f"  farm {arguments[0]:<8} median {statistics.median(times):.2f} s, least {min(times):.2f} s")
 
 
+def whole_network() -> None:
+    """ResNet-50 for sm_90, cold: all 54 layers, at most 25 templates, under 60 s in nvcc."""
+    with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
+        folder = Path(name)
+        write_network(folder / "resnet50.onnx", resnet50(SPARSITY, seed=0))
+        model = read_checkpoint(folder / "resnet50.onnx")
+        settings = settings_in(folder)
+        store, ledger, toolchain = open_store(settings), open_ledger(settings), find_toolchain()
+        farm = Farm(settings, store, ledger)
+        with open_executor(settings, store, toolchain) as executor:
+            start = time.perf_counter()
+            submission = farm.submit([model], BuildOptions(("sm_90",)))
+            (job,) = Coordinator(ledger, store, executor, toolchain, settings).run([submission.jobs[0].id])
+            seconds = time.perf_counter() - start
+        assert job.status is Status.SUCCEEDED, job.reason
+        results = [result for layer in farm.inspect(job.id).layers for result in layer.results]
+        templates = {result.template_key: 0.0 for result in results}
+        for result in results:
+            templates[result.template_key] = max(templates[result.template_key], result.template_seconds)
+        print(f"  {len(model.layers)} layers compiled, {len(model.skipped)} skipped: {seconds:.0f} s")
+        print(f"  {len(templates)} templates, nvcc {sum(templates.values()):.1f} s in all")
+        ptxas = [result.ptxas_seconds for result in results]
+        print(f"  {len(results)} kernels, ptxas {sum(ptxas):.0f} s in all, the longest {max(ptxas):.1f} s")
+        print(f"  {sum(result.cubin_bytes for result in results) / 1e6:.1f} MB of cubins")
+        ledger.close()
+
+
+def largest_layer() -> None:
+    """512x512x3x3 at 7x7 for sm_90 in one process: under 2 GB, each ptxas under 20 s."""
+    with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
+        folder = Path(name)
+        write_network(
+            folder / "largest.onnx", operator_network(Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1)), SPARSITY, 0)
+        )
+        argv = (sys.executable, "-m", "cli.main", "compile", str(folder / "largest.onnx"), "--arch", "sm_90")
+        environment = {**os.environ, **farm_variables(folder), "FARM_EXECUTOR": "inline"}
+        process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL)
+        # The peak of the process itself or, if that is more, of the largest tool it ran.
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0, status
+        settings = settings_in(folder)
+        ledger = open_ledger(settings)
+        (layer,) = Farm(settings, open_store(settings), ledger).inspect("latest").layers
+        ptxas = [result.ptxas_seconds for result in layer.results]
+        print(f"  {len(ptxas)} parts, ptxas {sum(ptxas):.0f} s in all, the longest {max(ptxas):.1f} s")
+        print(f"  the largest process took {usage.ru_maxrss * 1024 / 1e6:.0f} MB")
+        ledger.close()
+
+
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "templates": templates,
     "rewrite": rewriting,
     "overhead": overhead,
     "cached": cached,
     "startup": startup,
+    "resnet50": whole_network,
+    "largest": largest_layer,
 }
 
 
