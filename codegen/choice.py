@@ -89,9 +89,10 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     if count <= 1 or tiling.form == "full":
         return (Part(0, len(streams)),)
     parts = _evenly(streams, count)
-    # Streams are whole: often fewer parts are no larger.
-    while count > 1 and _largest(streams, fewer := _evenly(streams, count - 1)) <= _largest(streams, parts):
-        parts, count = fewer, count - 1
+    # Streams are whole: often fewer parts are hardly larger.
+    limit = 1.05 * _largest(streams, parts)
+    while len(parts) > 1 and _largest(streams, fewer := _evenly(streams, len(parts) - 1)) <= limit:
+        parts = fewer
     return parts
 
 

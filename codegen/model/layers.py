@@ -47,8 +47,8 @@ def read_layers(
             products[i] = _product(node, graph)
     fused: list[FusedLayer] = []
     taken: set[int] = set()
-    # Of two layers that are added up, the deeper one adds. In a residual block that is the end of the main branch, as it
-    # is in the blocks that have nothing but the main branch: so they share their templates.
+    # Of two layers that are added up, the deeper one adds. In a residual block that is the end of the main branch, as
+    # it is in blocks that have nothing but the main branch: so they share their templates.
     for i in sorted(products, key=lambda i: (graph.depths[nodes[i].position], i), reverse=True):
         with reading(i):
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))

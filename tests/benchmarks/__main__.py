@@ -194,7 +194,7 @@ def whole_network() -> None:
             (job,) = Coordinator(ledger, store, executor, toolchain, settings).run([submission.jobs[0].id])
             seconds = time.perf_counter() - start
         assert job.status is Status.SUCCEEDED, job.reason
-        results = [result for layer in farm.inspect(job.id).layers for result in layer.results]
+        results = farm.inspect(job.id).results
         templates = {result.template_key: 0.0 for result in results}
         for result in results:
             templates[result.template_key] = max(templates[result.template_key], result.template_seconds)
@@ -221,8 +221,8 @@ def largest_layer() -> None:
         assert status == 0, status
         settings = settings_in(folder)
         ledger = open_ledger(settings)
-        (layer,) = Farm(settings, open_store(settings), ledger).inspect("latest").layers
-        ptxas = [result.ptxas_seconds for result in layer.results]
+        results = Farm(settings, open_store(settings), ledger).inspect("latest").results
+        ptxas = [result.ptxas_seconds for result in results]
         print(f"  {len(ptxas)} parts, ptxas {sum(ptxas):.0f} s in all, the longest {max(ptxas):.1f} s")
         print(f"  the largest process took {usage.ru_maxrss * 1024 / 1e6:.0f} MB")
         ledger.close()
