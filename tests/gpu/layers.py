@@ -43,6 +43,7 @@ HALF_LAYERS = {
     "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(4, 4, 1, 8, 4, 2)),
     "transposed": OddLayer(TRANSPOSED, Tiling(2, 4, 2, 3, 2, 2)),
     "pointwise": OddLayer(POINTWISE, POINTWISE_TILING),
+    "pointwise, strided": OddLayer(Conv2d(16, 9, 21, 10, 1, 1, (2, 2), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=101),
 }
 
@@ -72,6 +73,7 @@ ODD_LAYERS = {
     "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
     "pointwise in groups": OddLayer(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
     "pointwise, chunks that do not divide": OddLayer(Conv2d(9, 7, 7, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
+    "pointwise, strided": OddLayer(Conv2d(16, 9, 11, 10, 1, 1, (2, 3), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
     "transposed": OddLayer(replace(TRANSPOSED, epilogue=ADD_RELU), TRANSPOSED_TILING),
     "transposed in groups, dilated": OddLayer(
         ConvTranspose2d(6, 5, 6, 6, 4, 3, stride=(3, 2), padding=(0, 1, 2, 0), dilation=(2, 1), groups=2),
