@@ -46,9 +46,7 @@ LACKS: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--every-sparsity", action="store_true", help="whole networks at 0.8 and 0.95 too, not only at 0.9"
-    )
+    parser.addoption("--every-sparsity", action="store_true", help="whole networks at 0.8 and 0.95 too")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

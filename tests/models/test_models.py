@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from codegen.networks import NETWORKS
 from tests.models.whole_networks import planned, verified
 
