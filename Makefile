@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu fuzz bench lint format clean
+.PHONY: help setup demo test test-gpu fuzz models bench lint format clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,6 +26,9 @@ test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 
 fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; options in FUZZ, as FUZZ='--seed 7'
 	@$(BIN)/python -m tests.differential $(FUZZ)
+
+models: .venv/ready-dev ## every layer of whole networks at three sparsities on the emulator
+	@$(BIN)/python -m pytest tests/models --every-sparsity -n auto --maxprocesses 8 --dist loadgroup
 
 bench: .venv/ready-dev ## the figures of BENCHMARKS.md that need no GPU
 	@$(BIN)/python -m tests.benchmarks

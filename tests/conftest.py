@@ -39,9 +39,14 @@ def lacks_ray() -> str | None:
 LACKS: dict[str, Callable[[], str | None]] = {
     "cluster": cache(lacks_ray),
     "differential": cache(lacks_toolchain),
+    "models": cache(lacks_toolchain),
     "toolchain": cache(lacks_toolchain),
 }
 """By folder; what tests/gpu/ needs is found out by its own fixture, which opens the GPU."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-sparsity", action="store_true", help="whole networks at 0.8 and 0.95 too")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from codegen.operators import launch_of
 from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear, SkippedLayer
 from codegen.tiling import Part, Tiling
 from farm.bundle import safe_names, write_bundle

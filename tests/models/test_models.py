@@ -1,0 +1,61 @@
+"""Whole networks: which layers are compiled and which are not and why, and that those that are compute the right thing.
+
+0.9 of the weights are zero; `make models` runs 0.8 and 0.95 too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.networks import NETWORKS
+from tests.models.whole_networks import planned, verified
+
+TOO_LARGE = r"its code would be \d+ MB and the limit is 16 MB: prune the layer further, or raise --max-code-size"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What becomes of a network."""
+
+    operators: Mapping[str, int]
+    """Layers that are compiled."""
+    templates: int
+    """That nvcc makes, at most: one a shape, if the layers of a shape are pruned alike."""
+    skipped: tuple[str, ...] = ()
+    """Layers that are not; those of these networks for one reason only."""
+
+
+EXPECTED = {
+    "lenet5": Expected({"conv2d": 2, "linear": 2}, 4),
+    "alexnet_cifar10": Expected({"conv2d": 3, "linear": 1}, 4),
+    "small_resnet": Expected({"conv2d": 20, "linear": 1}, 16),
+    "resnet50": Expected({"conv2d": 53, "linear": 1}, 25),
+    "vgg16": Expected({"conv2d": 13, "linear": 1}, 10, ("fc6", "fc7")),
+    "mobilenet_v2": Expected({"conv2d": 52, "linear": 1}, 31),
+    "unet": Expected({"conv2d": 19, "conv_transpose2d": 4}, 23),
+    "mlp": Expected({"linear": 4}, 4),
+    "feed_forward": Expected({"linear": 2}, 2),
+}
+DENSER = {("vgg16", 0.8): Expected({"conv2d": 13}, 9, ("fc6", "fc7", "fc8"))}
+"""Where the sparsity changes what is compiled: the code of a million non-zeros is about as large as it may be."""
+
+
+def test_every_network_is_expected_to_do_something() -> None:
+    assert set(EXPECTED) == set(NETWORKS)
+
+
+def test_every_layer_of_a_network_is_compiled_and_right_or_skipped_with_its_reason(
+    network: str, sparsity: float, tmp_path: Path
+) -> None:
+    expected = DENSER.get((network, sparsity), EXPECTED[network])
+    plan = planned(network, sparsity, tmp_path)
+    assert plan.operators() == expected.operators
+    assert [layer.name for layer in plan.skipped] == list(expected.skipped)
+    assert [layer for layer in plan.skipped if not re.fullmatch(TOO_LARGE, layer.reason)] == []
+    assert len(plan.template_keys()) <= expected.templates
+    found = {layer.name: verified(layer, build) for layer, build in plan.layers}
+    assert {name: each.message for name, each in found.items() if not each.ok} == {}
+    assert all(each.blocks_run and each.outputs_checked for each in found.values())

@@ -1,0 +1,98 @@
+"""A whole network from its ONNX file to verified layers, planned as `farm compile` plans it. No ptxas, no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from codegen.checkpoint import read_checkpoint
+from codegen.layers import Checkpoint, Layer
+from codegen.networks import NETWORKS, write_network
+from codegen.operators import canonical
+from codegen.operators.geometry import Streams, geometry_of
+from codegen.spec import LayerSpec, SkippedLayer
+from codegen.template import Template, make_template, template_key
+from codegen.tiling import Part, Tiling
+from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from codegen.verify import Verification, verify_layer
+from farm.jobs import Build, BuildOptions
+from farm.store.contract import blob_digest
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+
+VIRTUAL_ARCH = "compute_80"
+OPTIONS = BuildOptions(("sm_80",))
+LIMITS = ToolLimits(300)
+IMAGES = 2
+"""Of one verification, as `farm verify` has it."""
+
+
+class NamingStore(MemoryStore):
+    """Gives blobs their names and forgets them: the weights of VGG-16 are half a gigabyte, and the layers hold them."""
+
+    def put(self, data: bytes) -> str:
+        return blob_digest(data)
+
+
+@dataclass(frozen=True)
+class PlannedNetwork:
+    """The layers of a network that are compiled, each with how it is built, and those that are not."""
+
+    layers: tuple[tuple[Layer, Build], ...]
+    skipped: tuple[SkippedLayer, ...]
+
+    def operators(self) -> dict[str, int]:
+        """How many layers of each operator are compiled."""
+        names = [str(build.spec.to_json()["operator"]) for _, build in self.layers]
+        return {name: names.count(name) for name in sorted(set(names))}
+
+    def template_keys(self) -> set[str]:
+        """What nvcc has to compile for the network, by the keys under which the farm keeps it."""
+        keys = (template_key(build.spec, build.tiling, VIRTUAL_ARCH, _toolchain()) for _, build in self.layers)
+        return {key.digest for key in keys}
+
+
+def planned(name: str, sparsity: float, folder: Path) -> PlannedNetwork:
+    """Writes the ONNX file of a network into the folder, reads it back and plans its layers."""
+    checkpoint = _checkpoint(name, sparsity, folder / f"{name}.onnx")
+    job = new_job(checkpoint, OPTIONS, namespace="tests", name=name, store=NamingStore())
+    layers = {layer.name: layer for layer in checkpoint.layers}
+    assert len(layers) == len(checkpoint.layers)
+    return PlannedNetwork(tuple((layers[build.layer], build) for build in job.builds), job.skipped)
+
+
+def verified(layer: Layer, build: Build) -> Verification:
+    """Runs the PTX of a layer in the emulator: of its first part and of the one with the most non-zeros."""
+    template = _template(canonical(build.spec), build.tiling)
+    parts = _first_and_fullest(layer, build.tiling, build.parts)
+    return verify_layer(template, layer.weights, parts, batch=IMAGES * build.rows)
+
+
+def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:
+    write_network(path, NETWORKS[name](sparsity, 0))
+    try:
+        return read_checkpoint(path)
+    finally:
+        path.unlink()
+
+
+def _first_and_fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> list[Part]:
+    streams = Streams.of(geometry_of(canonical(layer.spec)), tiling)
+    nonzeros = np.asarray(streams.by_stream(layer.weights.nonzeros_per_kernel)).sum(axis=1)
+    fullest = max(parts, key=lambda part: int(nonzeros[part.first : part.end].sum()))
+    return [part for part in parts if part in (parts[0], fullest)]
+
+
+@cache
+def _toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+@cache
+def _template(spec: LayerSpec, tiling: Tiling) -> Template:
+    """Layers of any network and sparsity share it."""
+    return make_template(spec, tiling, VIRTUAL_ARCH, _toolchain(), LIMITS)
