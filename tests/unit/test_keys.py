@@ -75,6 +75,7 @@ TILING_CHANGES: dict[str, Any] = {
     "group_kernels": 8,
     "chunk_channels": 4,
     "stages": 3,
+    "accumulate": "float16",
     "form": "full",
 }
 
