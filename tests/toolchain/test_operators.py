@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from tests.toolchain.operator_cases import CASES, Case
 
 LIMITS = ToolLimits(300)
 SPARSITIES = (0.0, 0.5, 0.9, 1.0)
+SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1", "alexnet-conv2")
+"""Those quick enough to compile for every sparsity; the others are for one."""
 RELATIVE_ERROR = 1e-6
 ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
@@ -54,16 +56,17 @@ def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
     assert found.relative_error < RELATIVE_ERROR
 
 
-@pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("name", TEN_OPERATORS)
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    [(name, sparsity) for name in TEN_OPERATORS for sparsity in (SPARSITIES if name in SMALL_OPERATORS else (0.9,))],
+)
 def test_the_ten_operators_compute_what_they_should(name: str, sparsity: float) -> None:
     chosen_and_verified(TEN_OPERATORS[name], sparsity, "rolled")
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("name", ["lenet-conv1", "alexnet-conv1", "vgg-conv1"])
-def test_the_full_form_computes_what_it_should(name: str, sparsity: float) -> None:
-    chosen_and_verified(TEN_OPERATORS[name], sparsity, "full")
+def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
+    chosen_and_verified(TEN_OPERATORS["lenet-conv1"], sparsity, "full")
 
 
 def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
@@ -143,17 +146,22 @@ def test_a_layer_without_weights_gives_exactly_its_bias(name: str) -> None:
     assert (output == bias.reshape(-1, *[1] * (output.ndim - 2))).all()
 
 
+def with_odd_values(case: Case, seed: int) -> NDArray[Any]:
+    """An input with an infinity and a NaN, at places that differ by seed."""
+    values = to_float32(random_input(case.spec, case.batch, seed), case.spec.data_type)
+    places = np.random.default_rng(seed).choice(values.size, 2, replace=False)
+    values.reshape(-1)[places] = np.inf, np.nan
+    return from_float32(values, case.spec.data_type)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_infinite_and_missing_inputs_reach_the_outputs_that_read_them_and_no_others(name: str) -> None:
     case = CASES[name]
-    weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=0)
-    values = to_float32(x, case.spec.data_type)
-    places = np.random.default_rng(2).choice(values.size, 2, replace=False)
-    values.reshape(-1)[places] = np.inf, np.nan
-    x = from_float32(values, case.spec.data_type)
+    weights = half_of_the_weights(case.spec)
+    # The first input whose missing element some output reads.
+    x = next(x for x in map(partial(with_odd_values, case), range(99)) if np.isnan(reference(case, weights, x)).any())
     output = to_float32(run([rewrite(template_of(case), weights)], case, x), case.spec.data_type)
     expected = reference(case, weights, x)
-    assert np.isnan(expected).any()
     np.testing.assert_array_equal(np.isnan(output), np.isnan(expected))
     infinite = np.isinf(expected)
     np.testing.assert_array_equal(output[infinite], expected[infinite])
