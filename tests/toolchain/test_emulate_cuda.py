@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codegen import emulate, operators
 from codegen.errors import EmulationError
-from codegen.operators import conv2d
+from codegen.operators import conv2d, stream
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
 from codegen.spec import Conv2d
 from codegen.tiling import Form, Tiling
@@ -295,11 +295,12 @@ SPEC = Conv2d(channels=6, height=9, width=11, kernels=6, kernel_height=3, kernel
 def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The weights and biases that a template computes with before anything is replaced."""
     if tiling.form == "full":
-        weights, bias = conv2d.full_placeholders(SPEC)
+        weights, bias = stream.full_placeholders(SPEC)
         return weights.view(np.float32), bias.view(np.float32)
-    slots = conv2d.rolled_slots(SPEC, tiling)
+    indices = stream.slots(SPEC, tiling).weights
     one_copy = np.zeros((tiling.group_kernels, tiling.chunk_channels, 3, 3), dtype=np.uint32)
-    one_copy[tuple(slots.T)] = FIRST_WEIGHT + np.arange(len(slots))
+    # The rows of a thread have placeholders of their own for a weight, too near each other to tell apart here.
+    one_copy.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
     kernel, channel = np.arange(SPEC.kernels) % tiling.group_kernels, np.arange(SPEC.channels) % tiling.chunk_channels
     bias = (FIRST_BIAS + kernel).astype(np.uint32)
     return one_copy[kernel[:, None], channel].view(np.float32), bias.view(np.float32)
@@ -322,7 +323,7 @@ def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Pat
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
     launch = conv2d.launch_of(SPEC, tiling)
-    trace = emulate.run(template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output])
+    trace = emulate.run(template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, 2])
     expected = convolve(x, *placeholder_weights(tiling))
     assert np.abs(output - expected).max() < 1e-4
     assert trace.per_thread("fma") == tiling.rows * tiling.group_kernels * SPEC.channels * 3 * 3

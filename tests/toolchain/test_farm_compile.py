@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -190,7 +189,7 @@ class IdleDevice:
     name, arch = "idle", "sm_90"
 
     def __init__(self) -> None:
-        self.ran: list[list[tuple[bytes, int]]] = []
+        self.ran: list[list[tuple[bytes, Launch]]] = []
 
     def __enter__(self) -> IdleDevice:
         return self
@@ -202,7 +201,7 @@ class IdleDevice:
         self, kernels: Sequence[tuple[bytes, Launch]], x: FloatArray, output_shape: tuple[int, ...], residual: object
     ) -> FloatArray:
         assert residual is None
-        self.ran.append([(cubin, launch.output_offset) for cubin, launch in kernels])
+        self.ran.append(list(kernels))
         return np.full((len(x), *output_shape), np.nan, dtype=np.float32)
 
 
@@ -219,9 +218,11 @@ def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong
         ("conv2", 2, ("sm_90",), "idle"),
     ]
     assert all("not written" in each.verification.message for each in found)
-    planes = [math.prod(layer.spec.output_shape[1:]) for layer in NET.layers]
-    assert [[offset for _, offset in kernels] for kernels in device.ran] == [[0, plane] for plane in planes]
-    assert len({cubin for kernels in device.ran for cubin, _ in kernels}) == 4
+    kernels = [layer.spec.kernels for layer in NET.layers]
+    # The K groups of all parts together are the layer's, one kernel each here.
+    grids = [[launch.grid_at(2)[2] for _, launch in launched] for launched in device.ran]
+    assert grids == [[1, count - 1] for count in kernels]
+    assert len({cubin for launched in device.ran for cubin, _ in launched}) == 4
 
 
 @pytest.mark.usefixtures("halved")
@@ -230,10 +231,13 @@ def test_a_bundle_of_layers_in_parts_keeps_to_the_schema(farm: Farm, tmp_path: P
     manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
     Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
     for described in manifest["layers"]:
-        plane = math.prod(described["tensors"]["output"]["shape"][2:])
-        offsets = [argument["offset"] for launch in described["launches"] for argument in launch["arguments"][:2]]
-        assert offsets == [0, 0, 0, plane]
+        first, second = described["launches"]
+        # Every part takes the whole tensors: which K groups it computes is in its cubin.
+        assert first["arguments"] == second["arguments"]
+        assert [argument["name"] for argument in first["arguments"]] == ["input", "output", "images"]
+        assert first["grid"][2]["fixed"] + second["grid"][2]["fixed"] == described["tensors"]["output"]["shape"][1]
         for launch in described["launches"]:
+            assert len(launch["cubins"]) == len(OPTIONS.archs)
             for entry in launch["cubins"].values():
                 assert (tmp_path / "out" / entry["path"]).read_bytes().startswith(b"\x7fELF")
 

@@ -2,127 +2,105 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from codegen import emulate
-from codegen.choice import choose_tiling
+from codegen.choice import choose_parts, choose_tiling
+from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import launch_of, operator_of
-from codegen.reference import convolve, error_bound
+from codegen.operators import launch_of, operator_of, stream_count
+from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Conv2d
+from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
 from codegen.template import Template, make_template, template_key
-from codegen.tiling import Form, Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
-from codegen.verify import Verification, compare, sample_blocks, verify_kernel
+from codegen.tiling import Form, Part, Tiling
+from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.verify import poisoned, random_input, random_residual, sample_blocks, verify_layer, verify_output
+from tests.toolchain.operator_cases import CASES, Case
 
 LIMITS = ToolLimits(300)
 SPARSITIES = (0.0, 0.5, 0.9, 1.0)
+SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1", "alexnet-conv2")
+"""Those quick enough to compile for every sparsity; the others are for one."""
 RELATIVE_ERROR = 1e-6
+ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
 
-@pytest.fixture(scope="module")
-def toolchain() -> Toolchain:
-    return find_toolchain()
+@cache
+def made(spec: LayerSpec, tiling: Tiling, virtual_arch: str = "compute_80") -> Template:
+    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
 
 
-def verified(spec: Conv2d, weights: Weights, form: Form, virtual_arch: str) -> Verification:
+def template_of(case: Case) -> Template:
+    return made(case.spec, case.tiling, case.virtual_arch)
+
+
+def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
+    weights = random_weights(spec, sparsity)
     nonzeros = weights.nonzeros_per_kernel
-    if form == "full":
-        # One template for all sparsities: nvcc takes seconds for each.
-        nonzeros = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
-    tiling = choose_tiling(spec, 64, nonzeros, form=form)
-    kernel = rewrite(made(spec, tiling, virtual_arch), weights)
-    return verify_kernel(kernel, spec, tiling, weights)
+    # One template of the full form for all sparsities: nvcc takes seconds for each.
+    tenth = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    tiling = choose_tiling(spec, 64, tenth if form == "full" else nonzeros, form=form)
+    found = verify_layer(made(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
+    assert found.ok, found.message
+    assert found.relative_error < RELATIVE_ERROR
 
 
-@cache
-def made(spec: Conv2d, tiling: Tiling, virtual_arch: str) -> Template:
-    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
-
-
-@pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("name", TEN_OPERATORS)
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    [(name, sparsity) for name in TEN_OPERATORS for sparsity in (SPARSITIES if name in SMALL_OPERATORS else (0.9,))],
+)
 def test_the_ten_operators_compute_what_they_should(name: str, sparsity: float) -> None:
-    spec = TEN_OPERATORS[name]
-    found = verified(spec, random_weights(spec, sparsity), "rolled", "compute_80")
-    assert found.ok, found.message
-    assert found.relative_error < RELATIVE_ERROR
+    chosen_and_verified(TEN_OPERATORS[name], sparsity, "rolled")
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("name", ["lenet-conv1", "alexnet-conv1", "vgg-conv1"])
-def test_the_full_form_computes_what_it_should(name: str, sparsity: float) -> None:
-    spec = TEN_OPERATORS[name]
-    found = verified(spec, random_weights(spec, sparsity), "full", "compute_80")
-    assert found.ok, found.message
-    assert found.relative_error < RELATIVE_ERROR
+def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
+    chosen_and_verified(TEN_OPERATORS["lenet-conv1"], sparsity, "full")
 
 
-LAYERS: dict[str, tuple[Conv2d, Tiling, str]] = {
-    "channels and kernels that do not divide": (
-        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1)),
-        Tiling(8, 4, 1, 4, 2, 2),
-        "compute_80",
-    ),
-    "several rows a thread, three stages": (
-        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1)),
-        Tiling(8, 4, 2, 4, 2, 3),
-        "compute_80",
-    ),
-    "strides, a rectangular kernel, uneven padding": (
-        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)),
-        Tiling(5, 4, 2, 3, 2, 2),
-        "compute_80",
-    ),
-    "stride 2, where loads come in pairs": (
-        Conv2d(6, 20, 21, 7, 3, 3, stride=(2, 2), padding=(1, 0, 1, 1)),
-        Tiling(8, 4, 2, 4, 2, 3),
-        "compute_80",
-    ),
-    "a stride larger than the kernel": (
-        Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)),
-        Tiling(4, 4, 2, 4, 3, 2),
-        "compute_80",
-    ),
-    "without cp.async": (
-        Conv2d(5, 9, 11, 7, 3, 3, stride=(1, 2), padding=(0, 1, 1, 2)),
-        Tiling(4, 8, 1, 7, 2, 2),
-        "compute_75",
-    ),
-    "a 1x1 kernel": (Conv2d(9, 7, 7, 10, 1, 1), Tiling(7, 5, 1, 4, 4, 2), "compute_80"),
-    "one output": (Conv2d(4, 3, 3, 1, 3, 3), Tiling(1, 1, 1, 1, 4, 2), "compute_80"),
-    "full form": (
-        Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0)),
-        Tiling(5, 4, 2, 3, 2, 2, "full"),
-        "compute_80",
-    ),
-    "full form without cp.async": (
-        Conv2d(3, 9, 11, 5, 3, 2, padding=(1, 1, 0, 0)),
-        Tiling(8, 4, 1, 5, 3, 2, "full"),
-        "compute_75",
-    ),
-}
-
-
-@cache
-def template_of(name: str) -> Template:
-    spec, tiling, virtual_arch = LAYERS[name]
-    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
-
-
-def run(kernel: Kernel, spec: Conv2d, x: np.ndarray) -> np.ndarray:
-    output = np.full((len(x), *spec.output_shape), np.nan, dtype=np.float32)
-    launch = kernel.launch
-    emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, [x, output])
+def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
+    """The output of a layer in these kernels, NaN where none of them wrote."""
+    output, residual = poisoned(case.spec, case.batch), random_residual(case.spec, case.batch, seed=0)
+    arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": case.batch}
+    for kernel in kernels:
+        launch = kernel.launch
+        given = [arguments[name] for name in launch.arguments]
+        emulate.run(kernel.ptx, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
     return output
+
+
+def reference(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
+    return layer_output(case.spec, weights, x, residual=random_residual(case.spec, case.batch, seed=0))
+
+
+def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
+    chunk_channels = case.tiling.chunk_channels if case.tiling.accumulate == "float32" else None
+    residual = random_residual(case.spec, case.batch, seed=0)
+    return error_bound(case.spec, weights, x, residual=residual, chunk_channels=chunk_channels)
+
+
+def rounded(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.float32]:
+    """To finite values that the data type has."""
+    largest = np.float32(PRECISIONS[data_type].largest)
+    return to_float32(from_float32(np.clip(values, -largest, largest), data_type), data_type)
+
+
+def half_of_the_weights(spec: LayerSpec) -> Weights:
+    rng = np.random.default_rng(0)
+    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * (rng.random(spec.weights_shape) < 0.5)
+    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    return Weights(rounded(kernel.astype(np.float32), spec.data_type), rounded(bias, spec.data_type))
 
 
 weight_values = st.one_of(
@@ -132,73 +110,99 @@ weight_values = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_layer_is_that_of_the_reference(name: str) -> None:
+    case = CASES[name]
+    weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=1)
+    output = run([rewrite(template_of(case), weights)], case, x)
+    share = np.abs(to_float32(output, case.spec.data_type) - reference(case, weights, x)) / bound(case, weights, x)
+    assert share.max() <= 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObject) -> None:
-    spec, _, _ = LAYERS[name]
-    kernel = data.draw(hnp.arrays(np.float32, spec.weights_shape, elements=weight_values, fill=st.just(0.0)))
-    bias = data.draw(hnp.arrays(np.float32, spec.kernels, elements=weight_values))
-    weights = Weights(kernel, bias)
-    x = np.random.default_rng(data.draw(st.integers(0, 99))).standard_normal((2, *spec.input_shape), dtype=np.float32)
-    output = run(rewrite(template_of(name), weights), spec, x)
-    reference = convolve(spec, weights, x)
-    assert (np.abs(output - reference) <= error_bound(spec, weights, x)).all()
-    assert (output[reference == 0] == 0).all() or weights.nonzeros > 0
+    case = CASES[name]
+    data_type = case.spec.data_type
+    kernel = data.draw(hnp.arrays(np.float32, case.spec.weights_shape, elements=weight_values, fill=st.just(0.0)))
+    bias = data.draw(hnp.arrays(np.float32, case.spec.kernels, elements=weight_values))
+    weights = Weights(rounded(kernel, data_type), rounded(bias, data_type))
+    x = random_input(case.spec, case.batch, data.draw(st.integers(0, 99)))
+    output = to_float32(run([rewrite(template_of(case), weights)], case, x), data_type)
+    allowed = bound(case, weights, x)
+    safe = np.isfinite(allowed)
+    assert (np.abs(output - reference(case, weights, x)) <= allowed)[safe].all()
+    assert safe.all() or data_type == "float16"
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if LAYERS[name][1].form == "rolled"])
+@pytest.mark.parametrize("name", [name for name in ROLLED if not CASES[name].spec.epilogue])
 def test_a_layer_without_weights_gives_exactly_its_bias(name: str) -> None:
-    spec, _, _ = LAYERS[name]
-    bias = np.linspace(-1, 1, spec.kernels, dtype=np.float32)
-    weights = Weights(np.zeros(spec.weights_shape, dtype=np.float32), bias)
-    x = np.random.default_rng(0).standard_normal((2, *spec.input_shape), dtype=np.float32)
-    kernel = rewrite(template_of(name), weights)
+    case = CASES[name]
+    bias = rounded(np.linspace(-1, 1, case.spec.kernels, dtype=np.float32), case.spec.data_type)
+    kernel = rewrite(template_of(case), Weights(np.zeros(case.spec.weights_shape, dtype=np.float32), bias))
     assert kernel.fmas_kept == 0
-    assert (run(kernel, spec, x) == bias[:, None, None]).all()
+    output = to_float32(run([kernel], case, random_input(case.spec, case.batch, seed=0)), case.spec.data_type)
+    assert (output == bias.reshape(-1, *[1] * (output.ndim - 2))).all()
 
 
-def test_infinite_and_missing_inputs_reach_the_outputs_that_read_them_and_no_others() -> None:
-    name = "channels and kernels that do not divide"
-    spec, _, _ = LAYERS[name]
-    weights = random_weights(spec, 0.7)
-    x = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
-    x[0, 2, 4, 5], x[0, 3, 0, 0] = np.inf, np.nan
-    output, reference = run(rewrite(template_of(name), weights), spec, x), convolve(spec, weights, x)
-    assert np.array_equal(np.isnan(output), np.isnan(reference))
-    infinite = np.isinf(reference)
-    assert infinite.any()
-    assert np.array_equal(output[infinite], reference[infinite])
+def with_odd_values(case: Case, seed: int) -> NDArray[Any]:
+    """An input with an infinity and a NaN, at places that differ by seed."""
+    values = to_float32(random_input(case.spec, case.batch, seed), case.spec.data_type)
+    places = np.random.default_rng(seed).choice(values.size, 2, replace=False)
+    values.reshape(-1)[places] = np.inf, np.nan
+    return from_float32(values, case.spec.data_type)
 
 
-def test_both_forms_give_the_same_numbers(toolchain: Toolchain) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_infinite_and_missing_inputs_reach_the_outputs_that_read_them_and_no_others(name: str) -> None:
+    case = CASES[name]
+    weights = half_of_the_weights(case.spec)
+    # The first input whose missing element some output reads.
+    x = next(x for x in map(partial(with_odd_values, case), range(99)) if np.isnan(reference(case, weights, x)).any())
+    output = to_float32(run([rewrite(template_of(case), weights)], case, x), case.spec.data_type)
+    expected = reference(case, weights, x)
+    np.testing.assert_array_equal(np.isnan(output), np.isnan(expected))
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(output[infinite], expected[infinite])
+    assert not np.isinf(output[~infinite]).any()
+
+
+@pytest.mark.parametrize("name", [name for name in ROLLED if stream_count(CASES[name].spec, CASES[name].tiling) > 1])
+def test_a_layer_launched_in_parts_gives_bit_for_bit_what_one_launch_gives(name: str) -> None:
+    case = CASES[name]
+    weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=3)
+    template, streams = template_of(case), stream_count(case.spec, case.tiling)
+    together = run([rewrite(template, weights)], case, x)
+    parts = [rewrite(template, weights, Part(first, end)) for first, end in ((0, 1), (1, streams))]
+    assert run(parts, case, x).tobytes() == together.tobytes()
+    assert run(parts[::-1], case, x).tobytes() == together.tobytes()
+
+
+def test_both_forms_give_the_same_numbers() -> None:
     spec = Conv2d(4, 10, 12, 6, 3, 3, padding=(1, 1, 1, 1))
     weights = random_weights(spec, 0.8)
-    x = np.random.default_rng(1).standard_normal((2, *spec.input_shape), dtype=np.float32)
+    x = random_input(spec, 2, seed=1)
     outputs = []
     forms: tuple[Form, ...] = ("rolled", "full")
     for form in forms:
-        tiling = Tiling(12, 5, 1, 3, 2, 2, form)
-        kernel = rewrite(make_template(spec, tiling, "compute_80", toolchain, LIMITS), weights)
+        case = Case(spec, Tiling(12, 5, 1, 3, 2, 2, form=form))
+        kernel = rewrite(template_of(case), weights)
         assert kernel.fmas_kept == weights.nonzeros
-        outputs.append(run(kernel, spec, x))
+        outputs.append(run([kernel], case, x))
     assert (np.abs(outputs[0] - outputs[1]) <= 2 * error_bound(spec, weights, x)).all()
 
 
-def test_making_a_template_twice_gives_the_same_bytes(toolchain: Toolchain) -> None:
-    spec, tiling, virtual_arch = LAYERS["a 1x1 kernel"]
-    again = make_template(spec, tiling, virtual_arch, toolchain, LIMITS)
-    assert again.ptx == template_of("a 1x1 kernel").ptx
-    assert template_key(spec, tiling, virtual_arch, toolchain).compiler == toolchain.nvcc_version
+def test_making_a_template_twice_gives_the_same_bytes() -> None:
+    case, toolchain = CASES["a 1x1 kernel copied by fours"], find_toolchain()
+    again = make_template(case.spec, case.tiling, case.virtual_arch, toolchain, LIMITS)
+    assert again.ptx == template_of(case).ptx
+    assert template_key(case.spec, case.tiling, case.virtual_arch, toolchain).compiler == toolchain.nvcc_version
 
 
 def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
-    toolchain = find_toolchain()
     tiling = Tiling(8, 8, 1, 4, 2, 2)
-    small, large = (
-        make_template(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling, "compute_80", toolchain, LIMITS)
-        for c, k in ((2, 4), (512, 512))
-    )
+    small, large = (made(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling) for c, k in ((2, 4), (512, 512)))
     assert abs(len(small.ptx.splitlines()) - len(large.ptx.splitlines())) < 20
 
 
@@ -219,18 +223,33 @@ def test_sampled_blocks_see_every_group_every_corner_and_every_edge() -> None:
     assert {y for _, y, _ in blocks} == {0, 1}
 
 
-def test_a_wrong_weight_a_missing_output_and_a_stray_one_are_all_noticed() -> None:
-    name = "channels and kernels that do not divide"
-    spec, tiling, _ = LAYERS[name]
-    weights = random_weights(spec, 0.5)
+@pytest.mark.parametrize(
+    "name", ["channels and kernels that do not divide", "linear, copied by fours", "float16, added up in float32"]
+)
+def test_a_wrong_weight_and_a_missing_output_are_noticed(name: str) -> None:
+    case = CASES[name]
+    weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=0)
+    residual = random_residual(case.spec, case.batch, seed=0)
     wrong = Weights(weights.kernel.copy(), weights.bias)
-    k, c, r, s = (int(i[0]) for i in np.nonzero(wrong.kernel))
-    wrong.kernel[k, c, r, s] *= np.float32(1.001)
-    assert verify_kernel(rewrite(template_of(name), weights), spec, tiling, weights).ok
-    assert "error bound" in verify_kernel(rewrite(template_of(name), wrong), spec, tiling, weights).message
-    x = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
-    output = convolve(spec, weights, x).astype(np.float32)
-    region = operator_of(spec).block_region(spec, tiling, (0, 0, 0))
-    assert compare(spec, weights, x, output, [region], 1, 1).ok
-    output[0, 0, 0, 0] = np.nan
-    assert not compare(spec, weights, x, output, [region], 1, 1).ok
+    wrong.kernel[np.nonzero(wrong.kernel)] *= np.float32(1.25)
+
+    def found(output: NDArray[Any]) -> str:
+        return verify_output(case.spec, case.tiling, weights, x, output, residual=residual).message
+
+    right = run([rewrite(template_of(case), weights)], case, x)
+    assert not found(right)
+    assert "error bound" in found(run([rewrite(template_of(case), wrong)], case, x))
+    assert "were not written" in found(run([rewrite(template_of(case), weights, Part(0, 1))], case, x))
+
+
+def test_an_output_written_where_none_belongs_is_noticed() -> None:
+    case = CASES["channels and kernels that do not divide"]
+    template, weights = template_of(case), half_of_the_weights(case.spec)
+    plane = 4 * 9 * 11
+    assert AddResidual() not in case.spec.epilogue
+    last = f"+{3 * plane}],v; }} // farm.store 3"
+    assert template.ptx.count(last) == 1
+    stray = template.ptx.replace(last, last.replace(f"+{3 * plane}", f"+{4 * plane}"))
+    assert verify_layer(template, weights, [Part(0, 1)]).ok
+    message = verify_layer(Template.from_ptx(stray), weights, [Part(0, 1)]).message
+    assert "outputs written outside the blocks that ran" in message

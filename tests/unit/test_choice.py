@@ -1,4 +1,4 @@
-"""The chosen tiling: deterministic, within every limit, the same for neighbours of a pruning sweep."""
+"""The chosen tiling: deterministic, within every limit, the same for neighbours of a pruning sweep; and its parts."""
 
 from __future__ import annotations
 
@@ -8,70 +8,132 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from codegen.choice import (
-    LONG_STREAM_BYTES,
+    BODY_RESULTS,
+    BODY_SLOTS,
+    OFFSET_BYTES,
+    PART_INSTRUCTIONS,
     SHARED_BYTES,
     STREAM_BYTES,
     STREAM_MULTIPLY_ADDS,
     SUMS,
-    candidates,
+    choose_parts,
     choose_tiling,
 )
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
-from codegen.operators import launch_of
-from codegen.operators.conv2d import groups
-from codegen.prediction import bank_conflicts, predict_microseconds, registers_of, stream_of
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.operators import canonical, launch_of, operator_of, stream_count
+from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators.work import bank_conflicts
+from codegen.prediction import Stream, predict_microseconds, registers_of
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.tiling import Accumulator, Part, Tiling
+
+PAD = (1, 1, 1, 1)
+EVERY_KIND: dict[str, LayerSpec] = {
+    **TEN_OPERATORS,
+    "stride 2": Conv2d(64, 56, 56, 128, 3, 3, stride=(2, 2), padding=PAD),
+    "dilation": Conv2d(32, 28, 28, 32, 3, 3, padding=(2, 2, 2, 2), dilation=(2, 2)),
+    "residual": Conv2d(64, 28, 28, 64, 3, 3, padding=PAD, epilogue=(AddResidual(), Clip(low=0.0))),
+    "1-D": Conv2d(40, 1, 3000, 64, 1, 3, padding=(0, 1, 0, 1)),
+    "1x1": Conv2d(256, 14, 14, 64, 1, 1),
+    "groups": Conv2d(128, 28, 28, 128, 3, 3, padding=PAD, groups=32),
+    "two groups": Conv2d(96, 27, 27, 256, 5, 5, padding=(2, 2, 2, 2), groups=2),
+    "depthwise": Conv2d(144, 56, 56, 144, 3, 3, padding=PAD, groups=144),
+    "transposed": ConvTranspose2d(64, 32, 32, 32, 2, 2, stride=(2, 2)),
+    "transposed, overlapping": ConvTranspose2d(64, 16, 16, 32, 4, 4, stride=(2, 2), padding=PAD),
+    "transposed, groups": ConvTranspose2d(16, 14, 14, 16, 3, 3, stride=(2, 2), padding=PAD, groups=16),
+    "linear": Linear(512, 1000),
+    "linear, few outputs": Linear(1024, 10),
+    "float16": Conv2d(64, 28, 28, 64, 3, 3, padding=PAD, data_type="float16"),
+    "float16 1x1": Conv2d(96, 14, 14, 96, 1, 1, data_type="float16"),
+    "float16 linear": Linear(256, 128, data_type="float16"),
+    "bfloat16": Conv2d(64, 28, 28, 64, 3, 3, padding=PAD, data_type="bfloat16"),
+}
 
 
-def spread(spec: Conv2d, density: float) -> np.ndarray:
+def spread(spec: LayerSpec, density: float) -> NDArray[np.int64]:
     """The same share of non-zeros in every kernel."""
     return np.full(spec.kernels, round(density * spec.weights_count / spec.kernels))
 
 
-def largest_stream(spec: Conv2d, tiling: Tiling, nonzeros: np.ndarray) -> int:
-    starts = range(0, spec.kernels, tiling.group_kernels)
-    return tiling.rows * max(int(nonzeros[k : k + tiling.group_kernels].sum()) for k in starts)
+def multiply_adds(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of a thread, by K group."""
+    by_stream = np.asarray(Streams.of(geometry_of(spec), tiling).by_stream(nonzeros), dtype=np.int64)
+    return by_stream.sum(axis=1) * tiling.rows
 
 
-@pytest.mark.parametrize("name", TEN_OPERATORS)
-@pytest.mark.parametrize("batch", [1, 64])
-@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
-def test_every_operator_gets_a_tiling_within_the_limits(name: str, batch: int, density: float) -> None:
-    spec = TEN_OPERATORS[name]
+def check_limits(spec: LayerSpec, tiling: Tiling) -> None:
+    """Those that hold whatever the weights are."""
+    assert 1 <= tiling.threads <= 1024
+    assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
+    assert fits(geometry_of(canonical(spec)), tiling)
+    work = operator_of(spec).work(canonical(spec), tiling)
+    assert work.sums <= SUMS or tiling.group_kernels == 1
+    assert registers_of(work) <= 255
+    assert work.slots <= BODY_SLOTS
+    assert work.results <= BODY_RESULTS
+    assert work.largest_offset_bytes < OFFSET_BYTES
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5])
+def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density: float) -> None:
+    spec = EVERY_KIND[name]
     nonzeros = spread(spec, density)
-    tiling = choose_tiling(spec, batch, nonzeros)
-    assert largest_stream(spec, tiling, nonzeros) <= STREAM_MULTIPLY_ADDS
-    assert stream_of(spec, tiling, density).code_bytes <= STREAM_BYTES
-    assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
-    assert tiling.rows * tiling.group_kernels <= SUMS
-    assert registers_of(spec, tiling) <= 255
+    for batch in (1, 64):
+        tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**9)
+        check_limits(spec, tiling)
+        assert tiling.form == "rolled"
+        if tiling.group_kernels > 1:
+            assert multiply_adds(canonical(spec), tiling, nonzeros).max() <= STREAM_MULTIPLY_ADDS
+            work = operator_of(spec).work(canonical(spec), tiling)
+            assert Stream.of(work, nonzeros.sum() / spec.weights_count).code_bytes <= STREAM_BYTES[-1]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv2d | ConvTranspose2d:
+    groups = draw(st.sampled_from([1, 1, 2, 3, 8]))
+    spec = draw(st.sampled_from([Conv2d, ConvTranspose2d]))(
+        channels=groups * draw(st.integers(1, 16)),
+        height=draw(st.integers(1, 230)),
+        width=draw(st.integers(1, 230)),
+        kernels=groups * draw(st.integers(1, 16)),
+        kernel_height=draw(st.integers(1, 7)),
+        kernel_width=draw(st.integers(1, 7)),
+        stride=draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
+        padding=draw(st.tuples(*[st.integers(0, 5)] * 4)),
+        dilation=draw(st.sampled_from([(1, 1), (2, 1), (2, 3)])),
+        groups=groups,
+        data_type=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+    )
+    return spec
+
+
+layers = st.one_of(
+    convolutions().filter(lambda spec: spec.output_height > 0 and spec.output_width > 0),
+    st.builds(Linear, st.integers(1, 2000), st.integers(1, 2000)),
+)
+
+
+@settings(max_examples=40)
+@given(layers, st.sampled_from([0.02, 0.1, 0.6]), st.sampled_from([1, 7, 64]))
+def test_any_layer_gets_a_tiling_that_covers_it_and_parts_that_cover_its_streams(
+    spec: LayerSpec, density: float, batch: int
+) -> None:
+    nonzeros = spread(spec, density)
+    tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**10)
+    assert tiling == choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**10)
     assert tiling.threads <= 1024
-
-
-specs = st.builds(
-    Conv2d,
-    channels=st.integers(1, 64),
-    height=st.integers(1, 230),
-    width=st.integers(1, 230),
-    kernels=st.integers(1, 64),
-    kernel_height=st.integers(1, 7),
-    kernel_width=st.integers(1, 7),
-    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    padding=st.tuples(*[st.integers(0, 5)] * 4),
-).filter(lambda spec: spec.output_height > 0 and spec.output_width > 0)
-
-
-@settings(max_examples=60, deadline=None)
-@given(specs, st.sampled_from([0.02, 0.1, 0.6]), st.sampled_from([1, 7, 64]))
-def test_any_layer_gets_a_tiling_that_covers_it(spec: Conv2d, density: float, batch: int) -> None:
-    tiling = choose_tiling(spec, batch, spread(spec, density))
-    assert tiling.threads <= 1024
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
-    assert groups(spec, tiling) * tiling.group_kernels >= spec.kernels
+    streams = stream_count(canonical(spec), tiling)
+    covered = Streams.of(geometry_of(canonical(spec)), tiling).by_stream(np.ones(spec.kernels, dtype=np.int64))
+    assert int(covered.sum()) == spec.kernels  # type: ignore[arg-type]
+    parts = choose_parts(spec, tiling, nonzeros)
+    assert [group for part in parts for group in range(part.first, part.end)] == list(range(streams))
+    assert all(part.first < part.end for part in parts)
 
 
 def test_the_same_layer_gets_the_same_tiling_twice() -> None:
@@ -79,24 +141,38 @@ def test_the_same_layer_gets_the_same_tiling_twice() -> None:
     assert choose_tiling(spec, 64, spread(spec, 0.1)) == choose_tiling(spec, 64, spread(spec, 0.1))
 
 
-def test_a_few_weights_more_or_less_share_a_template() -> None:
-    spec = TEN_OPERATORS["vgg-conv3"]
+@pytest.mark.parametrize("name", ["vgg-conv3", "depthwise", "transposed", "linear", "float16"])
+def test_a_few_weights_more_or_less_share_a_template(name: str) -> None:
+    spec = EVERY_KIND[name]
     assert len({choose_tiling(spec, 64, spread(spec, density)) for density in (0.096, 0.1, 0.104)}) == 1
 
 
-def test_near_batches_share_a_template() -> None:
-    spec = TEN_OPERATORS["alexnet-conv2"]
+@pytest.mark.parametrize("name", ["alexnet-conv2", "1x1", "linear"])
+def test_near_batches_share_a_template(name: str) -> None:
+    spec = EVERY_KIND[name]
     assert len({choose_tiling(spec, batch, spread(spec, 0.1)) for batch in (48, 64, 100)}) == 1
+
+
+def test_maps_of_one_size_and_other_shapes_share_the_tiling_of_a_1x1_layer() -> None:
+    tall, wide = Conv2d(64, 28, 7, 32, 1, 1), Conv2d(64, 14, 14, 32, 1, 1)
+    assert choose_tiling(tall, 64, spread(tall, 0.1)) == choose_tiling(wide, 64, spread(wide, 0.1))
 
 
 def test_weights_in_few_kernels_get_smaller_groups_than_the_same_number_spread() -> None:
     spec = TEN_OPERATORS["resnet-conv2"]
     total = spec.weights_count // 10
-    uneven = np.zeros(spec.kernels, dtype=int)
+    uneven = np.zeros(spec.kernels, dtype=np.int64)
     uneven[:13] = total // 13
     tiling = choose_tiling(spec, 64, uneven)
-    assert largest_stream(spec, tiling, uneven) <= STREAM_MULTIPLY_ADDS
+    assert multiply_adds(spec, tiling, uneven).max() <= STREAM_MULTIPLY_ADDS
     assert tiling.group_kernels < choose_tiling(spec, 64, spread(spec, 0.1)).group_kernels
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "float16"])
+def test_only_float16_layers_may_be_added_up_in_float16(accumulate: Accumulator) -> None:
+    for name, expected in (("float16", accumulate), ("alexnet-conv2", "float32"), ("bfloat16", "float32")):
+        spec = EVERY_KIND[name]
+        assert choose_tiling(spec, 64, spread(spec, 0.1), accumulate=accumulate).accumulate == expected
 
 
 def test_the_full_form_has_the_tiling_of_the_rolled_one() -> None:
@@ -105,58 +181,97 @@ def test_the_full_form_has_the_tiling_of_the_rolled_one() -> None:
     assert choose_tiling(spec, 64, spread(spec, 0.1), form="full") == replace(rolled, form="full")
 
 
+@pytest.mark.parametrize("name", ["groups", "depthwise", "transposed", "linear", "float16", "bfloat16"])
+def test_the_full_form_of_any_but_an_ordinary_convolution_is_refused(name: str) -> None:
+    spec = EVERY_KIND[name]
+    with pytest.raises(TilingError, match=r"the full form is .* leave out --template full"):
+        choose_tiling(spec, 64, spread(spec, 0.1), form="full")
+
+
 def test_a_kernel_larger_than_shared_memory_is_an_error_that_says_so() -> None:
     spec = Conv2d(1, 400, 400, 1, 200, 200)
-    with pytest.raises(TilingError, match=r"its kernel is 200x200.*shared memory"):
+    with pytest.raises(TilingError, match=r"its kernel is too large: .* 48 KiB of shared memory"):
         choose_tiling(spec, 1, spread(spec, 0.1))
 
 
-def test_candidates_differ() -> None:
-    everything = list(candidates(TEN_OPERATORS["resnet-conv1"]))
-    assert len(set(everything)) == len(everything)
-
-
-def test_more_images_never_take_less_time() -> None:
-    spec = TEN_OPERATORS["resnet-conv1"]
-    tiling = Tiling(56, 4, 1, 64, 8, 2)
-    times = [predict_microseconds(spec, tiling, batch, 0.1) for batch in (1, 4, 16, 64, 256)]
-    assert times == sorted(times)
-
-
-def test_lanes_two_columns_apart_conflict_in_pairs() -> None:
-    near = Conv2d(1, 64, 64, 1, 1, 1)
-    far = Conv2d(1, 128, 128, 1, 1, 1, stride=(2, 2))
-    assert bank_conflicts(near, Tiling(32, 2, 1, 1, 1, 2)) == 1
-    assert bank_conflicts(far, Tiling(32, 2, 1, 1, 1, 2)) == 2
-
-
-def test_a_layer_too_large_for_one_kernel_is_an_error_that_says_how_large() -> None:
-    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
-    with pytest.raises(TilingError, match=r"its code would be \d+ MB.*prune"):
-        choose_tiling(spec, 64, spread(spec, 0.1))
-
-
-def test_many_channels_get_longer_streams_rather_than_none() -> None:
-    spec = Conv2d(256, 14, 14, 512, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1))
-    tiling = choose_tiling(spec, 64, spread(spec, 0.1))
-    assert STREAM_BYTES < stream_of(spec, tiling, 0.1).code_bytes <= LONG_STREAM_BYTES
+def test_a_layer_with_too_much_code_is_an_error_that_says_how_much_and_a_higher_limit_lets_it_pass() -> None:
+    spec = Conv2d(1024, 4, 4, 1024, 3, 3, padding=PAD)
+    message = r"its code would be \d+ MB and the limit is 16 MB: prune the layer further, or raise --max-code-size"
+    with pytest.raises(TilingError, match=message) as refused:
+        choose_tiling(spec, 64, spread(spec, 0.5))
+    megabytes = int(str(refused.value).split(" MB")[0].split()[-1])
+    assert megabytes >= 16 * spec.weights_count // 2 // 10**6
+    with pytest.raises(TilingError, match="the limit is 0.5 MB"):
+        choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=500_000)
+    check_limits(spec, choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=(megabytes + 1) * 10**6))
 
 
 def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:
-    spec = Conv2d(1024, 4, 4, 8, 3, 3, padding=(1, 1, 1, 1))
+    spec = Conv2d(4096, 4, 4, 8, 3, 3, padding=PAD)
     tiling = choose_tiling(spec, 64, spread(spec, 1.0))
     assert tiling.group_kernels == 1
-    assert largest_stream(spec, tiling, spread(spec, 1.0)) > STREAM_MULTIPLY_ADDS
-
-
-def test_what_nothing_fits_is_not_compiled_into_hundreds_of_megabytes() -> None:
-    spec = Conv2d(1024, 4, 4, 1024, 3, 3, padding=(1, 1, 1, 1))
-    with pytest.raises(TilingError, match="its code would be"):
-        choose_tiling(spec, 64, spread(spec, 1.0))
+    assert multiply_adds(spec, tiling, spread(spec, 1.0)).max() > STREAM_MULTIPLY_ADDS
 
 
 def test_offsets_of_a_huge_image_fit_an_address() -> None:
-    spec = Conv2d(8, 16_384, 16_384, 16, 3, 3, padding=(1, 1, 1, 1))
+    spec = Conv2d(8, 11_000, 11_000, 4, 3, 3, padding=PAD)
     tiling = choose_tiling(spec, 1, spread(spec, 0.1))
-    assert 4 * tiling.group_kernels * tiling.rows * 16_384**2 < 2**31
-    assert 4 * tiling.chunk_channels * 16_384**2 < 2**31
+    assert 4 * tiling.chunk_channels * 11_000**2 < 2**31
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_candidates_differ(name: str) -> None:
+    spec = canonical(EVERY_KIND[name])
+    everything = list(operator_of(spec).candidates(spec))
+    assert len(set(everything)) == len(everything) > 0
+
+
+@pytest.mark.parametrize("name", ["resnet-conv1", "linear", "transposed"])
+def test_more_images_never_take_less_time(name: str) -> None:
+    spec = EVERY_KIND[name]
+    tiling = choose_tiling(spec, 64, spread(spec, 0.1))
+    times = [predict_microseconds(canonical(spec), tiling, batch, 0.1) for batch in (1, 4, 16, 64, 256)]
+    assert times == sorted(times)
+
+
+def test_lanes_an_even_distance_apart_conflict() -> None:
+    assert bank_conflicts(range(32)) == 1
+    assert bank_conflicts([5] * 32) == 1  # one word for all is one access
+    assert bank_conflicts(range(0, 64, 2)) == 2
+    assert bank_conflicts(range(0, 32 * 32, 32)) == 32
+
+
+def test_a_small_layer_is_one_part_and_so_is_the_full_form() -> None:
+    spec = TEN_OPERATORS["alexnet-conv2"]
+    for form, density in (("rolled", 0.1), ("full", 1.0)):
+        tiling = replace(choose_tiling(spec, 64, spread(spec, density)), form=form)
+        assert choose_parts(spec, tiling, spread(spec, density)) == (Part(0, stream_count(spec, tiling)),)
+
+
+counts = st.lists(st.integers(0, 4608), min_size=512, max_size=512).map(np.array)
+
+
+@settings(max_examples=30)
+@given(counts, st.sampled_from([1, 2, 4]))
+def test_parts_are_about_even_and_no_more_than_it_takes(nonzeros: NDArray[np.int64], group_kernels: int) -> None:
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
+    tiling = Tiling(7, 7, 1, group_kernels, 8, 2)
+    work = operator_of(spec).work(spec, tiling)
+    average = Stream.of(work, nonzeros.sum() / spec.weights_count)
+    streams = average.code - average.multiply_adds + multiply_adds(spec, tiling, nonzeros)
+    parts = choose_parts(spec, tiling, nonzeros)
+    total = float(streams.sum())
+    assert len(parts) <= np.ceil(total / PART_INSTRUCTIONS)
+    # A part may be off the even share by half a stream at either end.
+    share = total / np.ceil(total / PART_INSTRUCTIONS)
+    assert all(abs(streams[part.first : part.end].sum() - share) <= streams.max() + 1 for part in parts)
+    assert [part.first for part in parts[1:]] == [part.end for part in parts[:-1]]
+    assert (parts[0].first, parts[-1].end) == (0, len(streams))
+
+
+def test_a_tenth_of_a_large_layer_is_cut_into_parts() -> None:
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
+    tiling = choose_tiling(spec, 64, spread(spec, 0.1))
+    parts = choose_parts(spec, tiling, spread(spec, 0.1))
+    assert len(parts) > 1
+    assert parts == choose_parts(spec, tiling, spread(spec, 0.1))

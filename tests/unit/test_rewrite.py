@@ -17,8 +17,11 @@ from hypothesis.extra import numpy as hnp
 from codegen.errors import TemplateError
 from codegen.layers import Weights
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate
+from codegen.operators.stream import full_placeholders, slots
 from codegen.rewrite import rewrite, rewriter_digest
+from codegen.substitute import substitute
 from codegen.template import Template
+from codegen.tiling import Part
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ROLLED = (GOLDEN / "rolled_template.ptx").read_text()
@@ -118,7 +121,7 @@ def test_the_vectorised_rewriter_agrees_with_a_naive_one(weights: Weights) -> No
     first, second = naive_streams(template, weights)
     assert kernel.count(first) == 1
     assert kernel.endswith(f"$from1:\n{second}\n}}\n")
-    head = ROLLED[: ROLLED.index("$L__BB0_1")]
+    head = ROLLED[: ROLLED.index("$L__BB0_1")].replace("0; // farm.first_group", "0;")
     assert kernel.startswith(head)
     assert len(kernel) - len(head) - len(first) - len(second) < 150  # nothing but the branch between the groups
 
@@ -134,8 +137,6 @@ def test_kept_and_deleted_multiply_adds_add_up_and_match_the_text(weights: Weigh
 
 def test_placeholders_put_back_for_themselves_keep_every_instruction() -> None:
     template = Template.from_ptx(FULL)
-    from codegen.operators.conv2d import full_placeholders
-
     kernel_bits, bias_bits = full_placeholders(template.spec)
     identity = Weights(kernel_bits.view(np.float32), bias_bits.view(np.float32))
     kernel = rewrite(template, identity)
@@ -147,20 +148,45 @@ def test_placeholders_put_back_for_themselves_keep_every_instruction() -> None:
 
 def test_a_rolled_template_rewritten_with_its_own_placeholders_repeats_its_loop_unchanged() -> None:
     template = Template.from_ptx(ROLLED)
-    from codegen.operators.conv2d import rolled_slots
-
+    indices = slots(template.spec, template.tiling).weights
+    once = np.zeros((template.tiling.group_kernels, template.tiling.chunk_channels, 2, 1), dtype=np.uint32)
+    # A weight that several rows of a thread use has as many placeholders: the last of them stands for all.
+    once.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
     kernel = np.zeros(SHAPE, dtype=np.float32)
-    placeholders = np.arange(FIRST_WEIGHT, FIRST_WEIGHT + 16, dtype=np.uint32).view(np.float32)
-    slots = rolled_slots(template.spec, template.tiling)
-    once = {tuple(slot): value for slot, value in zip(slots.tolist(), placeholders, strict=True)}
-    for (k, c, r, s), value in once.items():
-        kernel[k, c, r, s] = value
+    kernel[: once.shape[0], : once.shape[1]] = once.view(np.float32)
     text = rewrite(template, Weights(kernel, np.zeros(3, dtype=np.float32))).ptx.decode()
-    label, branch = ROLLED.index("$L__BB0_1:"), ROLLED.index(" bra")
-    for line in ROLLED[label:branch].splitlines():
-        if match := re.match(r"(fma\.rn\.f32 .*,)0f(\w{8})(,.*)", line):
-            k, c, r, s = slots[int(match[2], 16) - FIRST_WEIGHT]
-            assert f"{match[1]}{bits(kernel[k, c, r, s])}{match[3]}" in text
+    loop = ROLLED[ROLLED.index("// farm.body.begin") : ROLLED.index("// farm.body.end")]
+    same_weight = once.reshape(-1)[indices]
+
+    def for_all(match: re.Match[str]) -> str:
+        return immediate(int(same_weight[int(match[1], 16) - FIRST_WEIGHT]))
+
+    unchanged = re.sub(r"0f(3F8\w{5})", for_all, loop)
+    assert text.count(unchanged) == 1
+
+
+@given(any_weights)
+def test_the_parts_of_a_layer_hold_the_streams_of_the_whole(weights: Weights) -> None:
+    template = Template.from_ptx(ROLLED)
+    whole = rewrite(template, weights)
+    streams = naive_streams(template, weights)
+    head = ROLLED[: ROLLED.index("$L__BB0_1")]
+    kernels = [rewrite(template, weights, Part(group, group + 1)) for group in range(2)]
+    for group, kernel in enumerate(kernels):
+        own = head.replace("0; // farm.first_group", f"{group};")
+        assert kernel.ptx.decode() == f"{own}{streams[group]}\n}}\n"
+        assert kernel.launch.grid_at(5) == (*whole.launch.grid_at(5)[:2], 1)
+    assert sum(kernel.fmas_kept for kernel in kernels) == whole.fmas_kept
+    assert sum(kernel.fmas_deleted for kernel in kernels) == whole.fmas_deleted
+    assert sum(kernel.loads_deleted for kernel in kernels) == whole.loads_deleted
+    assert rewrite(template, weights, Part(0, 2)).ptx == whole.ptx
+
+
+def test_a_full_template_is_one_kernel_and_refuses_a_part() -> None:
+    template = Template.from_ptx(FULL)
+    assert rewrite(template, GOLDEN_WEIGHTS, Part(0, 2)).ptx == rewrite(template, GOLDEN_WEIGHTS).ptx
+    with pytest.raises(ValueError, match="leave out the part"):
+        rewrite(template, GOLDEN_WEIGHTS, Part(0, 1))
 
 
 def test_weights_of_another_shape_are_refused() -> None:
@@ -180,6 +206,7 @@ def test_weights_of_another_shape_are_refused() -> None:
         (lambda text: re.sub(r"\{.*// farm\.store 1\n", "", text, count=1), "not stored once"),
         (lambda text: re.sub(r"(fma\.rn\.f32 )(%f\d+)(.*3F800003)", r"\1%f0\3", text), "not in place"),
         (lambda text: text.replace("// farm.bias 1", "// farm.bias 0"), "another kernel's line"),
+        (lambda text: text.replace(" // farm.first_group", ""), "which its first K group is"),
         (lambda text: re.sub(r"ld\.shared\.f32", "ld.global.f32", text, count=1), "not loaded from shared"),
     ],
 )
@@ -194,8 +221,6 @@ def test_the_digest_of_the_rewriter_is_stable_within_a_version() -> None:
 
 
 def test_an_addend_assigned_twice_is_copied_not_renamed() -> None:
-    from codegen.substitute import substitute
-
     ptx = "mov.f32 %f1, %f9;\nmov.f32 %f1, %f8;\nfma.rn.f32 %f2, %f3, 0f3F800001, %f1;\nst.global.f32 [%rd1], %f2;\n"
     text, kept, deleted = substitute(ptx, {0x3F800001: 0})
     assert (kept, deleted) == (0, 1)
@@ -203,8 +228,6 @@ def test_an_addend_assigned_twice_is_copied_not_renamed() -> None:
 
 
 def test_a_chain_of_deleted_multiply_adds_leaves_its_first_addend() -> None:
-    from codegen.substitute import substitute
-
     lines = [f"fma.rn.f32 %f{i + 1}, %f9, 0f{0x3F800001 + i:08X}, %f{i};" for i in range(1, 5)]
     ptx = "\n".join([*lines, "st.global.f32 [%rd1], %f5;"]) + "\n"
     values = {0x3F800001 + i: 0 for i in range(1, 5)}

@@ -1,0 +1,164 @@
+"""Small layers that reach every kind of generated code: what a tile copies, what a stream holds, how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.tiling import Accumulator, Tiling
+
+_RESIDUAL = (AddResidual(), Clip(low=0.0))
+_PAD = (1, 1, 1, 1)
+_ACCUMULATORS: tuple[Accumulator, ...] = ("float32", "float16")
+_HALVES = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="float16")
+_BFLOATS = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="bfloat16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, how it is divided, and what it is compiled for; `batch` is in images, or in rows of a Linear."""
+
+    spec: LayerSpec
+    tiling: Tiling
+    virtual_arch: str = field(default="compute_80", kw_only=True)
+    batch: int = field(default=2, kw_only=True)
+
+
+_CONVOLUTIONS = {
+    "channels and kernels that do not divide": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)),
+    "without cp.async": Case(
+        Conv2d(5, 9, 11, 7, 3, 3, stride=(1, 2), padding=(0, 1, 1, 2)),
+        Tiling(4, 8, 1, 7, 2, 2),
+        virtual_arch="compute_75",
+    ),
+    "several rows a thread, three stages": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 2, 4, 2, 3)),
+    "strides, a rectangular kernel, uneven padding": Case(
+        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 2)
+    ),
+    "stride 2, where loads come in pairs": Case(
+        Conv2d(6, 20, 21, 7, 3, 3, stride=(2, 2), padding=(1, 0, 1, 1)), Tiling(8, 4, 2, 4, 2, 3)
+    ),
+    "a stride larger than the kernel": Case(Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)), Tiling(4, 4, 2, 4, 3, 2)),
+    "one output": Case(Conv2d(4, 3, 3, 1, 3, 3), Tiling(1, 1, 1, 1, 4, 2), batch=1),
+    "a residual and a Relu": Case(
+        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 0, 1, 2), epilogue=_RESIDUAL), Tiling(8, 4, 2, 4, 2, 2), batch=3
+    ),
+    "a residual after a Relu6": Case(
+        Conv2d(3, 6, 7, 5, 3, 3, padding=_PAD, epilogue=(Clip(0.0, 6.0), AddResidual())), Tiling(7, 3, 2, 5, 3, 2)
+    ),
+    "dilation, a leaky Relu, a Clip": Case(
+        Conv2d(
+            5,
+            19,
+            21,
+            7,
+            3,
+            3,
+            stride=(2, 1),
+            padding=_PAD,
+            dilation=(2, 3),
+            epilogue=(LeakyRelu(0.1), Clip(-1.0, 1.0)),
+        ),
+        Tiling(8, 2, 2, 4, 2, 2),
+    ),
+    "a 1-D convolution": Case(Conv2d(6, 1, 40, 5, 1, 5, padding=(0, 2, 0, 2)), Tiling(32, 1, 1, 5, 3, 2)),
+}
+
+_GROUPS = {
+    "groups larger than a stream": Case(Conv2d(8, 9, 11, 12, 3, 3, padding=_PAD, groups=2), Tiling(8, 4, 1, 4, 2, 2)),
+    "groups that chunks and streams do not divide": Case(
+        Conv2d(10, 9, 11, 14, 3, 3, padding=_PAD, groups=2), Tiling(8, 4, 1, 4, 4, 2)
+    ),
+    "streams of two groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4), Tiling(8, 4, 1, 8, 4, 2)),
+    "depthwise": Case(Conv2d(8, 9, 11, 8, 3, 3, padding=_PAD, groups=8), Tiling(8, 4, 1, 4, 4, 2)),
+    "depthwise with two kernels a channel, stride 2": Case(
+        Conv2d(6, 11, 9, 12, 3, 3, stride=(2, 2), padding=_PAD, groups=6, epilogue=(Clip(0.0, 6.0),)),
+        Tiling(5, 3, 2, 6, 3, 2),
+    ),
+}
+
+_POINTWISE = {
+    "a 1x1 kernel copied word by word": Case(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
+    "a 1x1 kernel copied by fours": Case(Conv2d(16, 8, 12, 10, 1, 1), Tiling(32, 1, 1, 5, 8, 2)),
+    "a 1x1 kernel, maps in one piece": Case(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
+    "a 1x1 kernel without cp.async": Case(
+        Conv2d(16, 8, 12, 10, 1, 1), Tiling(32, 1, 1, 5, 8, 2), virtual_arch="compute_75"
+    ),
+    "a 1x1 kernel, channels that do not divide": Case(
+        Conv2d(13, 7, 7, 10, 1, 1, epilogue=_RESIDUAL), Tiling(49, 1, 1, 5, 8, 2)
+    ),
+    "a 1x1 kernel in groups": Case(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
+    "a 1x1 kernel with a stride": Case(Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2)), Tiling(6, 3, 2, 5, 4, 2)),
+}
+
+_TRANSPOSED = {
+    "transposed": Case(
+        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1), epilogue=_RESIDUAL),
+        Tiling(4, 4, 1, 3, 2, 2),
+    ),
+    "transposed, dilation, groups, uneven strides": Case(
+        ConvTranspose2d(6, 5, 6, 6, 4, 3, stride=(3, 2), padding=(0, 1, 2, 0), dilation=(2, 1), groups=2),
+        Tiling(4, 4, 2, 3, 3, 2),
+    ),
+    "transposed, a kernel smaller than its stride": Case(
+        ConvTranspose2d(3, 4, 5, 4, 2, 1, stride=(3, 2), output_padding=(1, 1)), Tiling(5, 2, 2, 4, 2, 2)
+    ),
+    "transposed with stride 1": Case(ConvTranspose2d(4, 6, 5, 5, 3, 2), Tiling(6, 4, 2, 3, 2, 2)),
+}
+
+_LINEAR = {
+    "linear, copied by fours": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
+    "linear, inputs that do not divide": Case(Linear(41, 10, epilogue=_RESIDUAL), Tiling(32, 1, 2, 4, 8, 2), batch=70),
+    "linear without cp.async": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), virtual_arch="compute_75", batch=3),
+}
+
+_FULL = {
+    "full form": Case(
+        Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=_RESIDUAL),
+        Tiling(5, 4, 2, 3, 2, 2, form="full"),
+    ),
+    "full form without cp.async": Case(
+        Conv2d(3, 9, 11, 5, 3, 2, padding=(1, 1, 0, 0)),
+        Tiling(8, 4, 1, 5, 3, 2, form="full"),
+        virtual_arch="compute_75",
+    ),
+    "full form of a dilated 1x3 kernel": Case(
+        Conv2d(3, 7, 9, 4, 1, 3, padding=(0, 2, 0, 2), dilation=(1, 2)), Tiling(9, 4, 2, 2, 2, 2, form="full")
+    ),
+}
+
+_NARROW = {
+    f"{name}, added up in {accumulate}": case
+    for accumulate in _ACCUMULATORS
+    for name, case in {
+        "float16": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2, accumulate)),
+        "float16, several rows a thread": Case(_HALVES, Tiling(4, 3, 2, 4, 3, 3, accumulate)),
+        "float16, groups": Case(
+            Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4, data_type="float16"),
+            Tiling(4, 4, 1, 8, 4, 2, accumulate),
+        ),
+        "float16, transposed": Case(
+            ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="float16"),
+            Tiling(2, 4, 2, 3, 2, 2, accumulate),
+        ),
+        "float16, a 1x1 kernel": Case(
+            Conv2d(16, 8, 12, 10, 1, 1, data_type="float16"), Tiling(32, 1, 1, 5, 8, 2, accumulate)
+        ),
+        "float16, linear": Case(
+            Linear(41, 10, epilogue=_RESIDUAL, data_type="float16"), Tiling(32, 1, 2, 4, 8, 2, accumulate), batch=100
+        ),
+    }.items()
+} | {
+    "float16 without cp.async": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),
+    "bfloat16": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2)),
+    "bfloat16 without cp.async": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),
+    "bfloat16, transposed": Case(
+        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="bfloat16"),
+        Tiling(4, 4, 1, 3, 2, 2),
+    ),
+    "bfloat16, linear": Case(
+        Linear(41, 10, epilogue=_RESIDUAL, data_type="bfloat16"), Tiling(32, 1, 2, 4, 8, 2), batch=40
+    ),
+}
+
+CASES: dict[str, Case] = {**_CONVOLUTIONS, **_GROUPS, **_POINTWISE, **_TRANSPOSED, **_LINEAR, **_FULL, **_NARROW}
