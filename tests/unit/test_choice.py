@@ -96,7 +96,7 @@ def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density:
 @st.composite
 def convolutions(draw: st.DrawFn) -> Conv2d | ConvTranspose2d:
     groups = draw(st.sampled_from([1, 1, 2, 3, 8]))
-    spec = draw(st.sampled_from([Conv2d, ConvTranspose2d]))(
+    return draw(st.sampled_from([Conv2d, ConvTranspose2d]))(
         channels=groups * draw(st.integers(1, 16)),
         height=draw(st.integers(1, 230)),
         width=draw(st.integers(1, 230)),
@@ -109,7 +109,6 @@ def convolutions(draw: st.DrawFn) -> Conv2d | ConvTranspose2d:
         groups=groups,
         data_type=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
     )
-    return spec
 
 
 layers = st.one_of(
@@ -160,12 +159,11 @@ def test_maps_of_one_size_and_other_shapes_share_the_tiling_of_a_1x1_layer() -> 
 
 def test_weights_in_few_kernels_get_smaller_groups_than_the_same_number_spread() -> None:
     spec = TEN_OPERATORS["resnet-conv2"]
-    total = spec.weights_count // 10
     uneven = np.zeros(spec.kernels, dtype=np.int64)
-    uneven[:13] = total // 13
+    uneven[:26] = spec.weights_count // 5 // 26
     tiling = choose_tiling(spec, 64, uneven)
     assert multiply_adds(spec, tiling, uneven).max() <= STREAM_MULTIPLY_ADDS
-    assert tiling.group_kernels < choose_tiling(spec, 64, spread(spec, 0.1)).group_kernels
+    assert tiling.group_kernels < choose_tiling(spec, 64, spread(spec, 0.2)).group_kernels
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "float16"])
@@ -201,13 +199,13 @@ def test_a_layer_with_too_much_code_is_an_error_that_says_how_much_and_a_higher_
         choose_tiling(spec, 64, spread(spec, 0.5))
     megabytes = int(str(refused.value).split(" MB")[0].split()[-1])
     assert megabytes >= 16 * spec.weights_count // 2 // 10**6
-    with pytest.raises(TilingError, match="the limit is 0.5 MB"):
+    with pytest.raises(TilingError, match=r"the limit is 0\.5 MB"):
         choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=500_000)
     check_limits(spec, choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=(megabytes + 1) * 10**6))
 
 
 def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:
-    spec = Conv2d(4096, 4, 4, 8, 3, 3, padding=PAD)
+    spec = Conv2d(2500, 4, 4, 2, 3, 3, padding=PAD)
     tiling = choose_tiling(spec, 64, spread(spec, 1.0))
     assert tiling.group_kernels == 1
     assert multiply_adds(spec, tiling, spread(spec, 1.0)).max() > STREAM_MULTIPLY_ADDS
