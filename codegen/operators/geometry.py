@@ -209,9 +209,13 @@ class Streams:
 
 
 def fits(geometry: Geometry, tiling: Tiling) -> bool:
-    """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk."""
-    if geometry.groups == 1 or tiling.group_kernels < geometry.group_kernels:
+    """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
+
+    A chunk of the others has channels of one group only.
+    """
+    if geometry.groups == 1:
         return True
+    if tiling.group_kernels <= geometry.group_kernels:
+        return tiling.chunk_channels <= geometry.group_channels
     groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)
-    one_chunk = groups == 1 or tiling.chunk_channels == groups * geometry.group_channels
-    return rest == 0 and geometry.groups % groups == 0 and one_chunk
+    return rest == 0 and geometry.groups % groups == 0 and tiling.chunk_channels == groups * geometry.group_channels
