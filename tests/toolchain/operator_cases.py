@@ -88,6 +88,15 @@ _POINTWISE = {
         Conv2d(13, 7, 7, 10, 1, 1, epilogue=_RESIDUAL), Tiling(49, 1, 1, 5, 8, 2)
     ),
     "a 1x1 kernel in groups": Case(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
+    "a 1x1 kernel with a stride and padding": Case(
+        Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 3), padding=(1, 1, 1, 1)), Tiling(5, 3, 2, 5, 4, 2)
+    ),
+    "a 1x3 kernel with a stride": Case(
+        Conv2d(6, 9, 11, 5, 1, 3, stride=(2, 2), padding=(0, 1, 0, 1)), Tiling(6, 3, 2, 5, 4, 2)
+    ),
+    "a 1x1 kernel with a stride, float16": Case(
+        Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2), data_type="float16"), Tiling(3, 3, 2, 5, 4, 2)
+    ),
     "a 1x1 kernel with a stride": Case(Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2)), Tiling(6, 3, 2, 5, 4, 2)),
 }
 
