@@ -154,7 +154,7 @@ _NARROW = {
             Conv2d(16, 8, 12, 10, 1, 1, data_type="float16"), Tiling(32, 1, 1, 5, 8, 2, accumulate)
         ),
         "float16, linear": Case(
-            Linear(41, 10, epilogue=_RESIDUAL, data_type="float16"), Tiling(32, 1, 2, 4, 8, 2, accumulate), batch=100
+            Linear(41, 10, epilogue=_RESIDUAL, data_type="float16"), Tiling(32, 1, 2, 4, 8, 2, accumulate), batch=70
         ),
     }.items()
 } | {
