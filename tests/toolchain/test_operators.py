@@ -120,7 +120,7 @@ def test_every_kind_of_layer_is_that_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObject) -> None:
     case = CASES[name]
