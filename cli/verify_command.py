@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.render import plain_table, print_json, stderr, stdout
+from cli.render import counted, plain_table, print_json, stderr, stdout
 
 
 def verify(
@@ -51,7 +51,8 @@ def verify(
         console = stdout()
         console.print(_table(rows, console.width))
         outputs = sum(row["outputs"] for row in rows)
-        verdict = f"{wrong} of {len(rows)} layers are wrong" if wrong else f"all {len(rows)} layers are right"
+        right = "the layer is right" if len(rows) == 1 else f"all {len(rows)} layers are right"
+        verdict = f"{wrong} of {counted(len(rows), 'layer')} wrong" if wrong else right
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
     return JOB_FAILED if wrong else OK
 
