@@ -20,7 +20,7 @@ from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
 from farm.ledger import database_revision, open_ledger
-from farm.settings import Settings
+from farm.settings import Settings, redacted
 from farm.store import open_store
 
 ARCH = "sm_90"
@@ -88,7 +88,7 @@ def _store(settings: Settings) -> str:
 
 def _database(settings: Settings) -> str:
     counts = open_ledger(settings).counts()
-    return f"{settings.database_url}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
+    return f"{redacted(settings.database_url)}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
 
 
 def _executor(settings: Settings) -> str:
