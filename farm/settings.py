@@ -109,7 +109,9 @@ def _store_url(value: Any) -> str:
     return text
 
 
-_POSTGRESQL = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)")
+_POSTGRESQL = re.compile(
+    r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)"
+)
 """As libpq takes it, with a database's name: its server may stand in ?host=."""
 
 

@@ -19,13 +19,16 @@ START_SECONDS = 60
 FASTER_THAN_SAFE = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
+PROGRAMS = ("initdb", "pg_isready", "postgres", "psql")
+
+
 @cache
 def binaries() -> Path | None:
-    """Debian keeps them off the path, by version."""
-    if found := shutil.which("postgres"):
-        return Path(found).parent
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
-    return versions[-1].parent if versions else None
+    """The newest of Debian's, which are off the path, or what is on it."""
+    by_version = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parts[-2]), reverse=True)
+    on_path = [Path(found).parent for found in (shutil.which("postgres"),) if found]
+    folders = [*by_version, *on_path]
+    return next((each for each in folders if all((each / program).exists() for program in PROGRAMS)), None)
 
 
 def lacks_postgresql() -> str | None:
@@ -49,7 +52,11 @@ class PostgreSQL:
         if self._user is not None:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
         self._run("initdb", "-D", str(self._folder / "data"), "-U", "farm", "-A", "trust", "-E", "UTF8", "--no-sync")
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -27,8 +27,8 @@ def test_a_database_in_a_folder_that_cannot_be_is_an_error_in_words(tmp_path: Pa
 
 
 def test_a_reader_is_not_kept_waiting_by_a_writer(tmp_path: Path) -> None:
-    submit(ledger, new_job())
-    other = sqlite3.connect(tmp_path / "deep" / "farm.db", isolation_level=None)
+    ledger = open_ledger(load_settings({"FARM_DATABASE_URL": f"sqlite:///{tmp_path / 'farm.db'}"}))
+    other = sqlite3.connect(tmp_path / "farm.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     start = time.monotonic()
     assert ledger.jobs() == []
