@@ -84,9 +84,8 @@ def writing(engine: Engine, wait_seconds: float = 0) -> Iterator[Connection]:
 @contextmanager
 def _transaction(engine: Engine, wait_seconds: float, *, writes: bool) -> Iterator[Connection]:
     try:
-        with _connect(engine, wait_seconds) as connection:
-            with connection.execution_options(farm_writes=writes).begin():
-                yield connection
+        with _connect(engine, wait_seconds).execution_options(farm_writes=writes) as connection, connection.begin():
+            yield connection
     except (DBAPIError, PoolTimeoutError) as error:
         raise failure(engine, error) from None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from multiprocessing.synchronize import Barrier
 
 import pytest
 
@@ -160,6 +162,90 @@ def test_of_many_coordinators_one_gets_a_job(database: Database) -> None:
         ledger.close()
 
 
+def claim_one_by_one(database: Database, name: str, job_ids: list[str], together: bool) -> list[str]:
+    """What one process gets, which begins when the other does."""
+    ledger = database.open()
+    BARRIER[0].wait()
+    try:
+        if together:
+            slices = [job_ids[i : i + 7] for i in range(0, len(job_ids), 7)]
+            return [job_id for some in slices for job_id in ledger.claim_all(some, name, 60)]
+        return [job_id for job_id in job_ids if ledger.claim(job_id, name, 60)]
+    finally:
+        ledger.close()
+
+
+BARRIER: list[Barrier] = []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_processes_that_race_never_claim_the_same_job(database: Database, ledger: Ledger, together: bool) -> None:
+    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(60)])
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2, initializer=BARRIER.append, initargs=(context.Barrier(2),)) as pool:
+        asked = [(database, name, ids, together) for name in ("first", "second")]
+        first, second = pool.starmap(claim_one_by_one, asked, chunksize=1)
+    assert sorted(first + second) == sorted(ids)
+    assert {job.tries for job in ledger.jobs()} == {1}
+
+
+def test_free_jobs_are_claimed_together_oldest_first(ledger: Ledger) -> None:
+    submit(ledger, *[new_job(each, each) for each in "abcd"])
+    ledger.claim("b", "alive", 60)
+    ledger.claim("c", "dead", 0)
+    time.sleep(0.05)
+    assert ledger.claim_all(["d", "c", "b", "a", "missing"], "me", 60) == ["a", "c", "d"]
+    assert ledger.claim_all(["a"], "me", 60) == []
+    assert {job.id: job.tries for job in ledger.jobs()} == {"a": 1, "b": 1, "c": 2, "d": 1}
+
+
+def test_a_request_that_many_submit_at_once_is_one_job(database: Database) -> None:
+    ledgers = [database.open() for _ in range(6)]
+    barrier = threading.Barrier(6)
+
+    def submit_one(number: int) -> list[str]:
+        barrier.wait()
+        return submit(ledgers[number], new_job(f"job{number}", "same"))
+
+    with ThreadPoolExecutor(6) as pool:
+        given = list(pool.map(submit_one, range(6)))
+    assert len({job_id for [job_id] in given}) == 1
+    assert len(ledgers[0].jobs()) == 1
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_writers_of_the_same_rows_wait_for_one_another_and_not_for_ever(database: Database, ledger: Ledger) -> None:
+    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(40)])
+    ledger.claim_all(ids, "me", 60)
+    builds = [ledger.builds(each)[0].id for each in ids]
+    other = database.open()
+    keys = [f"{i:064x}" for i in range(200)]
+
+    def beat(_number: int) -> None:
+        for _ in range(10):
+            other.extend_lease("me", 60)
+            other.record_keys("cubin", {key: {} for key in keys})
+
+    def record(_number: int) -> None:
+        for i in range(10):
+            ledger.record_results([result(build) for build in (builds if i % 2 else builds[::-1])])
+            ledger.record_keys("cubin", {key: {} for key in reversed(keys)})
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(beat, 0), pool.submit(record, 1)]:
+            done.result()
+    other.close()
+    assert [job.done for job in ledger.jobs()] == [1] * 40
+
+
+def test_text_of_a_tool_may_hold_any_character(ledger: Ledger) -> None:
+    submit(ledger, new_job())
+    ledger.add_event("aaaa1111", "error", "a\0b \N{SNOWMAN} \N{GRINNING FACE} 100%")
+    [event] = ledger.events("aaaa1111")
+    assert event.text == "a\N{REPLACEMENT CHARACTER}b \N{SNOWMAN} \N{GRINNING FACE} 100%"
+
+
 def test_a_coordinator_cannot_extend_what_another_took_over(ledger: Ledger) -> None:
     submit(ledger, new_job())
     ledger.claim("aaaa1111", "slow", 0)
@@ -271,7 +357,8 @@ def test_jobs_are_filtered_newest_first(ledger: Ledger) -> None:
     assert [job.id for job in ledger.jobs(arch="sm_90")] == ["c", "a"]
     assert [job.id for job in ledger.jobs(arch="sm_90a")] == ["b"]
     assert ledger.jobs(model="other") == []
-    assert len(ledger.jobs(model="net.onnx")) == 3
+    assert len(ledger.jobs(model="NET.onnx")) == 3
+    assert len(ledger.jobs(name="Net")) == 3
     assert ledger.counts() == {Status.PENDING: 2, Status.RUNNING: 1}
 
 
@@ -294,6 +381,6 @@ def test_events_follow_one_another(ledger: Ledger) -> None:
 
 def test_a_failed_submission_leaves_nothing(ledger: Ledger) -> None:
     submit(ledger, new_job("aaaa1111", "a"))
-    with pytest.raises(LedgerError, match="(?i)unique"):
+    with pytest.raises(LedgerError, match=r"(?i)unique"):
         ledger.record_submission(NewSubmission("s-2", "ada", (new_job("bbbb", "b"), new_job("aaaa1111", "c"))))
     assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
