@@ -114,7 +114,7 @@ def _away(error: Exception) -> bool:
 def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError:
     """What the database said, in words and without its password."""
     name = redacted(engine.url.render_as_string(hide_password=True))
-    said = redacted(str(error.orig if isinstance(error, DBAPIError) else error)).strip()
+    said = " ".join(redacted(str(error.orig if isinstance(error, DBAPIError) else error)).split())
     if _away(error):
         return LedgerAwayError(
             f"the database {name} does not answer now ({said}): nothing is lost; try again once it is back"

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own: in a temporary folder, on a Unix socket, and gone with the process that started it."""
+"""A PostgreSQL server of our own: in a temporary folder, on a Unix socket, gone with the process that started it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def lacks_postgresql() -> str | None:
 class PostgreSQL:
     """Started by `with`; `stop` and `start` are for tests of a server that goes away."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, safe: bool = False) -> None:
         folder = binaries()
         assert folder is not None
         self._binaries = folder
+        self._settings = () if safe else FASTER_THAN_SAFE
         self._folder = Path(tempfile.mkdtemp(prefix="farm-postgresql-"))
         # PostgreSQL refuses to run as root.
         self._user = pwd.getpwnam("postgres" if _user_exists("postgres") else "nobody") if os.getuid() == 0 else None
@@ -64,14 +65,15 @@ class PostgreSQL:
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
-        options = [part for each in FASTER_THAN_SAFE for part in ("-c", each)]
+        """From a thread that lives on: the server ends with the one that starts it."""
+        options = [part for each in self._settings for part in ("-c", each)]
         argv = ["postgres", "-D", str(self._folder / "data"), "-k", str(self._folder), "-h", "", *options]
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(self._argv(argv, "--pdeathsig=INT"), stdout=log, stderr=log, cwd="/")
         end = time.monotonic() + START_SECONDS
         while self._run("pg_isready", "-h", str(self._folder), check=False):
-            log_text = (self._folder / "log").read_text()
-            assert self._server.poll() is None and time.monotonic() < end, f"PostgreSQL did not start:\n{log_text}"
+            if self._server.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()}")
             time.sleep(0.05)
 
     def stop(self) -> None:

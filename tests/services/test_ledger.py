@@ -178,11 +178,15 @@ def claim_one_by_one(database: Database, name: str, job_ids: list[str], together
 BARRIER: list[Barrier] = []
 
 
+def will_meet(barrier: Barrier) -> None:
+    BARRIER.append(barrier)
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_two_processes_that_race_never_claim_the_same_job(database: Database, ledger: Ledger, together: bool) -> None:
     ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(60)])
     context = multiprocessing.get_context("spawn")
-    with context.Pool(2, initializer=BARRIER.append, initargs=(context.Barrier(2),)) as pool:
+    with context.Pool(2, initializer=will_meet, initargs=(context.Barrier(2),)) as pool:
         asked = [(database, name, ids, together) for name in ("first", "second")]
         first, second = pool.starmap(claim_one_by_one, asked, chunksize=1)
     assert sorted(first + second) == sorted(ids)

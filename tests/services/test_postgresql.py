@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,18 +33,6 @@ def stopped(server: PostgreSQL) -> Iterator[None]:
         server.start()
 
 
-@contextmanager
-def away_for(server: PostgreSQL, seconds: float) -> Iterator[None]:
-    """Stopped now, started again by a thread."""
-    server.stop()
-    timer = threading.Timer(seconds, server.start)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
-
-
 def test_a_server_that_is_away_is_said_to_be_and_found_again(
     postgresql: PostgreSQL, postgresql_database: Database
 ) -> None:
@@ -51,7 +40,7 @@ def test_a_server_that_is_away_is_said_to_be_and_found_again(
     submit(ledger, new_job())
     with stopped(postgresql):
         for ask in (ledger.jobs, postgresql_database.open):
-            with pytest.raises(LedgerAwayError, match="does not answer now .* try again once it is back"):
+            with pytest.raises(LedgerAwayError, match=r"does not answer now .* try again once it is back"):
                 ask()
     assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
     ledger.close()
@@ -60,8 +49,12 @@ def test_a_server_that_is_away_is_said_to_be_and_found_again(
 def test_a_ledger_may_wait_for_its_server(postgresql: PostgreSQL, postgresql_database: Database) -> None:
     ledger = postgresql_database.open()
     submit(ledger, new_job())
-    with away_for(postgresql, 1.0):
-        assert [job.id for job in ledger.waiting(60).jobs()] == ["aaaa1111"]
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(postgresql):
+            asked = pool.submit(ledger.waiting(60).jobs)
+            time.sleep(1)
+            assert not asked.done()
+        assert [job.id for job in asked.result()] == ["aaaa1111"]
     ledger.close()
 
 
@@ -69,9 +62,14 @@ def test_a_connection_lost_within_a_transaction_is_a_server_away_and_leaves_noth
     postgresql_database: Database,
 ) -> None:
     engine = open_engine(postgresql_database.settings.database_url)
-    with pytest.raises(LedgerAwayError), writing(engine) as connection:
-        connection.execute(text("insert into keys values ('aa', 'cubin', '{}')"))
-        connection.execute(text("select pg_terminate_backend(pg_backend_pid())"))
+
+    def write_and_lose_the_connection() -> None:
+        with writing(engine) as connection:
+            connection.execute(text("insert into keys values ('aa', 'cubin', '{}')"))
+            connection.execute(text("select pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(LedgerAwayError, match="terminating connection"):
+        write_and_lose_the_connection()
     with writing(engine) as connection:
         assert connection.execute(text("select count(*) from keys")).scalar() == 0
     engine.dispose()
@@ -82,17 +80,21 @@ def test_jobs_run_to_their_end_though_the_server_is_restarted(
 ) -> None:
     farm = Farmyard(tmp_path, postgresql_database.settings.database_url)
     asked: list[Request] = []
+    is_away = threading.Event()
 
     def play(request: Request) -> None:
         asked.append(request)
         if len(asked) == 3:
-            with away_for(postgresql, 0.5):
-                pass
-        if len(asked) == 5:
             postgresql.stop()
-            threading.Timer(1.0, postgresql.start).start()
+            is_away.set()
 
-    jobs = farm.run(farm.submit("a", "b"), play)
+    ids = farm.submit("a", "b")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(farm.run, ids, play)
+        assert is_away.wait(60)
+        time.sleep(1)
+        postgresql.start()
+        jobs = running.result()
     assert [(job.status, job.done, job.tries) for job in jobs] == [(Status.SUCCEEDED, 4, 1)] * 2
     farm.ledger.close()
 
@@ -121,7 +123,7 @@ def test_claims_pass_over_what_another_is_about_to_take(postgresql_database: Dat
 def test_a_servers_database_is_migrated_only_when_asked(postgresql: PostgreSQL) -> None:
     name = postgresql.new_database()
     database = Database("postgresql", settings_of(postgresql.url(name)))
-    with pytest.raises(LedgerError, match="is empty, this program needs revision .*: run farm db upgrade"):
+    with pytest.raises(LedgerError, match=r"is empty, this program needs revision .*: run farm db upgrade"):
         database.open()
     database.upgrade()
     database.open().close()
