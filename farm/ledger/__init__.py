@@ -26,7 +26,7 @@ def open_ledger(settings: Settings) -> Ledger:
         if found != HEAD and _file(settings) is None:
             raise LedgerError(
                 f"the database {redacted(settings.database_url)} {_state(found)}, this program needs revision {HEAD}: "
-                "run farm db upgrade, or use the version of farm that made it"
+                f"run farm db upgrade{', or use the version of farm that made it' if found else ''}"
             )
         if found != HEAD:
             upgrade(engine)

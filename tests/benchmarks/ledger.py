@@ -68,7 +68,7 @@ def measure(kind: str, ledger: Ledger) -> None:
         "of those that run": lambda: (ledger.counts(), ledger.jobs(states=[Status.RUNNING], limit=20)),
         "of one architecture": lambda: (ledger.counts(), ledger.jobs(arch="sm_90", limit=20)),
         "of all": lambda: (ledger.counts(), ledger.jobs()),
-        "one job by the beginning of its id": lambda: ledger.job(ids[0][:10]),
+        "one job by its id": lambda: ledger.job(ids[0]),
         "its layers and cubins": lambda: (ledger.builds(ids[0]), ledger.results(ids[0])),
     }
     for name, ask in asked.items():

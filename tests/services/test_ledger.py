@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 
 import pytest
+from sqlalchemy import event
 
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, SkippedLayer
 from codegen.tiling import Part, Tiling
@@ -302,11 +303,29 @@ def test_one_request_given_twice_in_a_submission_is_one_job(ledger: Ledger) -> N
     assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
 
 
-def test_a_thousand_jobs_go_in_together(ledger: Ledger) -> None:
-    jobs = [new_job(f"{i:012x}", f"r{i}", layers=20) for i in range(1000)]
+def test_a_thousand_jobs_go_in_together_and_a_status_is_quick_with_a_hundred_thousand_builds(ledger: Ledger) -> None:
+    jobs = [new_job(f"{i:012x}", f"r{i}", layers=100) for i in range(1000)]
     assert len(submit(ledger, *jobs)) == 1000
+    start = time.monotonic()
     assert ledger.counts() == {Status.PENDING: 1000}
-    assert [build.position for build in ledger.builds(f"{999:012x}")] == list(range(20))
+    assert len(ledger.jobs(limit=20)) == 20
+    assert time.monotonic() - start < 0.5
+    assert [build.position for build in ledger.builds(f"{999:012x}")] == list(range(100))
+
+
+def test_a_submission_of_many_jobs_takes_as_many_statements_as_one_of_few(ledger: Ledger) -> None:
+    statements: list[str] = []
+
+    def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        statements.append(statement)
+
+    event.listen(ledger._engine, "before_cursor_execute", count)
+    counted = []
+    for jobs in ([new_job("few", "few")], [new_job(f"{i:08x}", f"r{i}", layers=5) for i in range(300)]):
+        statements.clear()
+        submit(ledger, *jobs)
+        counted.append(len(statements))
+    assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("target", list(Status))
