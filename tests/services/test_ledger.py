@@ -220,26 +220,41 @@ def test_a_request_that_many_submit_at_once_is_one_job(database: Database) -> No
         ledger.close()
 
 
-def test_writers_of_the_same_rows_wait_for_one_another_and_not_for_ever(database: Database, ledger: Ledger) -> None:
-    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(40)])
-    ledger.claim_all(ids, "me", 60)
-    builds = [ledger.builds(each)[0].id for each in ids]
+def test_writers_of_the_same_keys_wait_for_one_another_and_not_for_ever(database: Database, ledger: Ledger) -> None:
     other = database.open()
-    keys = [f"{i:064x}" for i in range(200)]
+    barrier = threading.Barrier(2)
 
-    def beat(_number: int) -> None:
-        for _ in range(10):
-            other.extend_lease("me", 60)
-            other.record_keys("cubin", {key: {} for key in keys})
-
-    def record(_number: int) -> None:
-        for i in range(10):
-            ledger.record_results([result(build) for build in (builds if i % 2 else builds[::-1])])
-            ledger.record_keys("cubin", {key: {} for key in reversed(keys)})
+    def record(writer: Ledger, step: int) -> None:
+        for round_number in range(8):
+            keys = [f"{round_number:032x}{i:032x}" for i in range(400)]
+            barrier.wait(60)
+            writer.record_keys("cubin", {key: {} for key in keys[::step]})
 
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(beat, 0), pool.submit(record, 1)]:
+        for done in [pool.submit(record, ledger, 1), pool.submit(record, other, -1)]:
             done.result()
+    other.close()
+
+
+def test_a_heartbeat_and_results_of_the_same_jobs_do_not_disturb_one_another(
+    database: Database, ledger: Ledger
+) -> None:
+    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(40)])
+    ledger.claim_all(ids, "me", 60)
+    built = [result(ledger.builds(each)[0].id) for each in ids]
+    other = database.open()
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.is_set():
+            other.extend_lease("me", 60)
+
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(beat)
+        for i in range(20):
+            ledger.record_results(built[i:] + built[:i])
+        over.set()
+        beating.result()
     other.close()
     assert [job.done for job in ledger.jobs()] == [1] * 40
 
