@@ -227,7 +227,7 @@ def test_writers_of_the_same_keys_wait_for_one_another_and_not_for_ever(database
     def record(writer: Ledger, step: int) -> None:
         for round_number in range(8):
             keys = [f"{round_number:032x}{i:032x}" for i in range(400)]
-            barrier.wait(60)
+            barrier.wait(20)
             writer.record_keys("cubin", {key: {} for key in keys[::step]})
 
     with ThreadPoolExecutor(2) as pool:
