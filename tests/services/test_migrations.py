@@ -25,6 +25,7 @@ from farm.ledger.engine import open_engine
 from farm.ledger.schema import HEAD
 from farm.ledger.tables import metadata
 from tests.services.conftest import Database
+from tests.services.test_ledger import BARRIER, will_meet
 
 
 def opened(database: Database) -> Ledger:
@@ -160,6 +161,7 @@ def fill_0001(database: Database) -> None:
 
 
 def upgrade_and_count(database: Database) -> int:
+    BARRIER[0].wait(60)
     ledger = opened(database)
     try:
         return sum(ledger.counts().values())
@@ -282,8 +284,9 @@ def test_a_database_is_migrated_once(empty_database: Database) -> None:
 
 
 def test_four_processes_may_migrate_a_fresh_database_at_once(empty_database: Database) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert pool.map(upgrade_and_count, [empty_database] * 4) == [0] * 4
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4, initializer=will_meet, initargs=(context.Barrier(4),)) as pool:
+        assert pool.map(upgrade_and_count, [empty_database] * 4, chunksize=1) == [0] * 4
 
 
 def test_a_database_of_a_newer_program_is_refused_in_words(empty_database: Database) -> None:
