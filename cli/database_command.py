@@ -18,11 +18,11 @@ def database() -> None:
 def current() -> None:
     """Print the revision of the database and of this program."""
     from farm.ledger import database_revision
-    from farm.settings import load_settings
+    from farm.settings import load_settings, redacted
 
     settings = load_settings()
     found, newest = database_revision(settings)
-    stdout().print(f"{found or 'empty'} (this program: {newest})  {settings.database_url}", soft_wrap=True)
+    stdout().print(f"{found or 'empty'} (this program: {newest})  {redacted(settings.database_url)}", soft_wrap=True)
 
 
 @app.command("upgrade")

@@ -21,6 +21,8 @@ from farm.settings import Settings
 from farm.store.contract import Store
 
 NO_COORDINATOR = "no coordinator: run farm compile again"
+AWAY_SECONDS = 300.0
+"""How long a database may be away before its jobs are given up; what is built meanwhile is kept."""
 POLL_SECONDS = 0.5
 """How often a job that another coordinator runs is looked at."""
 
@@ -37,7 +39,7 @@ class Coordinator:
         settings: Settings,
         progress: Progress | None = None,
     ) -> None:
-        self._ledger = ledger
+        self._ledger = ledger.waiting(AWAY_SECONDS)
         self._store = store
         self._executor = executor
         self._toolchain = toolchain
@@ -62,7 +64,7 @@ class Coordinator:
     def _run_all(self, unfinished: Sequence[str]) -> None:
         told: set[str] = set()
         while unfinished:
-            claimed = [each for each in unfinished if self._ledger.claim(each, self.name, LEASE_SECONDS)]
+            claimed = self._ledger.claim_all(unfinished, self.name, LEASE_SECONDS)
             if claimed:
                 self._run_claimed(claimed)
             jobs = [job for each in unfinished if not (job := self._ledger.job(each)).status.final]
@@ -75,7 +77,7 @@ class Coordinator:
                 time.sleep(POLL_SECONDS)
 
     def _run_claimed(self, job_ids: Sequence[str]) -> None:
-        with Lease(self._ledger, self.name):
+        with Lease(self._ledger.waiting(0), self.name):
             claims = Claims(self._ledger, job_ids, self._progress)
             try:
                 self._run_plan(claims)

@@ -20,7 +20,7 @@ from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
 from farm.ledger import database_revision, open_ledger
-from farm.settings import Settings
+from farm.settings import Settings, redacted
 from farm.store import open_store
 
 ARCH = "sm_90"
@@ -43,7 +43,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder that can be written")
-    yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a file that can be written")
+    yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
     yield _try("executor", lambda: _executor(settings), "pip install ray, or set FARM_EXECUTOR=inline")
     yield _gpu()
 
@@ -88,7 +88,7 @@ def _store(settings: Settings) -> str:
 
 def _database(settings: Settings) -> str:
     counts = open_ledger(settings).counts()
-    return f"{settings.database_url}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
+    return f"{redacted(settings.database_url)}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
 
 
 def _executor(settings: Settings) -> str:

@@ -29,6 +29,10 @@ class LedgerError(UnreachableError):
     """The database cannot be used."""
 
 
+class LedgerAwayError(LedgerError):
+    """The database does not answer now: the same call may do later."""
+
+
 class NoWorkerError(UnreachableError):
     """No worker can serve the job."""
 

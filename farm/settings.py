@@ -25,6 +25,7 @@ class Settings:
     store_url: str
     s3_endpoint: str | None
     database_url: str
+    """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
     """None: Ray on this machine."""
     namespace: str
@@ -108,10 +109,18 @@ def _store_url(value: Any) -> str:
     return text
 
 
+_POSTGRESQL = re.compile(
+    r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)"
+)
+"""As libpq takes it, with a database's name: its server may stand in ?host=."""
+
+
 def _database_url(value: Any) -> str:
     text = _text(value)
+    if match := _POSTGRESQL.fullmatch(text):
+        return f"postgresql+psycopg://{match[1]}"
     if not re.fullmatch(r"sqlite:////[^?]+", text):
-        raise ValueError("sqlite:////an/absolute/file.db")
+        raise ValueError("sqlite:////an/absolute/file.db or postgresql://user@host/database")
     return text
 
 
@@ -167,6 +176,8 @@ _OPTIONS: dict[str, _Option] = {
 
 def redacted(text: str) -> str:
     """The same text with *** for each password in a URL: every setting is shown in this form."""
+    text = re.sub(r"(postgres[^:\s]*://[^:/@\s]*):\S*@", r"\1:***@", text)  # PostgreSQL's may hold a slash
+    text = re.sub(r"([?&](?:ssl)?password=)[^&\s'\"]*", r"\1***", text)
     return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 

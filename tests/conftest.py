@@ -42,7 +42,7 @@ LACKS: dict[str, Callable[[], str | None]] = {
     "models": cache(lacks_toolchain),
     "toolchain": cache(lacks_toolchain),
 }
-"""By folder; what tests/gpu/ needs is found out by its own fixture, which opens the GPU."""
+"""By folder; what tests/gpu/ and tests/services/ need is found out by their own fixtures."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sqlalchemy import Engine
+
 from farm.errors import LedgerError
 from farm.ledger.engine import open_engine
 from farm.ledger.ledger import Ledger
 from farm.ledger.schema import HEAD, revision, upgrade
-from farm.settings import Settings
+from farm.settings import Settings, redacted
 
 __all__ = ["Ledger", "database_revision", "open_ledger", "upgrade_database"]
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """The configured ledger; an embedded database is made, and brought up to date, where that is needed."""
-    path = _file(settings)
+    """The configured ledger. An embedded database is made, and brought up to date, where that is needed.
+
+    Raises LedgerError; of a server's database that is not up to date too: others may be at work in it.
+    """
+    engine = _open(settings)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(f"the folder of the database {path} cannot be made: {error.strerror}") from None
-    engine = open_engine(settings.database_url)
-    try:
-        if revision(engine) != HEAD:
+        found = revision(engine)
+        if found != HEAD and _file(settings) is None:
+            raise LedgerError(
+                f"the database {redacted(settings.database_url)} {_state(found)}, this program needs revision {HEAD}: "
+                f"run farm db upgrade{', or use the version of farm that made it' if found else ''}"
+            )
+        if found != HEAD:
             upgrade(engine)
     except LedgerError:
         engine.dispose()
@@ -32,7 +38,8 @@ def open_ledger(settings: Settings) -> Ledger:
 
 def database_revision(settings: Settings) -> tuple[str | None, str]:
     """The database's revision and this program's."""
-    if not _file(settings).exists():
+    file = _file(settings)
+    if file is not None and not file.exists():
         return None, HEAD
     engine = open_engine(settings.database_url)
     try:
@@ -43,8 +50,30 @@ def database_revision(settings: Settings) -> tuple[str | None, str]:
 
 def upgrade_database(settings: Settings) -> None:
     """What `farm db upgrade` does; opening an embedded ledger does the same."""
-    open_ledger(settings).close()
+    engine = _open(settings)
+    try:
+        if revision(engine) != HEAD:
+            upgrade(engine)
+    finally:
+        engine.dispose()
 
 
-def _file(settings: Settings) -> Path:
-    return Path(settings.database_url.removeprefix("sqlite:///"))
+def _open(settings: Settings) -> Engine:
+    """An embedded database has a folder then."""
+    file = _file(settings)
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(f"the folder of the database {file} cannot be made: {error.strerror}") from None
+    return open_engine(settings.database_url)
+
+
+def _state(found: str | None) -> str:
+    return "is empty" if found is None else f"has revision {found}"
+
+
+def _file(settings: Settings) -> Path | None:
+    """Of an embedded database; a server's has none."""
+    path = settings.database_url.removeprefix("sqlite:///")
+    return None if path == settings.database_url else Path(path)

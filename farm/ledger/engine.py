@@ -2,69 +2,125 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from farm.errors import LedgerError
+from farm.errors import LedgerAwayError, LedgerError
+from farm.settings import redacted
 
 BUSY_SECONDS = 30
 """How long a writer waits for another."""
+CONNECT_SECONDS = 10
+"""How long a server may take to answer."""
+AGAIN_SECONDS = 0.5
+"""Between two tries to reach a server that is away."""
+
+_COMING_BACK = re.compile(r"the database system is|too many clients|connection slots")
+"""What a server says that refuses a connection now and not for good."""
 
 
 def open_engine(url: str) -> Engine:
-    """An engine whose transactions say whether they write; nothing is connected yet."""
+    """An engine whose transactions say whether they write; nothing is connected yet.
+
+    Raises LedgerError if the database's driver is not installed.
+    """
+    return _open_sqlite(url) if url.startswith("sqlite:") else _open_postgresql(url)
+
+
+def _open_sqlite(url: str) -> Engine:
     engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
 
-        @event.listens_for(engine, "connect")
-        def configure(connection: Any, _record: Any) -> None:
-            connection.isolation_level = None  # the driver starts no transaction by itself: `begin` below does
-            cursor = connection.cursor()
-            for pragma in (f"busy_timeout = {BUSY_SECONDS * 1000}", "journal_mode = WAL", "synchronous = NORMAL"):
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.execute("PRAGMA foreign_keys = ON")
-            cursor.close()
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver starts no transaction by itself: `begin` below does
+        cursor = connection.cursor()
+        for pragma in (f"busy_timeout = {BUSY_SECONDS * 1000}", "journal_mode = WAL", "synchronous = NORMAL"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
 
-        @event.listens_for(engine, "begin")
-        def begin(connection: Connection) -> None:
-            # A reader that turns writer late would fail where it should wait.
-            writes = connection.get_execution_options().get("farm_writes", False)
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A reader that turns writer late would fail where it should wait.
+        writes = connection.get_execution_options().get("farm_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that reads. Raises LedgerError in words where the database fails."""
-    with _transaction(engine, writes=False) as connection:
-        yield connection
-
-
-@contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes: whole, or not at all."""
-    with _transaction(engine, writes=True) as connection:
-        yield connection
-
-
-@contextmanager
-def _transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
+def _open_postgresql(url: str) -> Engine:
+    connect = {} if "connect_timeout" in make_url(url).query else {"connect_timeout": CONNECT_SECONDS}
     try:
-        with engine.connect().execution_options(farm_writes=writes) as connection, connection.begin():
+        # A connection that the server has closed since is noticed before it is used, and replaced.
+        return create_engine(url, pool_pre_ping=True, connect_args=connect)
+    except ImportError as error:
+        raise LedgerError(
+            f"the database {redacted(url)} needs the driver psycopg, which cannot be imported ({error}): "
+            "pip install 'sparse-compile-farm[postgres]'"
+        ) from None
+
+
+@contextmanager
+def reading(engine: Engine, wait_seconds: float = 0) -> Iterator[Connection]:
+    """A transaction that reads. Raises LedgerError in words where the database fails."""
+    with _transaction(engine, wait_seconds, writes=False) as connection:
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine, wait_seconds: float = 0) -> Iterator[Connection]:
+    """A transaction that writes: whole, or not at all."""
+    with _transaction(engine, wait_seconds, writes=True) as connection:
+        yield connection
+
+
+@contextmanager
+def _transaction(engine: Engine, wait_seconds: float, *, writes: bool) -> Iterator[Connection]:
+    try:
+        with _connect(engine, wait_seconds).execution_options(farm_writes=writes) as connection, connection.begin():
             yield connection
-    except DBAPIError as error:
+    except (DBAPIError, PoolTimeoutError) as error:
         raise failure(engine, error) from None
 
 
-def failure(engine: Engine, error: DBAPIError) -> LedgerError:
+def _connect(engine: Engine, wait_seconds: float) -> Connection:
+    """Waits that long for a server that is away: nothing has begun yet that could be done twice."""
+    end = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return engine.connect()
+        except OperationalError as error:
+            if not _away(error) or time.monotonic() >= end:
+                raise
+        time.sleep(AGAIN_SECONDS)
+
+
+def _away(error: Exception) -> bool:
+    """Whether the server does not answer, or answered that it is starting or stopping."""
+    if not isinstance(error, OperationalError) or "psycopg" not in type(error.orig).__module__:
+        return isinstance(error, PoolTimeoutError)
+    said = str(error.orig)
+    refused_for_good = "FATAL" in said and not _COMING_BACK.search(said)
+    return error.connection_invalidated or not (refused_for_good or getattr(error.orig, "sqlstate", None))
+
+
+def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError:
     """What the database said, in words and without its password."""
+    name = redacted(engine.url.render_as_string(hide_password=True))
+    said = " ".join(redacted(str(error.orig if isinstance(error, DBAPIError) else error)).split())
+    if _away(error):
+        return LedgerAwayError(
+            f"the database {name} does not answer now ({said}): nothing is lost; try again once it is back"
+        )
     return LedgerError(
-        f"the database {engine.url.render_as_string(hide_password=True)} failed ({error.orig}): "
+        f"the database {name} failed ({said}): "
         "check that it can be reached, that it may be written and that its disk has room"
     )
 
@@ -85,3 +141,12 @@ def insert_or_replace(engine: Engine, table: Table, index: tuple[str, ...], repl
     return statement.on_conflict_do_update(
         index_elements=index, set_={name: statement.excluded[name] for name in replaced}
     )
+
+
+def one_at_a_time(connection: Connection, table: Table) -> None:
+    """Keeps other transactions that ask for the same waiting until this one ends; readers go on.
+
+    On SQLite, a transaction that writes is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))

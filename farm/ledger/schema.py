@@ -16,6 +16,8 @@ from farm.ledger.engine import failure, reading
 
 HEAD = "0002"
 """The newest revision in migrations/versions."""
+LOCK = 0x6661726D
+"""A number that nothing else in the same database locks."""
 
 
 def revision(engine: Engine) -> str | None:
@@ -53,11 +55,17 @@ def upgrade(engine: Engine) -> None:
 
 @contextmanager
 def _lock(engine: Engine) -> Iterator[None]:
-    """A file beside an embedded database; the database itself locks where it is a server."""
-    path = engine.url.database if engine.dialect.name == "sqlite" else None
-    if path is None:
-        yield
+    """A file beside an embedded database; a server has locks of its own."""
+    if engine.dialect.name == "postgresql":
+        # Of a connection, and so gone with its process.
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text(f"select pg_advisory_lock({LOCK})"))
+            try:
+                yield
+            finally:
+                connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
         return
+    path = engine.url.database
     try:
         file = Path(f"{path}.lock").open("w")  # noqa: SIM115 - the next line closes it
     except OSError as error:

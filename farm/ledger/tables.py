@@ -8,6 +8,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -29,13 +31,24 @@ metadata = MetaData(
     }
 )
 
+
+class _Words(TypeDecorator[str]):
+    """Text without NUL, which PostgreSQL has no place for: what tools print may hold one."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 _Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in an INTEGER
 
 submissions = Table(
     "submissions",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("submitter", Text, nullable=False),
+    Column("submitter", _Words, nullable=False),
     Column("submitted_at", Double, nullable=False),
 )
 
@@ -45,14 +58,14 @@ jobs = Table(
     Column("number", _Id, primary_key=True, autoincrement=True),
     Column("id", String(32), nullable=False, unique=True),
     Column("submission", ForeignKey("submissions.id"), nullable=False),
-    Column("name", Text, nullable=False),
-    Column("model", Text, nullable=False),
+    Column("name", _Words, nullable=False),
+    Column("model", _Words, nullable=False),
     Column("model_digest", String(64), nullable=False),
     Column("request_digest", String(64), nullable=False),
     Column("options", JSON, nullable=False),
     Column("skipped", JSON, nullable=False),
     Column("status", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("reason", _Words, nullable=False),
     Column("stage", String(16), nullable=False),
     Column("done", Integer, nullable=False),
     Column("total", Integer, nullable=False),
@@ -61,7 +74,7 @@ jobs = Table(
     Column("submitted_at", Double, nullable=False),
     Column("started_at", Double),
     Column("finished_at", Double),
-    Column("coordinator", Text),
+    Column("coordinator", _Words),
     Column("lease_until", Double),
     Index(None, "status"),
     Index(None, "request_digest"),
@@ -74,15 +87,15 @@ builds = Table(
     Column("id", _Id, primary_key=True, autoincrement=True),
     Column("job", ForeignKey("jobs.id"), nullable=False),
     Column("position", Integer, nullable=False),
-    Column("layer", Text, nullable=False),
-    Column("input", Text, nullable=False),
-    Column("output", Text, nullable=False),
+    Column("layer", _Words, nullable=False),
+    Column("input", _Words, nullable=False),
+    Column("output", _Words, nullable=False),
     Column("spec", JSON, nullable=False),
     Column("tiling", JSON, nullable=False),
     Column("weights", String(64), nullable=False),
     Column("nonzeros", Integer, nullable=False),
     Column("parts", JSON, nullable=False),
-    Column("residual", Text, nullable=False),
+    Column("residual", _Words, nullable=False),
     Column("rows", Integer, nullable=False),
     Column("folded", JSON, nullable=False),
     Index(None, "job"),
@@ -108,8 +121,8 @@ results = Table(
     Column("template_seconds", Double, nullable=False),
     Column("rewrite_seconds", Double, nullable=False),
     Column("ptxas_seconds", Double, nullable=False),
-    Column("error", Text, nullable=False),
-    Column("command", Text, nullable=False),
+    Column("error", _Words, nullable=False),
+    Column("command", _Words, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
@@ -130,7 +143,7 @@ events = Table(
     Column("job", ForeignKey("jobs.id"), nullable=False),
     Column("at", Double, nullable=False),
     Column("level", String(16), nullable=False),
-    Column("text", Text, nullable=False),
+    Column("text", _Words, nullable=False),
     Index(None, "job"),
 )
 

@@ -81,8 +81,9 @@ class PlayedExecutor(Executor):
 class Farmyard:
     """A ledger, a store and a way to run jobs in them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.settings: Settings = laptop_settings(folder)
+    def __init__(self, folder: Path, database_url: str | None = None) -> None:
+        settings = laptop_settings(folder)
+        self.settings: Settings = replace(settings, database_url=database_url or settings.database_url)
         self.ledger: Ledger = open_ledger(self.settings)
         self.store = MemoryStore()
 

@@ -49,9 +49,13 @@ def test_farm_config_names_another_file(tmp_path: Path) -> None:
     [
         ("FARM_STORE", "ftp://x", "file:///an/absolute/folder"),
         ("FARM_STORE", "", "file:///an/absolute/folder|not empty"),
-        ("FARM_DATABASE_URL", "mysql://x", "sqlite:////an/absolute/file.db"),
-        ("FARM_DATABASE_URL", "sqlite:///here.db", "sqlite:////an/absolute/file.db"),
-        ("FARM_DATABASE_URL", "sqlite:///:memory:", "sqlite:////an/absolute/file.db"),
+        ("FARM_DATABASE_URL", "mysql://x", "sqlite:////an/absolute/file.db or postgresql://user@host/database"),
+        ("FARM_DATABASE_URL", "sqlite:///here.db", "sqlite:////an/absolute/file.db or postgresql://user@host/database"),
+        (
+            "FARM_DATABASE_URL",
+            "sqlite:///:memory:",
+            "sqlite:////an/absolute/file.db or postgresql://user@host/database",
+        ),
         ("FARM_STORE", "s3://bucket/prefix", "file:///an/absolute/folder"),
         ("FARM_JOBS", "0", "whole number of at least 1"),
         ("FARM_JOBS", "two", "whole number of at least 1"),
@@ -101,14 +105,34 @@ def test_flags_are_read_from_words(text: str, flag: bool) -> None:
 @pytest.mark.parametrize("variable", ["FARM_DATABASE_URL", "FARM_STORE"])
 def test_a_refused_url_is_named_without_its_password(variable: str) -> None:
     with pytest.raises(UsageError, match=r"ada:\*\*\*@host") as caught:
-        load_settings({variable: "postgresql://ada:s3cret@host/farm"})
+        load_settings({variable: "mysql://ada:s3cret@host/farm"})
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+@pytest.mark.parametrize(
+    "rest",
+    ["ada:p%40w@host:5432/farm", "host/farm", "/farm?host=/run/postgresql", "ada@[::1]:5432/farm?sslmode=require"],
+)
+def test_a_url_of_postgresql_is_taken_in_every_spelling(scheme: str, rest: str) -> None:
+    assert load_settings({"FARM_DATABASE_URL": f"{scheme}://{rest}"}).database_url == f"postgresql+psycopg://{rest}"
+
+
+@pytest.mark.parametrize("url", ["postgresql://host", "postgresql://host/", "postgresql://ada:pw@host:x/farm"])
+def test_a_url_of_postgresql_names_a_database(url: str) -> None:
+    with pytest.raises(UsageError, match=r"or postgresql://user@host/database"):
+        load_settings({"FARM_DATABASE_URL": url})
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("postgresql://ada:p:w@d@host:5432/farm", "postgresql://ada:***@host:5432/farm"),
+        ("postgresql+psycopg://ada:p/w@host/farm", "postgresql+psycopg://ada:***@host/farm"),
+        (
+            "postgresql://ada@host/farm?password=pw&sslmode=require",
+            "postgresql://ada@host/farm?password=***&sslmode=require",
+        ),
         ("https://:pw@minio:9000", "https://:***@minio:9000"),
         ("http://minio:9000/a@b", "http://minio:9000/a@b"),
         ("sqlite:////home/ada/farm.db", "sqlite:////home/ada/farm.db"),

@@ -1,0 +1,79 @@
+"""Databases of each kind: a test that asks for `database` runs on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from farm.ledger import Ledger, open_ledger, upgrade_database
+from farm.settings import Settings, load_settings
+from tests.services.postgresql import PostgreSQL, lacks_postgresql
+
+MIGRATED = "migrated"
+
+
+@dataclass(frozen=True)
+class Database:
+    kind: str
+    settings: Settings
+
+    def open(self) -> Ledger:
+        return open_ledger(self.settings)
+
+    def upgrade(self) -> None:
+        upgrade_database(self.settings)
+
+
+def settings_of(url: str) -> Settings:
+    return load_settings({"FARM_DATABASE_URL": url})
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    if reason := lacks_postgresql():
+        pytest.skip(reason)
+    with PostgreSQL() as server:
+        server.execute(f"create database {MIGRATED} template template0")
+        upgrade_database(settings_of(server.url(MIGRATED)))
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """Before its first migration."""
+    if request.param == "sqlite":
+        yield Database("sqlite", settings_of(f"sqlite:///{tmp_path / 'deep' / 'farm.db'}"))
+        return
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    name = server.new_database()
+    yield Database("postgresql", settings_of(server.url(name)))
+    server.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """As this program needs it."""
+    if request.param == "sqlite":
+        yield Database("sqlite", settings_of(f"sqlite:///{tmp_path / 'deep' / 'farm.db'}"))
+        return
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    name = server.new_database(MIGRATED)
+    yield Database("postgresql", settings_of(server.url(name)))
+    server.drop_database(name)
+
+
+@pytest.fixture
+def postgresql_database(postgresql: PostgreSQL) -> Iterator[Database]:
+    name = postgresql.new_database(MIGRATED)
+    yield Database("postgresql", settings_of(postgresql.url(name)))
+    postgresql.drop_database(name)
+
+
+@pytest.fixture
+def ledger(database: Database) -> Iterator[Ledger]:
+    ledger = database.open()
+    yield ledger
+    ledger.close()
