@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal, cast
@@ -39,12 +40,12 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Spec:
+class _Spec(ABC):
     """What the layers have in common."""
 
     @property
-    def weights_shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def weights_shape(self) -> tuple[int, ...]: ...
 
     @property
     def weights_count(self) -> int:

@@ -22,9 +22,8 @@ from codegen.tiling import Part, Tiling
 class Operator(Protocol):
     """What an operator's module holds. Its functions want canonical specs."""
 
-    @property
-    def SOURCES(self) -> tuple[str, ...]:  # noqa: N802 - a module's constant
-        """The files of this folder that shape its template, the .cu first."""
+    SOURCES: tuple[str, ...]
+    """The files of this folder that shape its template, the .cu first."""
 
     def sources(self, spec: Any, tiling: Tiling) -> dict[str, str]:
         """The generated headers that the .cu includes."""

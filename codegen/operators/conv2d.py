@@ -14,7 +14,7 @@ from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES = ("conv2d.cu", "conv2d.py", *stream.SHARED_SOURCES)
+SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", *stream.SHARED_SOURCES)
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Spec = Conv2d | ConvTranspose2d

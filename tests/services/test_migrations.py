@@ -25,7 +25,7 @@ from farm.ledger.engine import open_engine
 from farm.ledger.schema import HEAD
 from farm.ledger.tables import metadata
 from tests.services.conftest import Database
-from tests.services.test_ledger import BARRIER, will_meet
+from tests.services.meeting import BARRIER, will_meet
 
 
 def opened(database: Database) -> Ledger:

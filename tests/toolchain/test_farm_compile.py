@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,79 +12,17 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.launch import Launch
-from codegen.layers import FloatArray, Weights
-from codegen.rewrite import Kernel, rewrite
+from codegen.layers import Weights
 from codegen.spec import Conv2d, SkippedLayer
-from codegen.template import Template
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
 from farm.api import Farm
 from farm.errors import BlobLostError, JobFailedError, UnfinishedError, UsageError
 from farm.jobs import BuildOptions, Job, Outcome, Status
 from farm.settings import Settings
-from farm.testing import laptop_farm, laptop_settings
-from tests.samples import SMALLER, checkpoint, cut_in_two, layer
+from farm.testing import laptop_farm
+from tests.samples import SMALLER, checkpoint, layer
+from tests.toolchain.tools import NET, OPTIONS, Tools
 
-NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
-OPTIONS = BuildOptions(("sm_80", "sm_90"))
 REFUSAL = "ptxas error   : Entry function 'conv2d' uses too much shared data"
-
-
-class Tools:
-    """The real tools behind scripts that write down each call which compiles something."""
-
-    def __init__(self, folder: Path) -> None:
-        real = find_toolchain()
-        self.log = folder / "calls"
-        self.log.touch()
-        self.nvcc, self.ptxas = folder / "nvcc", folder / "ptxas"
-        self.say("nvcc", f'exec {shlex.quote(str(real.nvcc))} "$@"')
-        self._ptxas = f'exec {shlex.quote(str(real.ptxas))} "$@"'
-        self.say("ptxas", self._ptxas)
-
-    def say(self, name: str, instead: str) -> None:
-        real = find_toolchain()
-        path = self.log.parent / name
-        asked = f'case "$1" in --*) exec {shlex.quote(str(getattr(real, name)))} "$@";; esac'
-        path.write_text(f"#!/bin/sh\n{asked}\necho {name} >> {shlex.quote(str(self.log))}\n{instead}\n")
-        path.chmod(0o755)
-
-    def refuse(self, message: str) -> None:
-        """From now on ptxas says no."""
-        self.say("ptxas", f"echo {shlex.quote(message)} >&2; exit 255")
-
-    def relent(self) -> None:
-        self.say("ptxas", self._ptxas)
-
-    def calls(self) -> list[str]:
-        """Since it was last asked."""
-        calls = sorted(self.log.read_text().split())
-        self.log.write_text("")
-        return calls
-
-
-@pytest.fixture
-def tools(tmp_path: Path) -> Tools:
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    return Tools(folder)
-
-
-@pytest.fixture
-def settings(tmp_path: Path, tools: Tools) -> Settings:
-    return replace(laptop_settings(tmp_path), nvcc=tools.nvcc, ptxas=tools.ptxas)
-
-
-@pytest.fixture
-def farm(settings: Settings) -> Iterator[Farm]:
-    with Farm.open(settings) as farm:
-        yield farm
-
-
-@pytest.fixture
-def halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_in_two(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -120,126 +57,6 @@ def test_another_architecture_of_the_same_generation_of_ptx_needs_ptxas_only(far
     tools.calls()
     farm.compile([NET], replace(OPTIONS, archs=("sm_120",)))
     assert tools.calls() == ["ptxas"] * 2
-
-
-@pytest.mark.usefixtures("halved")
-def test_the_parts_of_a_layer_are_cubins_of_one_template_and_a_second_run_makes_nothing(
-    farm: Farm, tools: Tools
-) -> None:
-    [job] = farm.compile([NET], OPTIONS)
-    assert (job.status, job.hits, job.done, job.total) == (Status.SUCCEEDED, 0, 8, 8)
-    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 8
-    detail = farm.inspect(job.id)
-    for build in detail.builds:
-        for arch in OPTIONS.archs:
-            parts = [result for result in detail.results_of(build) if result.arch == arch]
-            assert [result.part for result in parts] == [0, 1]
-            assert len({result.cubin for result in parts}) == 2
-            assert sum(result.fmas_kept for result in parts) == build.nonzeros * build.tiling.rows
-    [again] = farm.compile([NET], OPTIONS)
-    assert (again.status, again.hits) == (Status.SUCCEEDED, 8)
-    assert tools.calls() == []
-
-
-@pytest.mark.usefixtures("halved")
-def test_a_part_that_was_lost_is_made_again_without_the_others(farm: Farm, tools: Tools, tmp_path: Path) -> None:
-    [job] = farm.compile([NET], OPTIONS)
-    tools.calls()
-    detail = farm.inspect(job.id)
-    lost = detail.results_of(detail.builds[1])[-1]
-    (tmp_path / "store" / "v1" / "cas" / str(lost.cubin)[:2] / str(lost.cubin)).unlink()
-    with pytest.raises(BlobLostError, match="conv2 sm_90 part 2 of 2"):
-        farm.fetch(job.id, tmp_path / "out")
-    [job] = farm.compile([NET], OPTIONS)
-    assert (job.status, job.hits) == (Status.SUCCEEDED, 7)
-    assert tools.calls() == ["ptxas"]
-
-
-@pytest.mark.usefixtures("halved")
-def test_a_part_is_rewritten_once_for_all_architectures(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewritten: list[tuple[str, Part | None]] = []
-
-    def count(template: Template, weights: Weights, part: Part | None) -> Kernel:
-        rewritten.append((weights.digest, part))
-        return rewrite(template, weights, part)
-
-    monkeypatch.setattr("farm.build.rewrite", count)
-    farm.compile([NET], OPTIONS)
-    assert len(rewritten) == len(set(rewritten)) == 4
-
-
-@pytest.mark.usefixtures("halved")
-def test_a_layer_in_parts_is_verified_as_one_and_each_part_must_be_the_one_assembled(farm: Farm) -> None:
-    [job] = farm.compile([NET], OPTIONS)
-    assert [(each.layer, each.parts, each.archs, each.verification.ok) for each in farm.verify(job.id)] == [
-        ("conv1", 2, ("sm_80", "sm_90"), True),
-        ("conv2", 2, ("sm_80", "sm_90"), True),
-    ]
-    detail = farm.inspect(job.id)
-    second = [result for result in detail.results_of(detail.builds[0]) if result.part == 1]
-    farm._ledger.record_results([replace(result, ptx="00" * 32) for result in second])
-    first, other = farm.verify(job.id)
-    assert "run farm compile again" in first.verification.message
-    assert other.verification.ok
-
-
-class IdleDevice:
-    """Stands where a GPU would: it notes what it is asked to run, and writes nothing."""
-
-    name, arch = "idle", "sm_90"
-
-    def __init__(self) -> None:
-        self.ran: list[list[tuple[bytes, Launch]]] = []
-
-    def __enter__(self) -> IdleDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run_layer(
-        self, kernels: Sequence[tuple[bytes, Launch]], x: FloatArray, output_shape: tuple[int, ...], residual: object
-    ) -> FloatArray:
-        assert residual is None
-        self.ran.append(list(kernels))
-        return np.full((len(x), *output_shape), np.nan, dtype=np.float32)
-
-
-@pytest.mark.usefixtures("halved")
-def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [job] = farm.compile([NET], OPTIONS)
-    device = IdleDevice()
-    monkeypatch.setattr("farm.verification.Device", lambda: device)
-    found = list(farm.verify(job.id, gpu=True))
-    assert [(each.layer, each.parts, each.archs, each.where) for each in found] == [
-        ("conv1", 2, ("sm_90",), "idle"),
-        ("conv2", 2, ("sm_90",), "idle"),
-    ]
-    assert all("not written" in each.verification.message for each in found)
-    kernels = [layer.spec.kernels for layer in NET.layers]
-    # The K groups of all parts together are the layer's, one kernel each here.
-    grids = [[launch.grid_at(2)[2] for _, launch in launched] for launched in device.ran]
-    assert grids == [[1, count - 1] for count in kernels]
-    assert len({cubin for launched in device.ran for cubin, _ in launched}) == 4
-
-
-@pytest.mark.usefixtures("halved")
-def test_a_bundle_of_layers_in_parts_keeps_to_the_schema(farm: Farm, tmp_path: Path) -> None:
-    [job] = farm.compile([NET], OPTIONS)
-    manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
-    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
-    for described in manifest["layers"]:
-        first, second = described["launches"]
-        # Every part takes the whole tensors: which K groups it computes is in its cubin.
-        assert first["arguments"] == second["arguments"]
-        assert [argument["name"] for argument in first["arguments"]] == ["input", "output", "images"]
-        assert first["grid"][2]["fixed"] + second["grid"][2]["fixed"] == described["tensors"]["output"]["shape"][1]
-        for launch in described["launches"]:
-            assert len(launch["cubins"]) == len(OPTIONS.archs)
-            for entry in launch["cubins"].values():
-                assert (tmp_path / "out" / entry["path"]).read_bytes().startswith(b"\x7fELF")
 
 
 def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_up(farm: Farm) -> None:

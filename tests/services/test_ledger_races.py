@@ -1,0 +1,121 @@
+"""Several coordinators and submitters at one ledger, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from farm.ledger import Ledger
+from tests.services.conftest import Database
+from tests.services.ledger_rows import new_job, result, submit
+from tests.services.meeting import BARRIER, will_meet
+
+
+def test_of_many_coordinators_one_gets_a_job(database: Database) -> None:
+    ledgers = [database.open() for _ in range(8)]
+    submit(ledgers[0], *[new_job(f"{i:08x}", f"r{i}") for i in range(10)])
+    barrier = threading.Barrier(8)
+
+    def claim_all(number: int) -> list[bool]:
+        barrier.wait()
+        return [ledgers[number].claim(f"{i:08x}", f"c{number}", 60) for i in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        wins = list(pool.map(claim_all, range(8)))
+    assert [sum(column) for column in zip(*wins, strict=True)] == [1] * 10
+    assert {job.tries for job in ledgers[0].jobs()} == {1}
+    for ledger in ledgers:
+        ledger.close()
+
+
+def claim_one_by_one(database: Database, name: str, job_ids: list[str], together: bool) -> list[str]:
+    """What one process gets, which begins when the other does."""
+    ledger = database.open()
+    BARRIER[0].wait()
+    try:
+        if together:
+            slices = [job_ids[i : i + 7] for i in range(0, len(job_ids), 7)]
+            return [job_id for some in slices for job_id in ledger.claim_all(some, name, 60)]
+        return [job_id for job_id in job_ids if ledger.claim(job_id, name, 60)]
+    finally:
+        ledger.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_processes_that_race_never_claim_the_same_job(database: Database, ledger: Ledger, together: bool) -> None:
+    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(60)])
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2, initializer=will_meet, initargs=(context.Barrier(2),)) as pool:
+        asked = [(database, name, ids, together) for name in ("first", "second")]
+        first, second = pool.starmap(claim_one_by_one, asked, chunksize=1)
+    assert sorted(first + second) == sorted(ids)
+    assert {job.tries for job in ledger.jobs()} == {1}
+
+
+def test_free_jobs_are_claimed_together_oldest_first(ledger: Ledger) -> None:
+    submit(ledger, *[new_job(each, each) for each in "abcd"])
+    ledger.claim("b", "alive", 60)
+    ledger.claim("c", "dead", 0)
+    time.sleep(0.05)
+    assert ledger.claim_all(["d", "c", "b", "a", "missing"], "me", 60) == ["a", "c", "d"]
+    assert ledger.claim_all(["a"], "me", 60) == []
+    assert {job.id: job.tries for job in ledger.jobs()} == {"a": 1, "b": 1, "c": 2, "d": 1}
+
+
+def test_a_request_that_many_submit_at_once_is_one_job(database: Database) -> None:
+    ledgers = [database.open() for _ in range(6)]
+    barrier = threading.Barrier(6)
+
+    def submit_one(number: int) -> list[str]:
+        barrier.wait()
+        return submit(ledgers[number], new_job(f"job{number}", "same"))
+
+    with ThreadPoolExecutor(6) as pool:
+        given = list(pool.map(submit_one, range(6)))
+    assert len({job_id for [job_id] in given}) == 1
+    assert len(ledgers[0].jobs()) == 1
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_writers_of_the_same_keys_wait_for_one_another_and_not_for_ever(database: Database, ledger: Ledger) -> None:
+    other = database.open()
+    barrier = threading.Barrier(2)
+
+    def record(writer: Ledger, step: int) -> None:
+        for round_number in range(8):
+            keys = [f"{round_number:032x}{i:032x}" for i in range(400)]
+            barrier.wait(20)
+            writer.record_keys("cubin", {key: {} for key in keys[::step]})
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(record, ledger, 1), pool.submit(record, other, -1)]:
+            done.result()
+    other.close()
+
+
+def test_a_heartbeat_and_results_of_the_same_jobs_do_not_disturb_one_another(
+    database: Database, ledger: Ledger
+) -> None:
+    ids = submit(ledger, *[new_job(f"{i:08x}", f"r{i}") for i in range(40)])
+    ledger.claim_all(ids, "me", 60)
+    built = [result(ledger.builds(each)[0].id) for each in ids]
+    other = database.open()
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.is_set():
+            other.extend_lease("me", 60)
+
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(beat)
+        for i in range(20):
+            ledger.record_results(built[i:] + built[:i])
+        over.set()
+        beating.result()
+    other.close()
+    assert [job.done for job in ledger.jobs()] == [1] * 40
