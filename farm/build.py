@@ -17,7 +17,7 @@ from codegen.spec import LayerSpec
 from codegen.template import Template, make_template, template_key
 from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
-from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError
+from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
 from farm.recent import Recent
 from farm.requests import (
     CubinFacts,
@@ -134,6 +134,8 @@ class Worker:
             # ptxas may refuse what a checkpoint's weights led to; nvcc compiles only what this program wrote.
             fault = Fault.FARM if isinstance(request, TemplateRequest) else Fault.INPUT
             return failed(request, _tool_failure(fault, error))
+        except StoreUnavailableError as error:
+            return failed(request, Failure(Fault.CRASH, str(error)))
         except (CodegenError, FarmError) as error:
             return failed(request, Failure(Fault.FARM, str(error)))
         except OSError as error:

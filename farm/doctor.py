@@ -42,7 +42,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     """Tries the toolchain, the store, the database and the executor, in the order in which a compile needs them."""
     yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
-    yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder that can be written")
+    yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
     yield _try("executor", lambda: _executor(settings), "pip install ray, or set FARM_EXECUTOR=inline")
     yield _gpu()

@@ -25,6 +25,18 @@ class StoreError(UnreachableError):
     """The store cannot be read or written."""
 
 
+class StoreUnavailableError(StoreError):
+    """The store does not answer now; later it may."""
+
+
+class StoreDeniedError(StoreError):
+    """The store does not let us."""
+
+
+class NoBucketError(StoreError):
+    """The store's bucket does not exist."""
+
+
 class LedgerError(UnreachableError):
     """The database cannot be used."""
 

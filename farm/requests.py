@@ -50,7 +50,7 @@ class Fault(StrEnum):
     INPUT = "input"
     """The same input fails again: final."""
     CRASH = "crash"
-    """A process died: may go well the next time."""
+    """A process died, or the store was away: may go well the next time."""
     FARM = "farm"
     """The store, the toolchain or this program: final, and not the input's fault."""
 
@@ -133,7 +133,7 @@ Result = TemplateResult | CubinResult
 
 @dataclass(frozen=True)
 class Retry:
-    """A request whose worker died and that goes to another."""
+    """A request that crashed and is tried again."""
 
     request: Request
     failure: Failure

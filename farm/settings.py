@@ -24,6 +24,13 @@ class Settings:
 
     store_url: str
     s3_endpoint: str | None
+    """None: Amazon's own."""
+    s3_region: str | None
+    """None: what boto3 finds by itself."""
+    cache_dir: Path | None
+    """Where a machine keeps what it read from S3; None: below the XDG cache folder of whoever runs there."""
+    cache_bytes: int
+    """At most, on each machine; 0: nothing is kept."""
     database_url: str
     """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
@@ -100,12 +107,28 @@ def _bytes(value: Any) -> int:
     return int(match[1]) * {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}[match[2]]
 
 
+def _bytes_or_none(value: Any) -> int:
+    if str(value) == "0":
+        return 0
+    try:
+        return _bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from None
+
+
 def _store_url(value: Any) -> str:
     text = _text(value)
     if text.startswith("/"):
         text = f"file://{text}"
-    if not text.startswith("file:///"):
-        raise ValueError("file:///an/absolute/folder")
+    if not re.fullmatch(r"file:///.*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.-]+)*/?", text, re.DOTALL):
+        raise ValueError("file:///an/absolute/folder or s3://bucket/prefix")
+    return text
+
+
+def _endpoint(value: Any) -> str | None:
+    text = _optional(value)
+    if text is not None and not re.fullmatch(r"https?://[^/@\s]+/?", text):
+        raise ValueError("http://host:port or https://host, without a user or a path")
     return text
 
 
@@ -145,6 +168,11 @@ def _data_folder() -> Path:
     return Path(platformdirs.user_data_dir("farm"))
 
 
+def node_cache_folder(settings: Settings) -> Path:
+    """Where this machine keeps what it read from S3; settings travel to machines on which folders are elsewhere."""
+    return settings.cache_dir or Path(platformdirs.user_cache_dir("farm")) / "store"
+
+
 def _login_name() -> str:
     try:
         return getpass.getuser()
@@ -154,7 +182,10 @@ def _login_name() -> str:
 
 _OPTIONS: dict[str, _Option] = {
     "store_url": _Option("FARM_STORE", "store", "url", _store_url, lambda: f"file://{_data_folder() / 'store'}"),
-    "s3_endpoint": _Option("FARM_S3_ENDPOINT", "store", "s3_endpoint", _optional, lambda: ""),
+    "s3_endpoint": _Option("FARM_S3_ENDPOINT", "store", "s3_endpoint", _endpoint, lambda: ""),
+    "s3_region": _Option("FARM_S3_REGION", "store", "s3_region", _optional, lambda: ""),
+    "cache_dir": _Option("FARM_CACHE_DIR", "store", "cache_dir", _path, lambda: ""),
+    "cache_bytes": _Option("FARM_CACHE_SIZE", "store", "cache_size", _bytes_or_none, lambda: 10 * GIB),
     "read_only": _Option("FARM_READ_ONLY", "store", "read_only", _flag, lambda: False),
     "recache": _Option("FARM_RECACHE", "store", "recache", _flag, lambda: False),
     "namespace": _Option("FARM_NAMESPACE", "store", "namespace", _text, lambda: "default"),

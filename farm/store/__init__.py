@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farm.settings import Settings
+from farm.settings import Settings, node_cache_folder
+from farm.store.cache import CacheFolder
 from farm.store.contract import Store
 from farm.store.disk import DiskStore
+from farm.store.s3 import S3Store
+from farm.store.tiered import TieredStore
 
 
 def open_store(settings: Settings) -> Store:
-    """The configured store; nothing is created before the first write."""
-    return DiskStore(Path(settings.store_url.removeprefix("file://")), read_only=settings.read_only)
+    """The configured store, S3 with this machine's cache in front; nothing is created before the first write."""
+    if settings.store_url.startswith("file://"):
+        return DiskStore(Path(settings.store_url.removeprefix("file://")), read_only=settings.read_only)
+    bucket, _, prefix = settings.store_url.removeprefix("s3://").partition("/")
+    s3 = S3Store(
+        bucket,
+        prefix.rstrip("/"),
+        endpoint=settings.s3_endpoint,
+        region=settings.s3_region,
+        read_only=settings.read_only,
+    )
+    if not settings.cache_bytes:
+        return s3
+    return TieredStore(CacheFolder(node_cache_folder(settings), settings.cache_bytes), s3, read_only=settings.read_only)

@@ -1,7 +1,7 @@
 """What a store is: bytes under their own digest, and small records that say which bytes an action made.
 
 Blobs are content-addressed and written once. Both kinds are asked with `get`, never with a test for existence:
-between such a test and the read the answer may change.
+between such a test and the read the answer may change. `holds` is for one caller only, who reads nothing after it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ def check_name(stage: str, name: str) -> None:
 
 
 class Store(Protocol):
-    """Raises StoreError where the place behind it cannot be reached; a blob that is missing or damaged is None."""
+    """Raises StoreError where the place behind it cannot be used, StoreUnavailableError where waiting may help.
+
+    A blob that is missing or damaged is None: whoever asks makes it again, and `put` replaces what is damaged.
+    """
 
     def get(self, digest: str) -> bytes | None:
         """The blob, checked against its digest."""
 
     def put(self, data: bytes) -> str:
         """Writes a blob once and gives its digest; replaces one that is damaged."""
+
+    def holds(self, digest: str) -> bool:
+        """Whether there is a blob, right or damaged: for a cache in front, which has the bytes already."""
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record of `key` at `stage` ("template", "cubin")."""

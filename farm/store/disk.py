@@ -32,6 +32,10 @@ class DiskStore:
             self._write(self._blob(digest), data)
         return digest
 
+    def holds(self, digest: str) -> bool:
+        """Whether there is a blob, right or damaged."""
+        return self._blob(digest).exists()
+
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None where it is missing or damaged."""
         data = self._read(self._record(stage, key))

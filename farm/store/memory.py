@@ -26,6 +26,11 @@ class MemoryStore:
         self._blobs[digest] = data
         return digest
 
+    def holds(self, digest: str) -> bool:
+        """Whether there is a blob."""
+        check_name("blob", digest)
+        return digest in self._blobs
+
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record of `key` at `stage`."""
         check_name(stage, key)

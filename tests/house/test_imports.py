@@ -37,6 +37,7 @@ FARM_LAYERS = (
 DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
+    "botocore": {"farm/store/s3.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
@@ -47,7 +48,7 @@ DOORS = {
 }
 """The files, or the folders, that may import a library at all."""
 
-SLOW = {"alembic", "boto3", "onnx", "pycuda", "ray"}
+SLOW = {"alembic", "boto3", "botocore", "onnx", "pycuda", "ray"}
 TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest", "torch"}
 
 

@@ -1,7 +1,8 @@
-"""Databases of each kind: a test that asks for `database` runs on all of them."""
+"""The services that tests start; a test that asks for `database` runs on each kind of them."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from farm.ledger import Ledger, open_ledger, upgrade_database
 from farm.settings import Settings, load_settings
+from tests.services.ceph import Ceph, lacks_ceph
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
 
 MIGRATED = "migrated"
@@ -77,3 +79,12 @@ def ledger(database: Database) -> Iterator[Ledger]:
     ledger = database.open()
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Ceph]:
+    if reason := lacks_ceph():
+        pytest.skip(reason)
+    # Not pytest's own folder: the path of a socket may have 107 characters only.
+    with tempfile.TemporaryDirectory(prefix="ceph-") as folder, Ceph(Path(folder)) as started:
+        yield started

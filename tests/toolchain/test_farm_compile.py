@@ -15,10 +15,13 @@ from jsonschema import Draft202012Validator
 from codegen.layers import Weights
 from codegen.spec import Conv2d, SkippedLayer
 from farm.api import Farm
-from farm.errors import BlobLostError, JobFailedError, UnfinishedError, UsageError
+from farm.errors import BlobLostError, JobFailedError, StoreUnavailableError, UnfinishedError, UsageError
 from farm.jobs import BuildOptions, Job, Outcome, Status
+from farm.ledger import open_ledger
 from farm.settings import Settings
-from farm.testing import laptop_farm
+from farm.store.contract import Record
+from farm.store.memory import MemoryStore
+from farm.testing import laptop_farm, laptop_settings
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
@@ -300,3 +303,30 @@ def test_a_tool_whose_file_changed_is_asked_again(farm: Farm, settings: Settings
     with Farm.open(settings) as again:
         assert again.toolchain.fingerprint != before
         assert again.toolchain.archs == farm.toolchain.archs
+
+
+class AwayStore(MemoryStore):
+    """Is away when the first few cubins are to be recorded."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+
+    def put_record(self, stage: str, key: str, record: Record) -> None:
+        if stage == "cubin" and self._times > 0:
+            self._times -= 1
+            raise StoreUnavailableError("the store does not answer")
+        super().put_record(stage, key, record)
+
+
+def test_a_store_that_is_away_for_a_moment_costs_a_try_and_one_that_stays_away_crashes_the_job(tmp_path: Path) -> None:
+    settings = replace(laptop_settings(tmp_path), max_retries=2)
+    one, options = checkpoint(layer("conv1")), BuildOptions(("sm_80",))
+    with Farm(settings, AwayStore(2), open_ledger(settings)) as farm:
+        [job] = farm.compile([one], options)
+        assert job.status is Status.SUCCEEDED
+    settings = replace(laptop_settings(tmp_path / "other"), max_retries=2)
+    with Farm(settings, AwayStore(3), open_ledger(settings)) as farm:
+        [job] = farm.compile([one], options)
+        assert job.status is Status.CRASHED
+        assert "the store does not answer" in job.reason

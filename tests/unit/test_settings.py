@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UsageError
-from farm.settings import load_settings, redacted, setting_names
+from farm.settings import load_settings, node_cache_folder, redacted, setting_names
 
 
 def write(folder: Path, text: str) -> Path:
@@ -56,7 +56,13 @@ def test_farm_config_names_another_file(tmp_path: Path) -> None:
             "sqlite:///:memory:",
             "sqlite:////an/absolute/file.db or postgresql://user@host/database",
         ),
-        ("FARM_STORE", "s3://bucket/prefix", "file:///an/absolute/folder"),
+        ("FARM_STORE", "s3://", "s3://bucket/prefix"),
+        ("FARM_STORE", "s3://Bucket", "s3://bucket/prefix"),
+        ("FARM_STORE", "s3://bucket/a//b", "s3://bucket/prefix"),
+        ("FARM_S3_ENDPOINT", "host:9000", "http://host:port"),
+        ("FARM_S3_ENDPOINT", "http://host:9000/path", "without a user or a path"),
+        ("FARM_CACHE_SIZE", "-1", "a size such as 8GiB"),
+        ("FARM_CACHE_SIZE", "", "or 0"),
         ("FARM_JOBS", "0", "whole number of at least 1"),
         ("FARM_JOBS", "two", "whole number of at least 1"),
         ("FARM_MAX_RETRIES", "-1", "whole number of at least 0"),
@@ -79,7 +85,7 @@ def test_a_wrong_value_is_an_error_that_names_it_and_what_is_allowed(variable: s
     ("text", "message"),
     [
         ("[stor]\nurl = 1\n", r"'stor' is not a section, there are \[database\], \[ray\], \[store\], \[toolchain\]"),
-        ("[store]\nuri = 1\n", "'uri' is not known, there are namespace, read_only"),
+        ("[store]\nuri = 1\n", "'uri' is not known, there are cache_dir, cache_size, namespace"),
         ("[store]\nurl = 7\n", r"\[store\] url: 7 will not do"),
         ("store = 1\n", "'store' is not a section"),
         ("[store\n", "cannot be read"),
@@ -102,7 +108,7 @@ def test_flags_are_read_from_words(text: str, flag: bool) -> None:
     assert load_settings({"FARM_RECACHE": text}).recache is flag
 
 
-@pytest.mark.parametrize("variable", ["FARM_DATABASE_URL", "FARM_STORE"])
+@pytest.mark.parametrize("variable", ["FARM_DATABASE_URL", "FARM_S3_ENDPOINT", "FARM_STORE"])
 def test_a_refused_url_is_named_without_its_password(variable: str) -> None:
     with pytest.raises(UsageError, match=r"ada:\*\*\*@host") as caught:
         load_settings({variable: "mysql://ada:s3cret@host/farm"})
@@ -147,3 +153,17 @@ def test_a_user_without_a_name_can_submit(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 987_654_321)
     assert load_settings({}).submitter == "user-987654321"
+
+
+def test_a_store_in_s3_is_read_with_what_surrounds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = write(tmp_path, '[store]\nurl = "s3://bucket/a/b"\ns3_region = "eu-west-1"\ncache_size = "1GiB"\n')
+    settings = load_settings({"FARM_S3_ENDPOINT": "https://s3.example.org"}, path)
+    assert (settings.store_url, settings.s3_endpoint) == ("s3://bucket/a/b", "https://s3.example.org")
+    assert (settings.s3_region, settings.cache_bytes, settings.cache_dir) == ("eu-west-1", 2**30, None)
+    assert node_cache_folder(settings) == tmp_path / "farm" / "store"
+
+
+def test_a_cache_of_0_bytes_is_none(tmp_path: Path) -> None:
+    assert load_settings({"FARM_CACHE_SIZE": "0"}).cache_bytes == 0
+    assert load_settings({}, write(tmp_path, "[store]\ncache_size = 0\n")).cache_bytes == 0

@@ -1,96 +1,166 @@
-"""One contract for every kind of store."""
+"""The contract of stores over those that need no service, and what is special to each."""
 
 from __future__ import annotations
 
 import os
 import resource
-import threading
-from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from farm.errors import StoreError
+from farm.errors import StoreError, StoreUnavailableError
 from farm.settings import load_settings
 from farm.store import open_store
+from farm.store.cache import CacheFolder
 from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.memory import MemoryStore
-
-KEY = "0f" * 32
-
-
-@pytest.fixture(params=["memory", "disk"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    kinds: dict[str, Callable[[], Store]] = {"memory": MemoryStore, "disk": lambda: DiskStore(tmp_path / "store")}
-    return kinds[request.param]()
+from farm.store.tiered import TieredStore
+from tests.store_contract import KEY, Place, SharedStoreContract, StoreContract, blob_name, folder_place
 
 
-def test_a_blob_comes_back_under_its_digest(store: Store) -> None:
-    for data in (b"", b"cubin", bytes(range(256)) * 5000):
-        assert store.put(data) == blob_digest(data)
-        assert store.get(blob_digest(data)) == data
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore()
 
 
-def test_what_was_never_put_is_none(store: Store) -> None:
-    assert store.get(KEY) is None
-    assert store.get_record("cubin", KEY) is None
+class TestDisk(SharedStoreContract):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return folder_place(tmp_path, lambda read_only: DiskStore(tmp_path, read_only=read_only))
 
 
-def test_a_record_comes_back_and_the_last_one_wins(store: Store) -> None:
-    store.put_record("cubin", KEY, {"a": 1, "b": [1, 2], "c": {"d": None}})
-    assert store.get_record("cubin", KEY) == {"a": 1, "b": [1, 2], "c": {"d": None}}
-    store.put_record("cubin", KEY, {"a": (2, 3)})
-    assert store.get_record("cubin", KEY) == {"a": [2, 3]}
-    assert store.get_record("template", KEY) is None
+class TestCacheFolder(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return CacheFolder(tmp_path, 2**30)
 
 
-@pytest.mark.parametrize("name", ["", "ab", "../" * 21 + "a", "G" * 64, "A" * 64, KEY + "/", f"{KEY}\n"])
-def test_a_name_that_is_no_digest_is_refused(store: Store, name: str) -> None:
-    for call in (
-        lambda: store.get(name),
-        lambda: store.get_record("cubin", name),
-        lambda: store.put_record("cubin", name, {}),
-    ):
-        with pytest.raises(ValueError, match="not a name"):
-            call()
+class TestTiered(SharedStoreContract):
+    """Each process with a near store of its own, as on machines of their own."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        near = (tmp_path / f"near{number}" for number in count())
+
+        def opened(read_only: bool) -> Store:
+            far = DiskStore(tmp_path / "far", read_only=read_only)
+            return TieredStore(DiskStore(next(near)), far, read_only=read_only)
+
+        return folder_place(tmp_path / "far", opened)
 
 
-@pytest.mark.parametrize("stage", ["", "../x", "Cubin", "a/b", "a\n"])
-def test_a_stage_that_is_no_word_is_refused(store: Store, stage: str) -> None:
-    with pytest.raises(ValueError, match="not a name"):
-        store.put_record(stage, KEY, {})
+@dataclass(frozen=True)
+class Tiers:
+    near: DiskStore
+    far: DiskStore
+    both: TieredStore
 
 
-def test_a_damaged_blob_counts_as_missing_and_is_repaired_by_a_put(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    digest = store.put(b"right")
-    path = tmp_path / "v1" / "cas" / digest[:2] / digest
-    for damage in (b"wrong", b""):
-        path.write_bytes(damage)
-        assert store.get(digest) is None
-        store.put(b"right")
-        assert store.get(digest) == b"right"
+@pytest.fixture
+def tiers(tmp_path: Path) -> Tiers:
+    near, far = DiskStore(tmp_path / "near"), DiskStore(tmp_path / "far")
+    return Tiers(near, far, TieredStore(near, far))
 
 
-def test_a_damaged_record_counts_as_missing(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    store.put_record("cubin", KEY, {"a": 1})
-    path = tmp_path / "v1" / "ac" / "cubin" / KEY[:2] / f"{KEY}.json"
-    for damage in (b'{"a": ', b"[1]", b"\xff"):
-        path.write_bytes(damage)
-        assert store.get_record("cubin", KEY) is None
+def test_what_is_read_from_far_is_near_from_then_on(tiers: Tiers) -> None:
+    digest = tiers.far.put(b"data")
+    assert tiers.near.get(digest) is None
+    assert tiers.both.get(digest) == b"data"
+    assert tiers.near.get(digest) == b"data"
 
 
-def test_many_writers_of_one_blob_leave_one_whole_file(tmp_path: Path) -> None:
-    store, data = DiskStore(tmp_path), os.urandom(300_000)
-    threads = [threading.Thread(target=store.put, args=(data,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert store.get(blob_digest(data)) == data
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [blob_digest(data)]
+def test_what_is_near_is_not_read_from_far(tiers: Tiers, tmp_path: Path) -> None:
+    digest = tiers.both.put(b"data")
+    (tmp_path / "far" / blob_name(digest)).write_bytes(b"not looked at")
+    assert tiers.both.get(digest) == b"data"
+
+
+def test_a_blob_that_only_the_near_store_has_left_is_put_back(tiers: Tiers, tmp_path: Path) -> None:
+    digest = tiers.both.put(b"data")
+    (tmp_path / "far" / blob_name(digest)).unlink()
+    assert not tiers.both.holds(digest)
+    assert tiers.both.get(digest) == b"data"
+    assert tiers.far.get(digest) == b"data"
+
+
+def test_a_damaged_copy_is_replaced_by_the_far_store_s(tiers: Tiers, tmp_path: Path) -> None:
+    digest = tiers.both.put(b"data")
+    (tmp_path / "near" / blob_name(digest)).write_bytes(b"dada")
+    assert tiers.both.get(digest) == b"data"
+    assert tiers.near.get(digest) == b"data"
+
+
+def test_a_record_is_asked_of_the_far_store_every_time(tiers: Tiers) -> None:
+    tiers.both.put_record("cubin", KEY, {"a": 1})
+    tiers.far.put_record("cubin", KEY, {"a": 2})
+    assert tiers.both.get_record("cubin", KEY) == {"a": 2}
+
+
+class AwayStore(MemoryStore):
+    """Does not answer."""
+
+    def holds(self, digest: str) -> bool:
+        raise StoreUnavailableError("away")
+
+
+def test_what_is_near_can_be_read_while_the_far_store_is_away(tmp_path: Path) -> None:
+    near = DiskStore(tmp_path)
+    digest = near.put(b"data")
+    assert TieredStore(near, AwayStore()).get(digest) == b"data"
+
+
+def test_a_near_store_that_cannot_be_used_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "near").write_text("")
+    store = TieredStore(DiskStore(tmp_path / "near"), DiskStore(tmp_path / "far"))
+    assert store.get(store.put(b"data")) == b"data"
+
+
+def test_what_the_far_store_refuses_is_not_kept_near(tmp_path: Path) -> None:
+    near = DiskStore(tmp_path / "near")
+    store = TieredStore(near, DiskStore(tmp_path / "far", read_only=True), read_only=True)
+    with pytest.raises(StoreError, match="read-only"):
+        store.put(b"data")
+    assert near.get(blob_digest(b"data")) is None
+
+
+def test_a_cache_stays_below_its_limit_and_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path, 100_000)
+    digests = [cache.put(bytes([i]) * 10_000) for i in range(9)]
+    for age, digest in enumerate(reversed(digests)):
+        os.utime(tmp_path / blob_name(digest), (1000 - age, 1000 - age))
+    assert cache.get(digests[0]) is not None  # the oldest no longer
+    for i in range(9, 14):
+        cache.put(bytes([i]) * 10_000)
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 100_000
+    assert cache.get(digests[0]) is not None
+    assert cache.get(digests[1]) is None
+
+
+def test_a_cache_that_another_process_filled_is_trimmed_at_the_first_write(tmp_path: Path) -> None:
+    for i in range(20):
+        DiskStore(tmp_path).put(bytes([i]) * 10_000)
+    CacheFolder(tmp_path, 100_000).put(b"one more")
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 100_000
+
+
+def test_what_is_larger_than_a_cache_does_not_empty_it(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path, 1000)
+    kept = cache.put(b"small")
+    assert cache.get(cache.put(bytes(1001))) is None
+    assert cache.get(kept) == b"small"
+
+
+def test_the_remains_of_a_killed_writer_leave_a_cache_too(tmp_path: Path) -> None:
+    left = tmp_path / "v1" / "cas" / "aa" / ".new-1"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(bytes(100_000))
+    os.utime(left, (1, 1))
+    CacheFolder(tmp_path, 100_000).put(b"x")
+    assert not left.exists()
 
 
 def test_a_write_that_breaks_off_is_an_error_in_words_and_leaves_nothing(tmp_path: Path) -> None:
@@ -118,17 +188,19 @@ def test_a_store_whose_root_is_a_file_is_an_error_in_words(tmp_path: Path) -> No
         DiskStore(tmp_path / "root").put(b"data")
 
 
-def test_a_read_only_store_reads_and_refuses_to_write(tmp_path: Path) -> None:
-    digest = DiskStore(tmp_path).put(b"data")
-    store = DiskStore(tmp_path, read_only=True)
-    assert store.get(digest) == b"data"
-    assert store.put(b"data") == digest  # it is there already
-    with pytest.raises(StoreError, match="read-only"):
-        store.put(b"other")
-
-
 def test_the_configured_store_is_the_one_that_opens(tmp_path: Path) -> None:
     settings = load_settings({"FARM_STORE": f"file://{tmp_path}/here", "FARM_READ_ONLY": "1"})
     assert open_store(settings).describe() == f"folder {tmp_path}/here"
     with pytest.raises(StoreError, match="read-only"):
         open_store(settings).put(b"x")
+
+
+def test_a_bucket_has_this_machine_s_cache_in_front_unless_its_size_is_0(tmp_path: Path) -> None:
+    environment = {
+        "FARM_STORE": "s3://bucket/a/prefix/",
+        "FARM_S3_ENDPOINT": "http://host:9000",
+        "FARM_CACHE_DIR": f"{tmp_path}/cache",
+    }
+    bucket = "s3://bucket/a/prefix at http://host:9000"
+    assert open_store(load_settings(environment)).describe() == f"{bucket}, cached in folder {tmp_path}/cache"
+    assert open_store(load_settings(environment | {"FARM_CACHE_SIZE": "0"})).describe() == bucket
