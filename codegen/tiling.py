@@ -30,9 +30,12 @@ class Tiling:
     form: Form = "rolled"
     """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""
 
+    images: int = 1
+    """Of a block: small maps share one."""
+
     @property
     def threads(self) -> int:
-        return self.tile_width * self.tile_height
+        return self.tile_width * self.tile_height * self.images
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

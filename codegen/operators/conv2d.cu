@@ -1,16 +1,15 @@
 // Direct 2-D convolution, NCHW, one set of weights in the instruction stream (method.md's operator template).
 //
-// A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIRS columns of positions of one image, for one group of
-// kernels: blockIdx.x = tile, blockIdx.y = image, blockIdx.z = group (slowest, so that all multiprocessors follow the
+// A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIRS columns of positions of IMAGES images, for one group of
+// kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors follow the
 // same instruction stream at the same time). A position is one output of every kernel; of a transposed convolution it is
 // UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS rows (in float16 two
 // columns) and keeps their sums in registers. The input tile with its halo passes through shared memory in chunks of
-// CHUNK_CHANNELS channels, STAGES deep.
+// CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its words lie.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
-#define THREADS (TILE_WIDTH * TILE_HEIGHT)
-#define STAGE (CHUNK_CHANNELS * INPUT_TILE_HEIGHT * INPUT_TILE_WIDTH)
+#define THREADS (TILE_WIDTH * TILE_HEIGHT * IMAGES)
 #define PLANE (HEIGHT * WIDTH)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define PRESENT(j, channel) present[j]
@@ -19,8 +18,9 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     extern __shared__ __align__(16) float tile[];
-    const int thread = threadIdx.x;
-    const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH * ROWS;
+    const unsigned thread = threadIdx.x;
+    const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
+    const int image = thread / (TILE_WIDTH * TILE_HEIGHT), first_image = blockIdx.y * IMAGES;
     const int tile_column = blockIdx.x % TILES_X * (TILE_WIDTH * PAIRS);
     const int tile_row = blockIdx.x / TILES_X * (TILE_HEIGHT * ROWS);
     const unsigned tile_address = __cvta_generic_to_shared(tile);
@@ -35,39 +35,53 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     const int first_kernel = group / GROUPS_PER_SPAN * SPAN_KERNELS + group % GROUPS_PER_SPAN * GROUP_KERNELS;
 
     Copies copies;
-    const Element* image = input + (size_t)blockIdx.y * (CHANNELS * PLANE) + (size_t)first_channel * PLANE;
+    const Element* channels = input + (size_t)first_image * (CHANNELS * PLANE) + (size_t)first_channel * PLANE;
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
-#if FLAT
-        // A 1x1 convolution reads a contiguous piece of each channel: no halo, UNIT words at a time.
-        const int word = (thread + j * THREADS) * UNIT;
-        const int channel = word / INPUT_TILE_WIDTH, x = word % INPUT_TILE_WIDTH;
-        copies.source[j] = image + channel * PLANE + tile_column + x;
-        copies.present[j] = tile_column + x < WIDTH;
-        if (PAIRS == 2) copies.present[j] |= (tile_column + x + TILE_WIDTH < WIDTH) * 2;
-        copies.inside[j] = word < STAGE;
-        if (!copies.present[j] || !copies.inside[j]) copies.source[j] = image;
-        copies.target[j] = tile_address + word * 4;
+        const unsigned unit = thread + j * THREADS;
+        const int i = unit / IMAGE_UNITS, c = unit % IMAGE_UNITS / CHANNEL_UNITS;
+        const int y = unit % IMAGE_UNITS % CHANNEL_UNITS / ROW_UNITS, x = unit % ROW_UNITS * UNIT;
+#if WHOLE_ROWS
+        // One row of all that a channel has here: what is not between its first and last word is zero.
+        const int in_y = 0, in_x = (tile_row * STRIDE_Y - PAD_TOP) * WIDTH - MARGIN + x;
 #else
-        const int word = thread + j * THREADS;
-        const int y = tile_row * STRIDE_Y - PAD_TOP + word / INPUT_TILE_WIDTH * STEP_Y;
-        const int x = tile_column * STRIDE_X - PAD_LEFT + word % INPUT_TILE_WIDTH * STEP_X;
-        const bool in_rows = (unsigned)y < HEIGHT;
-        copies.present[j] = in_rows && (unsigned)x < WIDTH;
-        if (PAIRS == 2) copies.present[j] |= (in_rows && (unsigned)(x + PAIR_OFFSET) < WIDTH) * 2;
-        copies.source[j] = image + (copies.present[j] ? y * WIDTH + x : 0);
-        copies.inside[j] = word < INPUT_TILE_HEIGHT * INPUT_TILE_WIDTH;
-        copies.target[j] = tile_address + word * 4;
+        const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y;
+        const int in_x = tile_column * STRIDE_X - PAD_LEFT - MARGIN + x * STEP_X;
 #endif
+        const bool in_rows = (unsigned)in_y < HEIGHT && (IMAGES == 1 || first_image + i < images);
+        copies.present[j] = in_rows && (unsigned)in_x < ROW_LENGTH;
+        if (PAIRS == 2) copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
+        // A mask, not a choice: that could become a branch.
+        const int offset = i * (CHANNELS * PLANE) + c * PLANE + in_y * WIDTH + in_x;
+        copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
+        copies.inside[j] = unit < IMAGES * IMAGE_UNITS;
+        copies.target[j] = tile_address + (i * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + x) * 4;
     }
 
     const int out_y = (tile_row + row) * UP_Y - CROP_Y, out_x = (tile_column + column) * UP_X - CROP_X;
-    const long long first = ((long long)blockIdx.y * KERNELS + first_kernel) * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
+    const long long first = ((long long)(first_image + image) * KERNELS + first_kernel) * OUTPUT_PLANE +
+                            out_y * OUTPUT_WIDTH + out_x;
     Element* out = output + first;
 #if HAS_RESIDUAL
     const Element* residual = added + first;
 #endif
-    const float* window = tile + row * (STRIDE_Y / STEP_Y) * INPUT_TILE_WIDTH + column * (STRIDE_X / STEP_X);
-#define IN_RANGE(dy, dx) ((unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
+    const int word = image * IMAGE_WORDS + row * (STRIDE_Y / STEP_Y) * ROW_WORDS + column * (STRIDE_X / STEP_X) + MARGIN;
+    const float* window = tile + word;
+#if EDGES
+#pragma unroll
+    for (int i = 0; i < (ZERO_WORDS + THREADS - 1) / THREADS; ++i)
+        asm volatile("{ .reg .pred p; setp.lt.s32 p,%0,%2; @p st.shared.b32 [%1],0; }"
+                     :: "r"(thread + i * THREADS), "r"(tile_address + (STAGES * STAGE + thread + i * THREADS) * 4),
+                     "n"(ZERO_WORDS) : "memory");
+    // In the bank of the word that a position would read.
+    const float* zeros = tile + STAGES * STAGE + (PAD_LEFT) + word % 32;
+    const int edge_starts[EDGES] = EDGE_STARTS;
+    bool outside[EDGES];
+#pragma unroll
+    for (int e = 0; e < EDGES; ++e) outside[e] = (unsigned)(column * STRIDE_X + edge_starts[e]) >= WIDTH;
+#endif
+    const bool has_image = IMAGES == 1 || first_image + image < images;
+#define IN_RANGE(dy, dx) \
+    (has_image && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
 #include "loop.cuh"
 }

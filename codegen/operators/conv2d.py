@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from codegen.launch import GridSize, Launch
 from codegen.operators import stream
 from codegen.operators.geometry import Geometry, Streams, geometry_of
+from codegen.operators.input_tile import InputTile, input_extent, input_tile
 from codegen.operators.region import Region
-from codegen.operators.stream import Store
+from codegen.operators.stream import Store, Tap
 from codegen.operators.work import Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", *stream.SHARED_SOURCES)
+SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", "input_tile.py", *stream.SHARED_SOURCES)
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Spec = Conv2d | ConvTranspose2d
@@ -25,48 +26,11 @@ def pairs(spec: Spec) -> int:
     return 2 if spec.data_type == "float16" else 1
 
 
-def is_flat(geometry: Geometry, tiling: Tiling) -> bool:
-    """Whether a tile is a piece of each channel without a halo, copied in whole chunks."""
-    streams = Streams.of(geometry, tiling)
-    return geometry.is_pointwise and geometry.height == 1 and streams.span_channels % tiling.chunk_channels == 0
-
-
-def unit(spec: Spec, tiling: Tiling) -> int:
-    """Words that one copy moves: four where rows of the tile begin at multiples of 16 bytes."""
-    geometry = geometry_of(spec)
-    if spec.data_type != "float32" or not is_flat(geometry, tiling):
-        return 1
-    whole = tiling.tile_width == geometry.width and geometry.group_channels * geometry.width % 4 == 0
-    aligned = tiling.tile_width % 4 == 0 and geometry.width % 4 == 0
-    return 4 if aligned or (whole and tiling.chunk_channels * tiling.tile_width % 4 == 0) else 1
-
-
-def input_tile(geometry: Geometry, tiling: Tiling) -> tuple[int, int]:
-    """Rows and columns of the input that one block needs of a channel, halo included."""
-    height = (tiling.tile_height * tiling.rows - 1) * geometry.tile_stride[0]
-    width = (tiling.tile_width - 1) * geometry.tile_stride[1]
-    rows = (geometry.kernel_height - 1) * geometry.dilation[0] + 1
-    return height + rows, width + (geometry.kernel_width - 1) * geometry.dilation[1] + 1
-
-
 def tiles(spec: Spec, tiling: Tiling) -> tuple[int, int]:
     """Blocks per image: down and across."""
     geometry = geometry_of(spec)
     down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
     return down, -(-geometry.positions_width // (tiling.tile_width * pairs(spec)))
-
-
-def _copies(spec: Spec, tiling: Tiling) -> tuple[int, int]:
-    """Pointers of a thread, and copies of one chunk through each of them."""
-    height, width = input_tile(geometry_of(spec), tiling)
-    if is_flat(geometry_of(spec), tiling):
-        return -(-tiling.chunk_channels * width // (tiling.threads * unit(spec, tiling))), 1
-    return -(-height * width // tiling.threads), tiling.chunk_channels
-
-
-def _shared_words(spec: Spec, tiling: Tiling) -> int:
-    height, width = input_tile(geometry_of(spec), tiling)
-    return tiling.stages * tiling.chunk_channels * height * width
 
 
 def launch_of(spec: Spec, tiling: Tiling, part: Part | None = None) -> Launch:
@@ -76,16 +40,16 @@ def launch_of(spec: Spec, tiling: Tiling, part: Part | None = None) -> Launch:
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
-        grid=(GridSize(down * across), GridSize(images=1), GridSize(groups)),
+        grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
         block=(tiling.threads, 1, 1),
-        shared_bytes=4 * _shared_words(spec, tiling),
+        shared_bytes=4 * input_tile(spec, tiling).shared_words(tiling.stages),
         arguments=("input", "output", *residual, "images"),
         data_type=spec.data_type,
     )
 
 
 def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Region:
-    """What the block with this tile, image and K group computes, clipped to the output."""
+    """What the block with this tile, number of images and K group computes; its images may reach beyond the batch."""
     geometry = geometry_of(spec)
     tile, image, group = block
     _, across = tiles(spec, tiling)
@@ -94,7 +58,7 @@ def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Reg
     end = kernel // Streams.of(geometry, tiling).span_kernels * Streams.of(geometry, tiling).span_kernels
     end += Streams.of(geometry, tiling).span_kernels
     return Region(
-        slice(image, image + 1),
+        slice(image * tiling.images, (image + 1) * tiling.images),
         slice(kernel, min(kernel + tiling.group_kernels, end)),
         _outputs(
             tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height
@@ -112,12 +76,11 @@ def _outputs(tile: int, positions: int, phases: int, crop: int, outputs: int) ->
 
 def sources(spec: Spec, tiling: Tiling) -> dict[str, str]:
     """The generated headers that conv2d.cu includes."""
-    input_row = "({c} * INPUT_TILE_HEIGHT + {y}) * INPUT_TILE_WIDTH + {x}"
     stores = list(_stores(spec, tiling))
     if tiling.form == "full":
-        body, epilogue = "", stream.full_streams(spec, tiling, stores, input_row)
+        body, epilogue = "", stream.full_streams(spec, tiling, stores, _address(spec, tiling))
     else:
-        body, epilogue = stream.rolled_body(spec, tiling, input_row), stream.rolled_epilogue(stores)
+        body, epilogue = stream.rolled_body(spec, tiling, _address(spec, tiling)), stream.rolled_epilogue(stores)
     return {
         "parameters.h": _parameters(spec, tiling),
         "copies.h": _copy_lines(spec, tiling),
@@ -127,11 +90,25 @@ def sources(spec: Spec, tiling: Tiling) -> dict[str, str]:
     }
 
 
+def _address(spec: Spec, tiling: Tiling) -> stream.Address:
+    tile, geometry = input_tile(spec, tiling), geometry_of(spec)
+
+    def address(tap: Tap) -> tuple[str, str]:
+        at_edge = tap.kernel_column in tile.edges
+        pointer = f"edge[{tile.edges.index(tap.kernel_column)}]" if at_edge else "in"
+        # Beside whole rows there are no pads.
+        column = tap.column - (geometry.pad_left if tile.whole_rows else 0)
+        return pointer, f"{tap.channel} * CHANNEL_WORDS + {tap.row} * ROW_WORDS + ({column})"
+
+    return address
+
+
 def _parameters(spec: Spec, tiling: Tiling) -> str:
-    geometry = geometry_of(spec)
-    height, width = input_tile(geometry, tiling)
-    pointers, each = _copies(spec, tiling)
+    geometry, tile = geometry_of(spec), input_tile(spec, tiling)
+    plane = geometry.height * geometry.width
+    starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
+        "IMAGES": tiling.images,
         "HEIGHT": geometry.height,
         "WIDTH": geometry.width,
         "STRIDE_Y": geometry.stride[0],
@@ -146,26 +123,36 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CROP_X": geometry.crop[1],
         "OUTPUT_HEIGHT": spec.output_height,
         "OUTPUT_WIDTH": spec.output_width,
-        "INPUT_TILE_HEIGHT": height,
-        "INPUT_TILE_WIDTH": width,
         "TILES_X": tiles(spec, tiling)[1],
-        "FLAT": int(is_flat(geometry, tiling)),
-        "UNIT": unit(spec, tiling),
-        "POINTERS": pointers,
-        "WORDS": pointers * each * unit(spec, tiling),
-        "ADVANCE": tiling.chunk_channels * geometry.height * geometry.width,
+        "WHOLE_ROWS": int(tile.whole_rows),
+        "ROW_LENGTH": (tile.image_words if tile.merged else plane) if tile.whole_rows else geometry.width,
+        "ROW_WORDS": tile.row_words,
+        "CHANNEL_WORDS": tile.channel_words,
+        "IMAGE_WORDS": tile.image_words,
+        "STAGE": tile.stage_words,
+        "MARGIN": tile.margin,
+        "UNIT": tile.unit,
+        "ROW_UNITS": tile.row_units,
+        "CHANNEL_UNITS": tile.channel_units,
+        "IMAGE_UNITS": tile.image_units,
+        "POINTERS": tile.pointers,
+        "WORDS": tile.copies * tile.unit,
+        "ADVANCE": tiling.chunk_channels * plane,
         "PAIR_OFFSET": tiling.tile_width * geometry.stride[1],
+        "EDGES": len(tile.edges),
+        "EDGE_STARTS": "{" + ", ".join(map(str, starts)) + "}",
+        "ZERO_WORDS": tile.zero_words,
     }
     return stream.parameters(spec, tiling, values)
 
 
 def _copy_lines(spec: Spec, tiling: Tiling) -> str:
-    pointers, each = _copies(spec, tiling)
-    tile = "INPUT_TILE_HEIGHT * INPUT_TILE_WIDTH"
+    tile = input_tile(spec, tiling)
+    channels = range(0, tiling.chunk_channels, tile.pass_channels)
     return "".join(
-        f"COPY({j}, {c * pointers + j}, {c}, {c} * HEIGHT * WIDTH, {c} * {tile})\n"
-        for c in range(each)
-        for j in range(pointers)
+        f"COPY({j}, {i * tile.pointers + j}, {c}, {c} * PLANE, {c} * CHANNEL_WORDS)\n"
+        for i, c in enumerate(channels)
+        for j in range(tile.pointers)
     )
 
 
@@ -189,8 +176,8 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     """What one stream does."""
     geometry = geometry_of(spec)
     streams = Streams.of(geometry, tiling)
-    height, width = input_tile(geometry, tiling)
-    pointers, each = _copies(spec, tiling)
+    tile = input_tile(spec, tiling)
+    height, width = input_extent(geometry, tiling)
     kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
     taps = geometry.kernel_height * geometry.kernel_width
     used_rows = min(
@@ -200,16 +187,14 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
-    lanes = range(min(32, tiling.threads))
-    row_step = tiling.rows * geometry.tile_stride[0] * width
     return Work(
         streams=streams.count,
         threads=tiling.threads,
         sums=sums * (2 * pairs(spec) - 1 if tiling.accumulate == "float32" else pairs(spec)),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels,
-        pointers=pointers,
-        copies=pointers * each * streams.chunks,
+        pointers=tile.pointers,
+        copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
         stores=sums * pairs(spec),
         slots=per_channel * tiling.chunk_channels,
@@ -217,15 +202,34 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         * used_rows
         * tiling.chunk_channels
         // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
-        # A row of the tile starts anywhere in a 32-byte sector.
-        tile_bytes=streams.span_channels * 32 * height * (element * width * geometry.step[1] * pairs(spec) + 28) / 32,
+        tile_bytes=streams.span_channels
+        * tiling.images
+        * height
+        * _row_bytes(geometry, tile, element * pairs(spec), width),
         input_bytes=element * geometry.channels * geometry.height * geometry.width,
         output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, tiling.chunk_channels * geometry.height * geometry.width),
-        conflicts=bank_conflicts(
-            lane // tiling.tile_width * row_step + lane % tiling.tile_width * geometry.tile_stride[1] for lane in lanes
-        ),
+        conflicts=_conflicts(geometry, tiling, tile),
     )
+
+
+def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:
+    """What a row of the tile takes of memory: whole sectors of 32 bytes, which it starts in anywhere."""
+    if tile.whole_rows:
+        return element * geometry.width
+    return element * width * geometry.step[1] + 28
+
+
+def _conflicts(geometry: Geometry, tiling: Tiling, tile: InputTile) -> float:
+    row_step = tiling.rows * geometry.tile_stride[0] * tile.row_words
+
+    def word(thread: int) -> int:
+        image, position = divmod(thread, tiling.tile_width * tiling.tile_height)
+        row, column = divmod(position, tiling.tile_width)
+        return image * tile.image_words + row * row_step + column * geometry.tile_stride[1]
+
+    warps = [range(first, min(first + 32, tiling.threads)) for first in range(0, tiling.threads, 32)]
+    return sum(bank_conflicts(map(word, warp)) for warp in warps) / len(warps)
 
 
 def candidates(spec: Spec) -> Iterator[Tiling]:

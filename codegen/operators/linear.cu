@@ -7,6 +7,7 @@
 // are padded so that the lanes of a warp read distinct banks.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
+#define EDGES 0
 #define STAGE (THREADS * ROWS * ROW_WORDS)
 // The lower bits of `present` are the channels from this one to the end of the row, the upper ones say which halves.
 #if CHANNELS % CHUNK_CHANNELS == 0

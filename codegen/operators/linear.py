@@ -84,7 +84,9 @@ def sources(spec: Linear, tiling: Tiling) -> dict[str, str]:
     return {
         "parameters.h": stream.parameters(spec, tiling, values),
         "copies.h": "".join(f"COPY({j}, {j}, 0, 0, 0)\n" for j in range(_pointers(spec, tiling))),
-        "body.h": stream.rolled_body(spec, tiling, "{y} * THREADS * ROW_WORDS + {c}"),
+        "body.h": stream.rolled_body(
+            spec, tiling, lambda tap: ("in", f"{tap.row} * THREADS * ROW_WORDS + {tap.channel}")
+        ),
         "accumulate.h": stream.accumulate(spec, tiling),
         "epilogue.h": stream.rolled_epilogue(list(_stores(spec, tiling))),
     }

@@ -1,5 +1,6 @@
     // The rest of a kernel, in its body: chunk after chunk into the sums, and the stores. It uses `copies`, `window` (this
-    // thread's first word of shared memory), `out`, `residual`, and what the stores of `epilogue.h` name.
+    // thread's first word of shared memory), with EDGES `outside` and `zeros` (which of its kernel columns lie beside the
+    // map, and what to read there), `out`, `residual`, and what the stores of `epilogue.h` name.
     float sum[ROWS * PAIRS][SUMS];
 #pragma unroll
     for (int p = 0; p < ROWS * PAIRS; ++p)
@@ -52,6 +53,11 @@
         wait_for_copies();
         copies.fetch((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
         const Word* in = (const Word*)window + read_stage * STAGE;
+#if EDGES
+        const Word* edge[EDGES];
+#pragma unroll
+        for (int e = 0; e < EDGES; ++e) edge[e] = outside[e] ? (const Word*)zeros : in;
+#endif
 #if DATA_TYPE == FLOAT16 && FLOAT32_SUMS
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)

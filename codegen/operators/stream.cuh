@@ -110,6 +110,10 @@ struct Copies {
     COPY_WORD(j, 4 * i + 1, c, from + 1) \
     COPY_WORD(j, 4 * i + 2, c, from + 2) \
     COPY_WORD(j, 4 * i + 3, c, from + 3)
+#elif UNIT == 2
+#define COPY(j, i, c, from, to)  \
+    COPY_WORD(j, 2 * i, c, from) \
+    COPY_WORD(j, 2 * i + 1, c, from + 1)
 #else
 #define COPY(j, i, c, from, to) COPY_WORD(j, i, c, from)
 #endif
@@ -127,6 +131,10 @@ struct Copies {
     COMMIT_WORD(j, 4 * i + 1, c, to + 1)  \
     COMMIT_WORD(j, 4 * i + 2, c, to + 2)  \
     COMMIT_WORD(j, 4 * i + 3, c, to + 3)
+#elif UNIT == 2
+#define COPY(j, i, c, from, to)  \
+    COMMIT_WORD(j, 2 * i, c, to) \
+    COMMIT_WORD(j, 2 * i + 1, c, to + 1)
 #else
 #define COPY(j, i, c, from, to) COMMIT_WORD(j, i, c, to)
 #endif

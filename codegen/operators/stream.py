@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -193,8 +193,12 @@ def _constant(value: float) -> str:
     return immediate(int(np.float32(value).view(np.uint32)))
 
 
-def rolled_body(spec: LayerSpec, tiling: Tiling, expression: str) -> str:
-    """The text of body.h; `expression` gives an input from {c}, {y} and {x}."""
+Address = Callable[[Tap], tuple[str, str]]
+"""Where an input lies in shared memory: C expressions of a pointer and of the words from it."""
+
+
+def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
+    """The text of body.h."""
     # One statement per row of a channel: the compiler's time grows with statements times results, not with
     # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
     geometry = geometry_of(spec)
@@ -220,9 +224,7 @@ def rolled_body(spec: LayerSpec, tiling: Tiling, expression: str) -> str:
         if halves:
             lines = ['"{ .reg .b32 w;\\n"', *lines, '"}\\n"']
         outputs = ", ".join(f'"{result}"({text}[{p}][{j}])' for p, j in results)
-        inputs = ", ".join(
-            f'"{operand}"(in[{expression.format(c=tap.channel, y=tap.row, x=tap.column)}])' for tap in statement
-        )
+        inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
         statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
     every = [f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width)]
     return "".join(statements) + ("".join(every) if halves and tiling.accumulate == "float32" else "")
@@ -266,7 +268,7 @@ def full_values(spec: LayerSpec, weights: Weights) -> dict[int, int]:
     return dict(zip(keys.tolist(), real.tolist(), strict=True))
 
 
-def full_streams(spec: LayerSpec, tiling: Tiling, stores: Sequence[Store], expression: str) -> str:
+def full_streams(spec: LayerSpec, tiling: Tiling, stores: Sequence[Store], address: Address) -> str:
     """The text of epilogue.h of the full form: every stream with all its chunks."""
     geometry = geometry_of(spec)
     streams = Streams.of(geometry, tiling)
@@ -284,7 +286,7 @@ def full_streams(spec: LayerSpec, tiling: Tiling, stores: Sequence[Store], expre
                     if channel >= geometry.channels:
                         continue
                     for tap in inputs:
-                        offset = expression.format(c=c, y=tap.row, x=tap.column)
+                        _, offset = address(tap)
                         lines.append(f"{{ const float x = INPUT({n}, {offset});")
                         lines += [
                             f"MULTIPLY_ADD({p}, {k - first}, x, 0x{kernel_bits[k, channel, r, tap.kernel_column]:08X});"

@@ -37,8 +37,8 @@ class Work:
     """Of one image, or of one row of a linear layer."""
     largest_offset_bytes: int
     """From a pointer of a thread to what it addresses."""
-    conflicts: int
-    """Accesses that one load of a warp becomes."""
+    conflicts: float
+    """Accesses that one load of a warp becomes, on average."""
 
 
 def bank_conflicts(words: Iterable[int]) -> int:

@@ -81,6 +81,22 @@ ODD_LAYERS = {
     ),
     "linear, 16 bytes a copy": OddLayer(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=70),
+    "whole rows": OddLayer(
+        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1), epilogue=ADD_RELU), Tiling(11, 4, 1, 4, 2, 2)
+    ),
+    "whole rows, 16 bytes a copy": OddLayer(Conv2d(4, 9, 12, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(12, 3, 2, 4, 4, 3)),
+    "whole rows, 8 bytes a copy": OddLayer(
+        Conv2d(5, 10, 14, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(14, 10, 1, 4, 2, 2)
+    ),
+    "whole rows, strides": OddLayer(Conv2d(5, 11, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(6, 3, 2, 3, 2, 2)),
+    "tiles, 16 bytes a copy": OddLayer(Conv2d(5, 9, 24, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(8, 4, 1, 4, 2, 4)),
+    "several images": OddLayer(
+        Conv2d(8, 7, 7, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(7, 7, 1, 4, 4, 3, images=2), batch=5
+    ),
+    "several images, pointwise": OddLayer(
+        Conv2d(16, 7, 7, 10, 1, 1, epilogue=ADD_RELU), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=5
+    ),
+    "several images, in tiles": OddLayer(CONV, Tiling(8, 4, 1, 4, 2, 2, images=3), batch=5),
     "full": OddLayer(
         Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=ADD_RELU),
         Tiling(5, 4, 2, 3, 2, 2, form="full"),

@@ -64,6 +64,56 @@ _CONVOLUTIONS = {
     "a 1-D convolution": Case(Conv2d(6, 1, 40, 5, 1, 5, padding=(0, 2, 0, 2)), Tiling(32, 1, 1, 5, 3, 2)),
 }
 
+_WHOLE_ROWS = {
+    "whole rows": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(11, 4, 1, 4, 2, 2)),
+    "whole rows copied by fours": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL), Tiling(12, 3, 2, 4, 4, 3)
+    ),
+    "whole rows copied by twos, that begin in the middle of a copy": Case(
+        Conv2d(5, 10, 14, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(14, 10, 1, 4, 2, 2)
+    ),
+    "whole rows without cp.async": Case(
+        Conv2d(5, 10, 14, 7, 3, 3, padding=_PAD), Tiling(14, 4, 1, 7, 2, 2), virtual_arch="compute_75"
+    ),
+    "whole rows, copies of several channels": Case(Conv2d(8, 4, 8, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 7, 8, 2)),
+    "whole rows, a stride and uneven padding": Case(
+        Conv2d(5, 11, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)), Tiling(6, 3, 2, 3, 2, 2)
+    ),
+    "whole rows, more padding than map": Case(Conv2d(3, 3, 4, 5, 5, 7, padding=(2, 5, 2, 5)), Tiling(8, 3, 1, 5, 3, 2)),
+    "whole rows, dilation": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3)), Tiling(12, 5, 1, 7, 2, 2)
+    ),
+    "whole rows, groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4), Tiling(11, 5, 1, 8, 4, 2)),
+    "whole rows, transposed": Case(
+        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1)), Tiling(6, 5, 1, 3, 2, 2)
+    ),
+    "whole rows, bfloat16": Case(_BFLOATS, Tiling(11, 4, 1, 4, 2, 2)),
+    "several images a block": Case(
+        Conv2d(5, 7, 7, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL), Tiling(7, 7, 1, 4, 2, 2, images=2), batch=3
+    ),
+    "several images a block, in tiles": Case(
+        Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2, images=3), batch=4
+    ),
+    "several images a block, float16": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2, images=2), batch=3),
+    "several images a block, a 1x1 kernel": Case(
+        Conv2d(16, 7, 7, 10, 1, 1, epilogue=_RESIDUAL), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
+    ),
+    "several images a block, a 1x1 kernel, channels that do not divide": Case(
+        Conv2d(13, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
+    ),
+    "several images a block, full form": Case(
+        Conv2d(3, 5, 6, 5, 3, 2, padding=(1, 1, 0, 0)), Tiling(6, 5, 1, 3, 2, 2, form="full", images=2), batch=3
+    ),
+}
+
+_TILES = {
+    "tiles copied by fours": Case(Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)),
+    "tiles copied by twos": Case(Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(8, 4, 1, 4, 3, 2)),
+    "tiles copied by fours, stride 2": Case(
+        Conv2d(5, 9, 24, 7, 3, 3, stride=(2, 2), padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)
+    ),
+}
+
 _GROUPS = {
     "groups larger than a stream": Case(Conv2d(8, 9, 11, 12, 3, 3, padding=_PAD, groups=2), Tiling(8, 4, 1, 4, 2, 2)),
     "groups that chunks and streams do not divide": Case(
@@ -170,4 +220,14 @@ _NARROW = {
     ),
 }
 
-CASES: dict[str, Case] = {**_CONVOLUTIONS, **_GROUPS, **_POINTWISE, **_TRANSPOSED, **_LINEAR, **_FULL, **_NARROW}
+CASES: dict[str, Case] = {
+    **_CONVOLUTIONS,
+    **_WHOLE_ROWS,
+    **_TILES,
+    **_GROUPS,
+    **_POINTWISE,
+    **_TRANSPOSED,
+    **_LINEAR,
+    **_FULL,
+    **_NARROW,
+}
