@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += blockIdx.z;
 #endif
-    const int first_channel = group / GROUPS_PER_SPAN * SPAN_CHANNELS;
-    const int first_kernel = group / GROUPS_PER_SPAN * SPAN_KERNELS + group % GROUPS_PER_SPAN * GROUP_KERNELS;
+    const int span = SPANS == 1 ? 0 : group / GROUPS_PER_SPAN, first_channel = span * SPAN_CHANNELS;
+    const int first_kernel = span * SPAN_KERNELS + (group - span * GROUPS_PER_SPAN) * GROUP_KERNELS;
 
     Copies copies;
     const Element* channels = input + (size_t)first_image * (CHANNELS * PLANE) + (size_t)first_channel * PLANE;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
                      :: "r"(thread + i * THREADS), "r"(tile_address + (STAGES * STAGE + thread + i * THREADS) * 4),
                      "n"(ZERO_WORDS) : "memory");
     // In the bank of the word that a position would read.
-    const float* zeros = tile + STAGES * STAGE + (PAD_LEFT) + word % 32;
+    const float* zeros = tile + STAGES * STAGE + ZEROS_BEFORE + word % 32;
     const int edge_starts[EDGES] = EDGE_STARTS;
     bool outside[EDGES];
 #pragma unroll

@@ -125,7 +125,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "OUTPUT_WIDTH": spec.output_width,
         "TILES_X": tiles(spec, tiling)[1],
         "WHOLE_ROWS": int(tile.whole_rows),
-        "ROW_LENGTH": (tile.image_words if tile.merged else plane) if tile.whole_rows else geometry.width,
+        "ROW_LENGTH": (tiling.chunk_channels * plane if tile.merged else plane) if tile.whole_rows else geometry.width,
         "ROW_WORDS": tile.row_words,
         "CHANNEL_WORDS": tile.channel_words,
         "IMAGE_WORDS": tile.image_words,
@@ -142,6 +142,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "EDGES": len(tile.edges),
         "EDGE_STARTS": "{" + ", ".join(map(str, starts)) + "}",
         "ZERO_WORDS": tile.zero_words,
+        "ZEROS_BEFORE": tile.zeros_before,
     }
     return stream.parameters(spec, tiling, values)
 
@@ -237,20 +238,25 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
     geometry = geometry_of(spec)
     height, width = geometry.positions_height, -(-geometry.positions_width // pairs(spec))
     if geometry.is_pointwise:
-        widths = {min(width, size) for size in (32, 64, 128, 256)} | {-(-width // 2)} & set(range(257))
+        widths = {min(width, size) for size in (32, 64, 128, 256, 512)} | {-(-width // 2), width}
         heights, rows_choices = {1}, [1]
     else:
-        widths = {min(width, 64), min(-(-width // 2), 64), min(width, 32), min(width, 16), min(width, 8)}
+        widths = {min(width, size) for size in (8, 16, 32, 64)} | {-(-width // 2), width}
         heights, rows_choices = {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2, 4]
     for tile_width in sorted(widths):
         for tile_height in sorted(heights):
-            if not 32 <= tile_width * tile_height <= 512 and tile_height < height:
+            if tile_width * tile_height < 32 and tile_height < height:
                 continue
             for rows in rows_choices:
                 if tile_height * rows >= height + max(tile_height, rows):
                     continue
-                for kernels, channels in _divisions(geometry):
-                    yield Tiling(tile_width, tile_height, rows, kernels, channels, stages=2)
+                whole = tile_width >= width and tile_height * rows >= height
+                for images in (1, 2, 4, 8, 16, 32) if whole else (1,):
+                    if tile_width * tile_height * images > 1024:
+                        break
+                    for kernels, channels in _divisions(geometry):
+                        for stages in (2, 3, 4):
+                            yield Tiling(tile_width, tile_height, rows, kernels, channels, stages, images=images)
 
 
 def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:

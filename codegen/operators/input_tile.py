@@ -33,47 +33,30 @@ class InputTile:
     """From a row to the next."""
     channel_words: int
     """From a channel to the next."""
-    chunk_channels: int
-    images: int
+    image_words: int
+    """From an image to the next."""
+    stage_words: int
+    """From a chunk to the next."""
     margin: int
     """Words before the first that is read: copies begin at multiples of their size."""
     unit: int
     """Words that one copy moves."""
+    row_units: int
+    """Copies of what lies in one piece in memory too."""
+    channel_units: int
+    image_units: int
+    """Copies of one pass."""
     pass_channels: int
     """Channels that a thread's pointers reach together; a chunk is copied in as many passes as that takes."""
+    passes: int
     pointers: int
     """Of a thread."""
     edges: tuple[int, ...]
     """Kernel columns that lie beside the map for some position: each has an address of its own."""
     zero_words: int
     """Of the area of zeros, behind the stages."""
-
-    @property
-    def image_words(self) -> int:
-        return self.chunk_channels * self.channel_words
-
-    @property
-    def stage_words(self) -> int:
-        return self.images * self.image_words
-
-    @property
-    def row_units(self) -> int:
-        """Copies of what lies in one piece in memory too."""
-        if self.merged:
-            return self.image_words // self.unit
-        return (self.channel_words if self.whole_rows else self.row_words) // self.unit
-
-    @property
-    def channel_units(self) -> int:
-        return self.row_units if self.whole_rows else self.height * self.row_units
-
-    @property
-    def image_units(self) -> int:
-        return self.row_units if self.merged else self.pass_channels * self.channel_units
-
-    @property
-    def passes(self) -> int:
-        return self.chunk_channels // self.pass_channels
+    zeros_before: int
+    """Of them, those that lie before the address that takes the place of a position's own."""
 
     @property
     def copies(self) -> int:
@@ -130,36 +113,53 @@ def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
         margin = -geometry.pad_left % unit
         row_words = _up(margin + width, unit)
         channel_words = height * row_words
-    channel_units = channel_words // unit if not merged else 0
-    pass_channels, pointers = tiling.chunk_channels, 0
-    if merged:
-        pointers = _over(tiling.images * tiling.chunk_channels * plane // unit, tiling.threads)
-    else:
-        choices = []
-        for channels in range(1, tiling.chunk_channels + 1):
-            # A pass of several channels cannot end in the middle of a chunk.
-            if tiling.chunk_channels % channels == 0 and (even or channels == 1):
-                each = _over(tiling.images * channels * channel_units, tiling.threads)
-                choices.append((each * (tiling.chunk_channels // channels), each, channels))
-        _, pointers, pass_channels = min(choices)
+    row_units = (tiling.chunk_channels * plane if merged else channel_words if whole_rows else row_words) // unit
+    channel_units = row_units if whole_rows else height * row_units
+    pass_channels = tiling.chunk_channels if merged else _passes(tiling, channel_units, even)
+    image_units = row_units if merged else pass_channels * channel_units
+    pointers = _over(tiling.images * image_units, tiling.threads)
+    image_words = tiling.chunk_channels * channel_words
+    if whole_rows and tiling.images > 1:
+        # The first position of an image reads the bank after that of the last position of the one before.
+        image_words += _up((tiling.tile_height * row_words - image_words) % BANKS, unit)
+    # Zeros lie in the banks of what they stand for, whatever the stage.
+    stage_words = _up(tiling.images * image_words, BANKS if edges else 1)
     last_row = (tiling.rows - 1) * geometry.tile_stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0]
     reach = (tiling.chunk_channels - 1) * channel_words + last_row * row_words
-    zeros = reach + (geometry.kernel_width - 1) * geometry.dilation[1] + 1 + BANKS
+    zeros_before = _up(max(geometry.pad_left, 0), BANKS)
+    zeros = zeros_before + BANKS + reach + (geometry.kernel_width - 1) * geometry.dilation[1]
     return InputTile(
         whole_rows=whole_rows,
         merged=merged,
         height=height,
         row_words=row_words,
         channel_words=channel_words,
-        chunk_channels=tiling.chunk_channels,
-        images=tiling.images,
+        image_words=image_words,
+        stage_words=stage_words,
         margin=margin,
         unit=unit,
+        row_units=row_units,
+        channel_units=channel_units,
+        image_units=image_units,
         pass_channels=pass_channels,
+        passes=tiling.chunk_channels // pass_channels,
         pointers=pointers,
         edges=edges,
         zero_words=zeros if edges else 0,
+        zeros_before=zeros_before,
     )
+
+
+def _passes(tiling: Tiling, channel_units: int, even: bool) -> int:
+    """Channels of a pass: those for which a thread makes the fewest copies, then those with the fewest pointers."""
+
+    def cost(channels: int) -> tuple[int, int]:
+        pointers = _over(tiling.images * channels * channel_units, tiling.threads)
+        return pointers * (tiling.chunk_channels // channels), pointers
+
+    # A pass of several channels cannot end in the middle of a chunk.
+    divisors = [n for n in range(1, tiling.chunk_channels + 1) if tiling.chunk_channels % n == 0 and (even or n == 1)]
+    return min(divisors, key=cost)
 
 
 def _unit(words: bool, length: int, step: int) -> int:

@@ -158,6 +158,7 @@ def parameters(spec: LayerSpec, tiling: Tiling, values: Mapping[str, int | str])
         "KERNELS": geometry.kernels,
         "SPAN_CHANNELS": streams.span_channels,
         "SPAN_KERNELS": streams.span_kernels,
+        "SPANS": streams.spans,
         "GROUPS_PER_SPAN": streams.streams_per_span,
         "GROUP_KERNELS": tiling.group_kernels,
         "SUMS": sums(geometry, tiling),
