@@ -21,7 +21,7 @@ class Peer:
     """For a narrow table."""
     description: str
     tolerance: float
-    """Norm of the error over norm of the float64 reference: beyond this the peer is wrong, and its time means nothing."""
+    """Norm of the error over norm of the float64 reference: beyond this a peer is wrong, its time void."""
     reads_zeros: bool
     """Computes with the zero weights too: one time holds for every sparsity."""
     data_types: tuple[DataType, ...] = ("float32",)
@@ -48,7 +48,13 @@ PEERS = {
         Peer("cublas-fp32-gemm", "cuBLAS fp32, GEMM alone", "GEMM", "without im2col's time", 1e-4, True, listed=False),
         Peer("cublas-tf32", "cuBLAS TF32", "BLAS-TF32", "im2col, then a GEMM in TF32", 5e-3, True, listed=False),
         Peer(
-            "cublas-tf32-gemm", "cuBLAS TF32, GEMM alone", "GEMM-TF32", "without im2col's time", 5e-3, True, listed=False
+            "cublas-tf32-gemm",
+            "cuBLAS TF32, GEMM alone",
+            "GEMM-TF32",
+            "without im2col's time",
+            5e-3,
+            True,
+            listed=False,
         ),
         Peer("cusparse", "cuSPARSE", "CUSPARSE", "im2col, then one SpMM in CSR for the batch", 1e-4, False),
         Peer("cusparse-spmm", "cuSPARSE, SpMM alone", "SPMM", "without im2col's time", 1e-4, False, listed=False),
@@ -63,6 +69,6 @@ def title_of(contender: str) -> str:
     return PEERS[contender].title if contender in PEERS else contender
 
 
-def peers_for(data_type: DataType, chosen: tuple[str, ...]) -> list[Peer]:
+def peers_for(data_type: str, chosen: tuple[str, ...]) -> list[Peer]:
     """Those of the chosen ones that kernels of this data type are compared with."""
     return [PEERS[name] for name in chosen if data_type in PEERS[name].data_types]

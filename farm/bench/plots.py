@@ -22,7 +22,7 @@ STYLES = {
     "cusparse": ("#D55E00", "v", "xx", (0, (5, 1))),
     "escoin": ("#56B4E9", "P", "--", (0, (3, 1, 1, 1))),
 }
-"""Colour, marker, hatch and line of a peer: Okabe and Ito's colours, which the colour-blind tell apart; so do the rest."""
+"""Colour, marker, hatch and line of a peer: Okabe and Ito's colours, which the colour-blind tell apart."""
 
 
 def plot(results: Results, folder: Path) -> list[Path]:
@@ -99,8 +99,9 @@ def _speedups(pyplot: Any, results: Results, bars: Sequence[Measurement], sparsi
         mean = geometric_mean(found.values())
         axes.bar(
             places,
-            [found[case] for case in cases if case in found],
+            [found[case] - 1 for case in cases if case in found],
             width * 0.94,
+            bottom=1,  # what is slower than a peer hangs below the line
             color=colour,
             hatch=hatch,
             edgecolor="white",
@@ -166,7 +167,7 @@ def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsit
     peaks = results.environment["peaks"]
     double = 2 if own[0].case.data_type == "float16" else 1
     flops, rate = peaks["flops"] * double / 1e12, peaks["bytes_per_second"] / 1e12
-    figure, axes = pyplot.subplots(figsize=(7.2, 5.0))
+    figure, axes = pyplot.subplots(figsize=(8.4, 5.0))
     points = []
     for each in own:
         spec, images = spec_from_json(each.facts["spec"]), each.facts["images"]
@@ -175,7 +176,9 @@ def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsit
     low, high = min(x for x, _, _ in points) / 3, max(flops / rate, *(x for x, _, _ in points)) * 4
     ridge = flops / rate
     axes.plot([low, ridge, high], [low * rate, flops, flops], color="black", linewidth=1.5)
-    axes.annotate(f"{rate:.2g} TB/s", (ridge / 6, ridge / 6 * rate), xytext=(-6, 6), textcoords="offset points", ha="right")
+    axes.annotate(
+        f"{rate:.2g} TB/s", (ridge / 6, ridge / 6 * rate), xytext=(-6, 6), textcoords="offset points", ha="right"
+    )
     axes.annotate(f"{flops:.3g} TFLOP/s", (high, flops), xytext=(-2, 5), textcoords="offset points", ha="right")
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -189,13 +192,14 @@ def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsit
 
 
 def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Points with their names, from left to right above and below in turn, so that neighbours do not collide."""
-    axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], color="#0072B2", marker="o", zorder=3, s=28)
-    for i, (x, y, name) in enumerate(sorted(points)):
-        above = i % 2 == 0
+    """Numbered points and a list of their names: names beside points that lie close would cover each other."""
+    axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], color="#0072B2", zorder=3, s=130, alpha=0.85)
+    for number, (x, y, _) in enumerate(points, 1):
         axes.annotate(
-            name, (x, y), xytext=(4, 5 if above else -11), textcoords="offset points", fontsize=8, color="#333333"
+            f"{number}", (x, y), ha="center", va="center", fontsize=7.5, color="white", weight="bold", zorder=4
         )
+    names = "\n".join(f"{number:>2}  {name}" for number, (_, _, name) in enumerate(points, 1))
+    axes.text(1.02, 1, names, transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
 
 
 def _logarithmic(axis: Any, set_scale: Callable[..., None]) -> None:
@@ -203,5 +207,3 @@ def _logarithmic(axis: Any, set_scale: Callable[..., None]) -> None:
     ticker: Any = importlib.import_module("matplotlib.ticker")
     set_scale("log", base=2)
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}x"))
-
-

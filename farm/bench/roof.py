@@ -47,10 +47,8 @@ def peaks_of(
 
 def nonzero_flops(spec: LayerSpec, nonzeros: int, images: int) -> float:
     """Of the weights that are not zero, borders counted as if they were inside: 2 for each weight and position."""
-    if isinstance(spec, ConvTranspose2d):
-        positions = spec.height * spec.width
-    else:
-        positions = prod(spec.output_shape[1:])
+    places = spec.input_shape if isinstance(spec, ConvTranspose2d) else spec.output_shape
+    positions = prod(places[1:])
     return 2.0 * nonzeros * positions * images
 
 

@@ -100,7 +100,7 @@ def break_even(ratios: Mapping[float, float]) -> BreakEven:
 
 
 def break_evens(results: Results, peers: Sequence[str]) -> dict[tuple[str, int, str], dict[str, BreakEven]]:
-    """By operator, batch and data type: the break-even against each peer, where two sparsities or more were measured."""
+    """By operator, batch and data type: the break-even against each peer, where several sparsities were measured."""
     ratios: dict[tuple[str, int, str], dict[str, dict[float, float]]] = {}
     for peer in peers:
         for case, ratio in speedups(results, peer).items():

@@ -99,7 +99,7 @@ class TorchGpu:
             end.record(self.stream)
         end.synchronize()
         guess = max(1.0, begin.elapsed_time(end) * 1e3 / min(sets, 4))
-        launches = sets * math.ceil(max(2 * sets, min(GRAPH_LAUNCHES, GRAPH_MICROSECONDS / guess)) / sets)
+        launches = sets * math.ceil(max(sets, min(GRAPH_LAUNCHES, GRAPH_MICROSECONDS / guess)) / sets)
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, stream=self.stream):
             for i in range(launches):
@@ -113,7 +113,7 @@ class TorchGpu:
             end.synchronize()
             if replay:  # the first warms up
                 times.append(begin.elapsed_time(end) * 1e3 / launches)
-        return statistics.median(times)
+        return float(statistics.median(times))
 
     def sums(self, spec: LayerSpec, kernel: Any, x: Any) -> Any:
         """The layer before bias and epilogue in float64, [N, K, H', W'] or [rows, K]; some images at a time."""
@@ -169,8 +169,10 @@ class TorchGpu:
         top, left, bottom, right = spec.padding
         more = (top - bottom + spec.output_padding[0], left - right + spec.output_padding[1])
         # torch cuts the same off both sides and then adds at the end: what is cut less there is added.
-        if min(more) < 0 or more[0] >= max(spec.stride[0], spec.dilation[0]) or more[1] >= max(
-            spec.stride[1], spec.dilation[1]
+        if (
+            min(more) < 0
+            or more[0] >= max(spec.stride[0], spec.dilation[0])
+            or more[1] >= max(spec.stride[1], spec.dilation[1])
         ):
             raise NotImplementedError("cuDNN has no transposed convolution with this padding")
         groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups

@@ -26,7 +26,9 @@ from farm.bench.index_kernels import (
 
 SPECS = {
     "padded": Conv2d(3, 9, 11, 5, 3, 3, padding=(1, 1, 1, 1)),
-    "strided, dilated, padded on one side": Conv2d(2, 12, 10, 4, 3, 2, stride=(2, 1), padding=(0, 2, 1, 0), dilation=(2, 3)),
+    "strided, dilated, padded on one side": Conv2d(
+        2, 12, 10, 4, 3, 2, stride=(2, 1), padding=(0, 2, 1, 0), dilation=(2, 3)
+    ),
     "pointwise": Conv2d(7, 6, 5, 3, 1, 1),
 }
 IMAGES = 3
