@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,9 +111,7 @@ def run(
         seed,
     )
     cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])
-    file = Path(json_to) if json_to not in (None, "-") else None
-    if resume and file is None:
-        raise UsageError("--resume: name the file to go on with, as in --json results.json --resume")
+    file = file_of(json_to, resume=resume)
     plan = Plan(
         peers=_peers_of(peers),
         seed=seed,
@@ -129,6 +128,68 @@ def run(
     show(results, as_json=json_to == "-", folder=plot)
     wrong = [each for each in results.measurements if each.reason.startswith("wrong:")]
     return JOB_FAILED if any(each.contender == "generated" for each in wrong) else OK
+
+
+@app.command("paper")
+def paper(
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="NAME,...", help="Only these of the ten operators.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64,1",
+    sparsity: Annotated[
+        str, typer.Option("--sparsity", metavar="S,...", help="Shares of zeros of the sweep; 0 is the dense version.")
+    ] = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9",
+    counters: Annotated[
+        bool, typer.Option("--counters/--no-counters", help="Read hardware counters with ncu where it may.")
+    ] = True,
+    sets: Annotated[
+        int | None,
+        typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
+    ] = None,
+    json_to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Repeat the paper's experiments on the GPU here; its numbers and ours side by side."""
+    from cli.bench_tables import missing_lines, paper_table
+    from farm.bench.benchmark import Plan
+    from farm.bench.counters import NoCountersError, profile
+    from farm.bench.paper import MAIN, PEERS, rows
+    from farm.bench.workload import Choice, operator_cases, structured_cases
+    from farm.settings import load_settings
+
+    names = names_of(op or [])
+    batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
+    sparsities = tuple(numbers_of("--sparsity", sparsity, 0, most=1))
+    cases = [*operator_cases(names, Choice(batches, sparsities)), *structured_cases(names, batches)]
+    file = file_of(json_to, resume=resume)
+    plan = Plan(peers=PEERS, sets=sets, file=file, resume=resume, with_ptx=True)
+    results = measured(load_settings(overrides={"jobs": jobs}), cases, plan, quiet=quiet)
+    operators = list(dict.fromkeys(case.key.operator for case in cases if not case.peers_only))
+    read: Any = "not asked for"
+    if counters:
+        try:
+            with stderr().status("reading counters"):
+                read = profile(operators, max(batches), MAIN)
+        except NoCountersError as error:
+            read = f"no counters: {error}"
+    found = rows(results, read)
+    if json_to == "-":
+        print_json({**results.to_json(), "counters": read, "paper": [asdict(row) for row in found]})
+    else:
+        console = stdout()
+        console.print(Text(f"the paper (Tesla K40m) and {results.title}", style="bold"))
+        for part in (paper_table(found, console.width), *missing_lines(results)):
+            console.print(part)
+    draw(results, plot)
 
 
 @app.command("plot")
@@ -172,11 +233,24 @@ def show(results: Results, *, as_json: bool, folder: Path | None) -> None:
         console.print(Text(results.title, style="bold"))
         for part in tables(results, console.width):
             console.print(part)
+    draw(results, folder)
+
+
+def draw(results: Results, folder: Path | None) -> None:
+    """The figures, if a folder was named for them."""
     if folder is not None:
         from farm.bench.plots import plot
 
         for path in plot(results, folder):
             stderr().print(Text(f"drew {path}"), soft_wrap=True)
+
+
+def file_of(json_to: str | None, *, resume: bool) -> Path | None:
+    """The file of --json, if it names one. Raises UsageError for a --resume without."""
+    file = Path(json_to) if json_to not in (None, "-") else None
+    if resume and file is None:
+        raise UsageError("--resume: name the file to go on with, as in --json results.json --resume")
+    return file
 
 
 def _cases(

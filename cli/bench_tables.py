@@ -9,6 +9,7 @@ from rich.text import Text
 
 from cli.render import plain_table
 from farm.bench.contenders import GENERATED, PEERS, title_of
+from farm.bench.paper import PaperRow
 from farm.bench.results import CaseKey, Measurement, Results
 from farm.bench.summary import PeerSummary, break_evens, missing, roof_share, speedups, summarise
 
@@ -88,6 +89,17 @@ def break_even_table(results: Results, width: int) -> Table | None:
     for (operator, batch, data_type), by_peer in found.items():
         cells = [str(by_peer[peer]) if peer in by_peer else "-" for peer in BREAK_EVEN_PEERS]
         table.add_row(operator, str(batch), KINDS.get(data_type, data_type), *cells)
+    return table
+
+
+def paper_table(rows: Sequence[PaperRow], width: int) -> Table:
+    """The paper's numbers beside ours."""
+    table = plain_table(width)
+    table.add_column("FIGURE", no_wrap=True)
+    for name in ("WHAT", "PAPER", "OURS"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(row.figure, row.what, row.paper, row.ours)
     return table
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from codegen.device import Device
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
-from farm.bench.contenders import GENERATED, PEERS, peers_for
+from farm.bench.contenders import PEERS
 from farm.bench.environment import environment
 from farm.bench.kernels import KernelPool
-from farm.bench.results import CaseKey, Measurement, Results, read_results, write_results
+from farm.bench.results import Measurement, Results, read_results, write_results
 from farm.bench.roof import Peaks, peaks_of
 from farm.bench.session import Rules, Session
 from farm.bench.workload import Case
@@ -40,6 +40,8 @@ class Plan:
     bytes_per_second: float | None = None
     file: Path | None = None
     """Where the results are kept as they come."""
+    with_ptx: bool = False
+    """Count and measure the kernels' PTX too."""
     resume: bool = False
     """Take from that file what it has."""
 
@@ -69,13 +71,14 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
         store = open_store(settings)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
         rules = Rules(plan.peers, peaks, plan.seed, plan.accumulate, plan.sets)
-        with KernelPool(settings, store, toolchain, facts.arch, plan.optimisation) as pool:
+        arch, level = facts.arch, plan.optimisation
+        with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx) as pool:
             session = Session(device, pool, rules)
             here = environment(facts, peaks, toolchain, session.versions())
             results = Results(here, plan.to_json())
             if plan.resume and plan.file and plan.file.exists():
                 results = resumed(read_results(plan.file), results)
-            done = complete(results.measurements, plan.peers)
+            done = {each.case for each in results.measurements}  # a case is written whole
             left = [case for case in cases if case.key not in done]
             begun = len(cases) - len(left)
             if plan.file:
@@ -100,15 +103,3 @@ def resumed(before: Results, now: Results) -> Results:
     if dict(before.options) != dict(now.options):
         raise UsageError("the file was measured with other options: give the same ones, or write to another file")
     return replace(now, measurements=before.measurements)
-
-
-def complete(measurements: Sequence[Measurement], peers: tuple[str, ...]) -> set[CaseKey]:
-    """The cases of which every contender was tried."""
-    tried: dict[CaseKey, set[str]] = {}
-    for each in measurements:
-        tried.setdefault(each.case, set()).add(each.contender)
-    return {
-        case
-        for case, names in tried.items()
-        if names >= {GENERATED, *(peer.name for peer in peers_for(case.data_type, peers))}
-    }

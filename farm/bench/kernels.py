@@ -17,15 +17,16 @@ from codegen.keys import CubinKey
 from codegen.launch import Launch
 from codegen.operators import canonical, launch_of, template_cost
 from codegen.prediction import predict_microseconds
-from codegen.rewrite import rewriter_digest
+from codegen.rewrite import rewrite, rewriter_digest
 from codegen.spec import Conv2d, LayerSpec
-from codegen.template import template_key
+from codegen.template import Template, template_key
 from codegen.tiling import Accumulator, Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.bench.index_kernels import compile_cubin, lacks
 from farm.bench.peers import IndexCubins
+from farm.bench.sizes import machine_instructions, ptx_instructions
 from farm.bench.workload import Case
-from farm.build import Worker
+from farm.build import Worker, find_template
 from farm.errors import FarmError
 from farm.requests import CubinFacts, CubinRequest, Failure, TemplateRequest
 from farm.settings import Settings
@@ -52,7 +53,14 @@ class KernelPool:
     """Builds layers for one architecture on all CPUs. Use it in a `with` block."""
 
     def __init__(
-        self, settings: Settings, store: Store, toolchain: Toolchain, arch: str, optimisation: int = 3
+        self,
+        settings: Settings,
+        store: Store,
+        toolchain: Toolchain,
+        arch: str,
+        optimisation: int = 3,
+        *,
+        with_ptx: bool = False,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -60,6 +68,7 @@ class KernelPool:
         self._arch = arch
         self._virtual = virtual_arch(arch)
         self._options = ptxas_options(optimisation)
+        self._with_ptx = with_ptx
         self._rewriter = rewriter_digest()
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
@@ -113,7 +122,20 @@ class KernelPool:
         density = case.weights.nonzeros / spec.weights_count
         predicted = predict_microseconds(canonical(spec), tiling, case.images, density)
         kernels = tuple((cubin, launch) for cubin, launch in zip(cubins, launches, strict=True) if cubin is not None)
-        return BuiltLayer(tiling, kernels, predicted, _facts(tiling, made))
+        facts = _facts(tiling, made)
+        facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
+        if self._with_ptx:
+            facts |= self._ptx_facts(key, case, parts)
+        return BuiltLayer(tiling, kernels, predicted, facts)
+
+    def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
+        """Of the PTX that was assembled: the store keeps cubins only, so it is made again."""
+        text = find_template(self._store, template_key)
+        if text is None:
+            return {}
+        template = Template.from_ptx(text)
+        ptx = [rewrite(template, case.weights, part).ptx for part in parts]
+        return {"ptx_bytes": sum(map(len, ptx)), "ptx_instructions": sum(map(ptx_instructions, ptx))}
 
     def _make_template(self, request: TemplateRequest) -> None:
         """Once for all cases that share it: the first thread makes it, the others wait."""

@@ -20,6 +20,8 @@ from farm.bench.stage import Shape, Stage
 from farm.bench.torch_gpu import NoTorchError, TorchGpu
 from farm.bench.workload import Case
 
+PEERS_OF_STRUCTURED = ("cudnn-fp32",)
+"""What structurally pruned layers run on."""
 BUILT_AHEAD = 64
 """Cases whose kernels are made while others are measured."""
 
@@ -73,15 +75,19 @@ class Session:
                 self._stage.close()
                 self._stage = None
 
-    def _begin(self, case: Case) -> tuple[Future[BuiltLayer], Future[IndexCubins | None]]:
-        return self._pool.submit(case, self._rules.accumulate), self._pool.index_cubins(case.spec)
+    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None]]:
+        built = None if case.peers_only else self._pool.submit(case, self._rules.accumulate)
+        return built, self._pool.index_cubins(case.spec)
 
-    def _measure(self, case: Case, built: Future[BuiltLayer], index: Future[IndexCubins | None]) -> list[Measurement]:
-        wanted = peers_for(case.spec.data_type, self._rules.peers)
+    def _measure(
+        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None]
+    ) -> list[Measurement]:
+        wanted = peers_for(case.spec.data_type, PEERS_OF_STRUCTURED if case.peers_only else self._rules.peers)
         try:
             stage = self._staged(case)
         except DeviceError as error:
-            return [Measurement(case.key, name, None, str(error)) for name in (GENERATED, *(p.name for p in wanted))]
+            names = [*([GENERATED] if built else []), *(peer.name for peer in wanted)]
+            return [Measurement(case.key, name, None, str(error)) for name in names]
         sums = None
         found = []
         try:
@@ -93,9 +99,8 @@ class Session:
         except Exception as error:  # noqa: BLE001 - whatever torch raises: then nothing can be compared with it
             reason = f"torch has no reference for it: {error}"
             found = [Measurement(case.key, peer.name, None, reason) for peer in wanted]
-        found.insert(0, self._generated(case, stage, built, sums))
-        if len(found) == 1:
-            found += self._peers(case, stage, index, sums, wanted)
+        own = [] if built is None else [self._generated(case, stage, built, sums)]
+        found = own + (found or list(self._peers(case, stage, index, sums, wanted)))
         del sums
         if self._torch:
             self._torch.release()

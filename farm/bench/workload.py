@@ -28,6 +28,8 @@ class Case:
     weights: Weights
     rows: int = 1
     """Of a Linear, rows for each image."""
+    peers_only: bool = False
+    """No kernel is made for it: structurally pruned layers run on the peers."""
 
     @property
     def images(self) -> int:
@@ -74,6 +76,23 @@ def model_cases(checkpoint: Checkpoint, names: Sequence[str], choice: Choice) ->
                 "above that, or a checkpoint that is not pruned"
             )
         yield from _cases(layer, replace(choice, data_types=(layer.spec.data_type,)))
+
+
+def structured_cases(names: Sequence[str], batches: Sequence[int], seed: int = 0) -> Iterator[Case]:
+    """The ten operators pruned structurally: half the input channels (PC), half the kernels (PF), both; dense."""
+    for name in names or TEN_OPERATORS:
+        spec = TEN_OPERATORS[name]
+        fewer_channels, fewer_kernels = max(1, spec.channels // 2), max(1, spec.kernels // 2)
+        structures = {
+            "PC": replace(spec, channels=fewer_channels),
+            "PF": replace(spec, kernels=fewer_kernels),
+            "Both": replace(spec, channels=fewer_channels, kernels=fewer_kernels),
+        }
+        for structure, pruned in structures.items():
+            weights = random_weights(pruned, 0.0, seed)
+            for batch in batches:
+                key = CaseKey(f"{name}, {structure}", batch, 0.0, "float32")
+                yield Case(key, pruned, weights, peers_only=True)
 
 
 def _cases(layer: Layer, choice: Choice) -> Iterator[Case]:
