@@ -92,7 +92,7 @@ class Session:
         found = []
         try:
             if self._torch:
-                with self._torch.torch.cuda.stream(self._torch.stream):
+                with self._torch.on_stream():
                     shape = (case.images, *case.spec.input_shape)
                     x = self._torch.view(stage.inputs[0], shape, case.spec.data_type)
                     sums = self._torch.sums(case.spec, case.weights.kernel, x)
@@ -189,7 +189,7 @@ class Session:
         self, gpu: TorchGpu, peer: Peer, key: CaseKey, layer: Layer, cubins: IndexCubins | None, sums: Any
     ) -> Measurement:
         try:
-            with gpu.torch.cuda.stream(gpu.stream):
+            with gpu.on_stream():
                 prepared = Peers(gpu, self._device, self._stream, layer, cubins).prepare(peer.name)
                 gpu.allow_tf32(prepared.tf32)
                 times = [
@@ -223,7 +223,7 @@ class _WrongError(Exception):
 def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> float:
     """Of the whole output, where the verification looks at a part of the blocks."""
     shape = (case.images, *case.spec.output_shape)
-    with gpu.torch.cuda.stream(gpu.stream):
+    with gpu.on_stream():
         got = gpu.view(stage.outputs[0], shape, case.spec.data_type)
         residual = None
         if stage.residual_address is not None:
