@@ -75,12 +75,13 @@ class Session:
                 self._stage.close()
                 self._stage = None
 
-    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None]]:
-        built = None if case.peers_only else self._pool.submit(case, self._rules.accumulate)
-        return built, self._pool.index_cubins(case.spec)
+    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None] | None]:
+        if case.peers_only:
+            return None, None
+        return self._pool.submit(case, self._rules.accumulate), self._pool.index_cubins(case.spec)
 
     def _measure(
-        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None]
+        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None] | None
     ) -> list[Measurement]:
         wanted = peers_for(case.spec.data_type, PEERS_OF_STRUCTURED if case.peers_only else self._rules.peers)
         try:
@@ -166,13 +167,13 @@ class Session:
         return self._device.microseconds(launch, sets, self._stream)
 
     def _peers(
-        self, case: Case, stage: Stage, index: Future[IndexCubins | None], sums: Any, wanted: Sequence[Peer]
+        self, case: Case, stage: Stage, index: Future[IndexCubins | None] | None, sums: Any, wanted: Sequence[Peer]
     ) -> Iterator[Measurement]:
         if self._torch is None:
             yield from (Measurement(case.key, peer.name, None, self._without_torch) for peer in wanted)
             return
         try:
-            cubins = index.result()
+            cubins = index.result() if index else None
         except CodegenError:
             cubins = None  # the peers that need them say so
         layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)
