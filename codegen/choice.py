@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators.work import SHARED_BYTES
 from codegen.prediction import REGISTERS, Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
@@ -31,8 +32,6 @@ LAYER_INSTRUCTIONS = 60_000
 """Of all kernels of a layer: tilings with more are left out where there are others."""
 CODE_BYTES = 16_000_000
 """Machine code of one layer, unless the caller says otherwise."""
-SHARED_BYTES = 48 * 1024
-"""Every architecture gives a block this much without asking."""
 OFFSET_BYTES = 2**31
 """What an address in PTX may add to a register."""
 SUMS = 128
