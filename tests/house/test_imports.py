@@ -49,7 +49,7 @@ DOORS = {
 """The files, or the folders, that may import a library at all."""
 
 SLOW = {"alembic", "boto3", "botocore", "onnx", "pycuda", "ray"}
-TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest", "torch"}
+TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "pytest", "torch", "yaml"}
 
 
 @dataclass(frozen=True)
