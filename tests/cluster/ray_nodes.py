@@ -52,10 +52,13 @@ class RayNodes:
         """What this node keeps of S3."""
         return self.folder / f"cache{node}"
 
+    def logs(self, node: int) -> Path:
+        """Where Ray keeps this node's sockets and logs."""
+        return self.folder / f"ray{node}"
+
     def __enter__(self) -> Self:
         try:
-            head = ("--head", "--port", str(self._port), "--temp-dir", str(self.folder / "ray"))
-            self._start(0, *head, "--include-dashboard", "false")
+            self._start(0, "--head", "--port", str(self._port), "--include-dashboard", "false")
             for node in range(1, self._count):
                 self._start(node, "--address", self.address)
         except BaseException:
@@ -90,12 +93,12 @@ class RayNodes:
             "RAY_worker_niceness": "0",
         }
         environment.pop("RAY_AUTH_TOKEN", None)
-        size = str(OBJECT_STORE_BYTES)
+        size, logs = str(OBJECT_STORE_BYTES), str(self.logs(node))
         # `ray start --block` ends its node when it is told to end; told by the kernel where the tests are killed.
-        options = ("--block", "--node-ip-address", _host(node), "--num-cpus", "1", "--object-store-memory", size)
+        options = ("--block", "--temp-dir", logs, "--node-ip-address", _host(node), "--num-cpus", "1")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", str(RAY), "start", *arguments, *options],
+                ["setpriv", "--pdeathsig", "TERM", str(RAY), "start", *arguments, *options, "--object-store-memory", size],
                 env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self._running.callback(_end, process)

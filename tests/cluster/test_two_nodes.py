@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from codegen.networks import lenet5, write_network
-from tests.cluster.command import farm
 from tests.cluster.ray_nodes import RayNodes
+from tests.command import farm
 from tests.services.ceph import Ceph, lacks_ceph
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
 
@@ -100,7 +100,8 @@ def test_a_job_runs_on_both_nodes_and_gives_the_bytes_of_an_inline_run_and_tells
 
     shown = [farm(tmp_path, place.environment, *command) for command in COMMANDS]
     said = [done.out, done.err, *(each.out + each.err for each in shown), ledger_dump(place.database)]
-    logs = [path.read_text(errors="replace") for path in (place.nodes.folder / "ray").rglob("*.*") if path.is_file()]
+    folders = [place.nodes.logs(node) for node in (0, 1)]
+    logs = [path.read_text(errors="replace") for each in folders for path in each.rglob("*.*") if path.is_file()]
     logs += [path.read_text() for path in place.nodes.folder.glob("*.log")]
     assert job["id"] in said[-1]
     assert len(logs) > 10
