@@ -93,12 +93,13 @@ class RayNodes:
             "RAY_worker_niceness": "0",
         }
         environment.pop("RAY_AUTH_TOKEN", None)
-        size, logs = str(OBJECT_STORE_BYTES), str(self.logs(node))
+        size = str(OBJECT_STORE_BYTES)
         # `ray start --block` ends its node when it is told to end; told by the kernel where the tests are killed.
-        options = ("--block", "--temp-dir", logs, "--node-ip-address", _host(node), "--num-cpus", "1")
+        place = ("--node-ip-address", _host(node), "--temp-dir", str(self.logs(node)))
+        options = (*arguments, "--block", *place, "--num-cpus", "1", "--object-store-memory", size)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", str(RAY), "start", *arguments, *options, "--object-store-memory", size],
+                ["setpriv", "--pdeathsig", "TERM", str(RAY), "start", *options],
                 env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         self._running.callback(_end, process)
