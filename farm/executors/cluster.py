@@ -168,6 +168,7 @@ class ClusterExecutor(Executor):
         else:
             _knock(address)
             require_token(where, authentication)
+            _require_node(address, where)
         try:
             self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, self._ray.exceptions.AuthenticationError) as error:
@@ -194,10 +195,33 @@ def _local_environment() -> dict[str, str]:
     }
 
 
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    match = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address)
+    return (match[1], int(match[2])) if match else None
+
+
 def _knock(address: str) -> None:
     """Raises OSError where nobody listens: Ray itself would try for minutes, and say so on stderr."""
-    if match := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):
-        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
+    if place := _host_and_port(address):
+        socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+
+
+def _require_node(address: str, where: str) -> None:
+    """Raises NoWorkerError where this machine is no node of the cluster: Ray itself would abort the whole process."""
+    from ray._private import services
+
+    place = None if address.startswith("ray://") else _host_and_port(address)
+    if place is None:
+        return
+    host, port = socket.gethostbyname(place[0]), place[1]
+    local: Any = services
+    joined = {found for each in local.find_gcs_addresses() if (found := _host_and_port(each))}
+    # Ray takes the loopback for this machine's own address.
+    if not any(port == its_port and host in (its_host, "127.0.0.1") for its_host, its_port in joined):
+        raise NoWorkerError(
+            f"{where} can be used from one of its nodes, and this machine is none: "
+            f"run ray start --address={address} --num-cpus=0 here first"
+        )
 
 
 def _line(error: BaseException) -> str:

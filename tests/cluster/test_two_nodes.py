@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,3 +153,13 @@ def test_who_has_not_the_token_is_refused_in_words(
     assert re.search(said, last)
     assert "RAY_AUTH_TOKEN_PATH" in last
     assert done.out == ""
+
+
+def test_a_machine_that_is_no_node_of_the_cluster_is_told_how_to_become_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        environment = {"FARM_RAY_ADDRESS": address, "RAY_AUTH_TOKEN": "a-token"}
+        done = farm(tmp_path, environment, "doctor", "--json")
+    [found] = [each for each in json.loads(done.out)["checks"] if each["name"] == "executor"]
+    assert done.code == 32
+    assert f"this machine is none: run ray start --address={address} --num-cpus=0 here first" in found["text"]
