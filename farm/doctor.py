@@ -19,8 +19,10 @@ from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
+from farm.executors import open_executor
+from farm.executors.token import described
 from farm.ledger import database_revision, open_ledger
-from farm.settings import Settings, redacted
+from farm.settings import Settings, ray_authentication, redacted
 from farm.store import open_store
 
 ARCH = "sm_90"
@@ -44,7 +46,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
-    yield _try("executor", lambda: _executor(settings), "pip install ray, or set FARM_EXECUTOR=inline")
+    yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
     yield _gpu()
 
 
@@ -96,7 +98,13 @@ def _executor(settings: Settings) -> str:
         return "inline: one build at a time, in the command itself"
     if importlib.util.find_spec("ray") is None:
         raise FarmError("Ray is not installed")
-    return f"Ray, {settings.ray_address or f'started on this machine with {settings.jobs} CPUs when there is work'}"
+    if settings.ray_address is None:
+        return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
+    with open_executor(settings, open_store(settings), _tools(settings)) as executor:
+        room = executor.capacity
+    return (
+        f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, takes {room} builds at a time"
+    )
 
 
 def _gpu() -> Check:

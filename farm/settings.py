@@ -31,7 +31,7 @@ class Settings:
     """Where a machine keeps what it read from S3; None: below the XDG cache folder of whoever runs there."""
     cache_bytes: int
     """At most, on each machine; 0: nothing is kept."""
-    database_url: str
+    database_url: str = field(repr=False)
     """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
     """None: Ray on this machine."""
@@ -212,6 +212,37 @@ def redacted(text: str) -> str:
     return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
+def _redacted_value(value: Any) -> str:
+    """A value that will not do: whatever stands before its last @ may be a password, spaces and slashes included."""
+    return redacted(re.sub(r"(://[^:/@]*):.*@", r"\1:***@", repr(value)))
+
+
+@dataclass(frozen=True)
+class RayAuthentication:
+    """How this machine proves to a Ray cluster that it may give it work."""
+
+    on: bool
+    token: str | None
+    """Where it stands, in words, never the token itself; None: nowhere."""
+    missing: str = ""
+    """Why there is none."""
+
+
+def ray_authentication(environ: Mapping[str, str] | None = None) -> RayAuthentication:
+    """What Ray will find, in its own order; on unless RAY_AUTH_MODE says otherwise."""
+    environ = os.environ if environ is None else environ
+    on = environ.get("RAY_AUTH_MODE", "token").lower() != "disabled"
+    if environ.get("RAY_AUTH_TOKEN"):
+        return RayAuthentication(on, "the token in RAY_AUTH_TOKEN")
+    named = environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else Path(environ.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    try:
+        found = bool(path.read_bytes().strip())
+    except OSError as error:
+        return RayAuthentication(on, None, f"{path} cannot be read ({error.strerror})")
+    return RayAuthentication(on, f"the token in {path}") if found else RayAuthentication(on, None, f"{path} is empty")
+
+
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
     """The configuration file that is read, whether it exists or not."""
     named = (os.environ if environ is None else environ).get("FARM_CONFIG")
@@ -245,7 +276,7 @@ def load_settings(
         try:
             values[name] = option.read(value)
         except ValueError as error:
-            raise UsageError(f"{origin}: {redacted(repr(value))} will not do, it takes {error}") from None
+            raise UsageError(f"{origin}: {_redacted_value(value)} will not do, it takes {error}") from None
         origins[name] = origin
     return Settings(**values, origins=origins)
 

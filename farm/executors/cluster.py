@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import shutil
 import socket
-import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +15,10 @@ from codegen.toolchain import find_toolchain
 from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UnreachableError, UsageError
 from farm.executors.contract import Executor
+from farm.executors.folder import RayFolder
+from farm.executors.token import refusal, require_token
 from farm.requests import Failure, Fault, Request, Result, failed
-from farm.settings import Settings, set_environment_defaults
+from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
@@ -28,6 +29,12 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
     "RAY_kill_child_processes_on_worker_exit": "false",
+}
+_CLUSTER_ENVIRONMENT = {
+    # Without it Ray joins a cluster with a token only where it finds one by itself.
+    "RAY_AUTH_MODE": "token",
+    # Seconds that a cluster which listens may take to let us in: at Ray's own, 20, a wrong token is told late.
+    "RAY_NUM_REDIS_GET_RETRIES": "5",
 }
 CONNECT_SECONDS = 10.0
 SUBMITTED_PER_CPU = 2
@@ -58,13 +65,14 @@ class ClusterExecutor(Executor):
                 "a store in memory is not seen by Ray's workers: use a store in a folder, or the inline executor"
             )
         self._settings = settings
+        self._worker_settings = replace(settings, database_url="")
+        """Workers use no database, so its password stays here."""
         self._ray: Any = None
         self._task: Any = None
         self._capacity = 0
         self._started = False
         """By this executor; a Ray that the program around it started is used, and left as it is."""
-        self._folder: str | None = None
-        """Of a local Ray's sockets and logs."""
+        self._folder: RayFolder | None = None
         self._running: dict[Any, Request] = {}
         """By Ray's reference to the result to come."""
 
@@ -77,7 +85,7 @@ class ClusterExecutor(Executor):
     def submit(self, request: Request) -> None:
         """See Executor."""
         self._connect()
-        self._running[self._task.remote(self._settings, request)] = request
+        self._running[self._task.remote(self._worker_settings, request)] = request
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""
@@ -106,11 +114,12 @@ class ClusterExecutor(Executor):
         try:
             result: Result = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            return failed(
-                request, Failure(Fault.FARM, f"a worker cannot run this program: {_line(error)}", stderr=str(error))
-            )
+            told = f"a worker cannot run this program: {_line(error)}"
+            return failed(request, Failure(Fault.FARM, told, stderr=redacted(str(error))))
         except self._ray.exceptions.RayError as error:
-            return failed(request, Failure(Fault.CRASH, f"its worker died: {_line(error)}", stderr=str(error)))
+            return failed(
+                request, Failure(Fault.CRASH, f"its worker died: {_line(error)}", stderr=redacted(str(error)))
+            )
         return result
 
     def _connect(self) -> None:
@@ -118,7 +127,7 @@ class ClusterExecutor(Executor):
             return
         address = self._settings.ray_address
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        set_environment_defaults(_ENVIRONMENT if address else _ENVIRONMENT | _local_environment())
+        set_environment_defaults(_ENVIRONMENT | (_CLUSTER_ENVIRONMENT if address else _local_environment()))
         try:
             import ray
         except ImportError as error:
@@ -128,7 +137,7 @@ class ClusterExecutor(Executor):
         self._ray = ray
         try:
             if not ray.is_initialized():
-                self._start(address)
+                self._start(address, where)
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
             if not cpus:
                 raise NoWorkerError(f"{where} has no worker with a CPU: start one, or set FARM_EXECUTOR=inline")
@@ -143,28 +152,36 @@ class ClusterExecutor(Executor):
         self._capacity = SUBMITTED_PER_CPU * cpus
         self._task = ray.remote(num_cpus=1, max_retries=0)(build_request)
 
-    def _start(self, address: str | None) -> None:
+    def _start(self, address: str | None, where: str) -> None:
         self._started = True
+        authentication = ray_authentication()
         options: dict[str, Any] = {"address": address}
         if address is None:
-            self._folder = tempfile.mkdtemp(prefix="farm-ray-")
+            self._folder = RayFolder()
             options = {
                 "address": "local",
                 "num_cpus": self._settings.jobs,
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": self._folder,
+                "_temp_dir": str(self._folder.path),
             }
         else:
             _knock(address)
-        self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+            require_token(where, authentication)
+            _require_node(address, where)
+        try:
+            self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, self._ray.exceptions.AuthenticationError) as error:
+            if address is None:
+                raise
+            raise refusal(where, authentication) from error
 
     def _disconnect(self) -> None:
         if self._started:
             self._ray.shutdown()
         self._ray, self._started = None, False
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
 
@@ -178,12 +195,35 @@ def _local_environment() -> dict[str, str]:
     }
 
 
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    match = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address)
+    return (match[1], int(match[2])) if match else None
+
+
 def _knock(address: str) -> None:
     """Raises OSError where nobody listens: Ray itself would try for minutes, and say so on stderr."""
-    if match := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address):
-        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
+    if place := _host_and_port(address):
+        socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+
+
+def _require_node(address: str, where: str) -> None:
+    """Raises NoWorkerError where this machine is no node of the cluster: Ray itself would abort the whole process."""
+    from ray._private import services
+
+    place = None if address.startswith("ray://") else _host_and_port(address)
+    if place is None:
+        return
+    host, port = socket.gethostbyname(place[0]), place[1]
+    local: Any = services
+    joined = {found for each in local.find_gcs_addresses() if (found := _host_and_port(each))}
+    # Ray takes the loopback for this machine's own address.
+    if not any(port == its_port and host in (its_host, "127.0.0.1") for its_host, its_port in joined):
+        raise NoWorkerError(
+            f"{where} can be used from one of its nodes, and this machine is none: "
+            f"run ray start --address={address} --num-cpus=0 here first"
+        )
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = redacted(str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
