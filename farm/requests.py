@@ -22,6 +22,8 @@ class TemplateRequest:
     """Digest of the template's key; the worker checks that its own toolchain gives the same."""
     cost: int
     """Multiply-adds that nvcc compiles: what its time grows with."""
+    memory_limit_bytes: int | None = None
+    """Of nvcc; None: what the worker's settings say."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class CubinRequest:
     """Digest of the cubin's key."""
     cost: int
     """Predicted, in multiply-adds that ptxas assembles."""
+    memory_limit_bytes: int | None = None
+    """Of ptxas; None: what the worker's settings say."""
 
 
 Request = TemplateRequest | CubinRequest
@@ -49,10 +53,23 @@ class Fault(StrEnum):
 
     INPUT = "input"
     """The same input fails again: final."""
+    MEMORY = "memory"
+    """A tool needs more than its limit: once more with twice the limit."""
+    TIME = "time"
+    """ptxas takes too long: once more at a lower level; another machine would not be faster."""
     CRASH = "crash"
-    """A process died, or the store was away: may go well the next time."""
+    """A process or a machine died: may go well the next time, and elsewhere."""
+    AWAY = "away"
+    """The store does not answer: waited for."""
+    LOST = "lost"
+    """The store has lost what cannot be made again."""
     FARM = "farm"
     """The store, the toolchain or this program: final, and not the input's fault."""
+
+    @property
+    def of_input(self) -> bool:
+        """Whether the same input would fail again."""
+        return self in (Fault.INPUT, Fault.MEMORY, Fault.TIME)
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,13 @@ class CubinResult:
     made: CubinFacts | Failure
     hit: bool = False
     """Known from before, be it a cubin or a failure."""
+    instead_of: str = ""
+    """Key of the cubin that was asked for, where that took too long and this one was built at a lower level."""
+
+    @property
+    def asked(self) -> str:
+        """Key of the cubin that was asked for."""
+        return self.instead_of or self.key
 
     @property
     def failure(self) -> Failure | None:
@@ -133,10 +157,25 @@ Result = TemplateResult | CubinResult
 
 @dataclass(frozen=True)
 class Retry:
-    """A request that crashed and is tried again."""
+    """A request that failed and is tried again."""
 
     request: Request
     failure: Failure
+    again: Request
+    """What is tried now: the same, or with more memory, or at a lower level."""
+    delay_seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What is done about the failure, in words."""
+        how = "tried again"
+        if self.failure.fault is Fault.AWAY:
+            how = f"tried again in {self.delay_seconds:.0f} s"
+        elif isinstance(self.again, CubinRequest) and self.again.key != self.request.key:
+            how = f"tried again at {' '.join(self.again.options)}"
+        elif self.again.memory_limit_bytes != self.request.memory_limit_bytes:
+            how = f"tried again with {(self.again.memory_limit_bytes or 0) // 2**20:,} MiB"
+        return f"{how}: {self.failure.message}"
 
 
 def failed(request: Request, failure: Failure) -> Result:

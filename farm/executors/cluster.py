@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UnreachableError, UsageError
-from farm.executors.contract import Executor
+from farm.executors.contract import Executor, WorkerState
 from farm.requests import Failure, Fault, Request, Result, failed
 from farm.settings import Settings, set_environment_defaults
 from farm.store import open_store
@@ -88,12 +89,20 @@ class ClusterExecutor(Executor):
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         return [self._result(reference) for reference in ready]
 
-    def cancel_all(self) -> None:
+    def cancel(self, keys: Collection[str]) -> None:
         """See Executor."""
-        for reference in self._running:
+        for reference in [each for each, request in self._running.items() if request.key in keys]:
             # Its worker process is killed, and the kernel ends a tool whose parent died.
             self._ray.cancel(reference, force=True)
-        self._running.clear()
+            del self._running[reference]
+
+    def workers(self) -> Sequence[WorkerState]:
+        """See Executor."""
+        return ()
+
+    def cancel_all(self) -> None:
+        """See Executor."""
+        self.cancel({request.key for request in self._running.values()})
 
     def close(self) -> None:
         """See Executor."""

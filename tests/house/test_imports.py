@@ -25,7 +25,7 @@ FARM_LAYERS = (
     ("store",),
     ("build",),
     ("ledger", "executors", "plan"),
-    ("progress", "lease"),
+    ("progress", "lease", "flights", "retries"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor"),
