@@ -286,6 +286,12 @@ class Ledger:
             found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
             return {row.id: job_of_row(row) for row in found}
 
+    def has_submission(self, submission: str) -> bool:
+        """Whether there is a submission with this id."""
+        query = select(submissions.c.id).where(submissions.c.id == submission)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
     @patient
     def builds(self, job_id: str) -> list[Build]:
         """The layers of a job, in graph order."""
