@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Engine, and_, delete, func, insert, or_, select, update
 
 from farm.jobs import Status
 from farm.ledger.engine import insert_or_replace, patient, reading, writing
@@ -93,8 +93,8 @@ class Coordinators:
         """Those of the keys that this coordinator may build now: no other that is alive builds them."""
         if not keys:
             return set()
-        holder = and_(coordinators.c.id == flights.c.coordinator, coordinators.c.lease_until >= now())
-        free = or_(flights.c.coordinator == coordinator, ~exists().where(holder))
+        others = select(coordinators.c.id).where(coordinators.c.lease_until >= now(), coordinators.c.id != coordinator)
+        free = flights.c.coordinator.not_in(others)
         statement = insert_or_replace(self._engine, flights, ("key",), ("coordinator",), where=free)
         # Sorted: of two that ask for the same keys, one waits for the other, and neither for ever.
         rows = [{"key": key, "coordinator": coordinator} for key in sorted(keys)]

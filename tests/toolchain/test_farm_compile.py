@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -23,6 +24,7 @@ from farm.store.contract import Record
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_farm, laptop_settings
 from tests.samples import SMALLER, checkpoint, layer
+from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 REFUSAL = "ptxas error   : Entry function 'conv2d' uses too much shared data"
@@ -344,6 +346,26 @@ def test_a_tool_whose_file_changed_is_asked_again(farm: Farm, settings: Settings
     with Farm.open(settings) as again:
         assert again.toolchain.fingerprint != before
         assert again.toolchain.archs == farm.toolchain.archs
+
+
+def compile_when_both_are_ready(settings: Settings, strict: bool) -> Job:
+    """What one process does: the same cubins, for a job of its own."""
+    with Farm.open(settings) as farm:
+        submission = farm.submit([NET], replace(OPTIONS, strict=strict))
+        BARRIER[0].wait()
+        [job] = farm.run([submission.jobs[0].id])
+        return job
+
+
+def test_two_coordinators_that_race_run_each_tool_once(settings: Settings, tools: Tools) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2, initializer=will_meet, initargs=(context.Barrier(2),)) as pool:
+        asked = [(settings, False), (settings, True)]
+        first, second = pool.starmap(compile_when_both_are_ready, asked, chunksize=1)
+    assert first.id != second.id
+    assert [(job.status, job.done) for job in (first, second)] == [(Status.SUCCEEDED, 4)] * 2
+    assert first.hits + second.hits == 4
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
 
 
 class AwayStore(MemoryStore):
