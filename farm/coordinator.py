@@ -128,8 +128,9 @@ class Coordinator:
         )
         asked_at = -POLL_SECONDS
         while True:
+            asks = run.hungry and (not claims.job_ids or time.monotonic() - asked_at >= POLL_SECONDS)
             new: list[str] = []
-            if run.hungry and (not claims.job_ids or time.monotonic() - asked_at >= POLL_SECONDS):
+            if asks:
                 asked_at = time.monotonic()
                 if new := claim():
                     run.add(claims.begin(new, self._toolchain))
@@ -137,7 +138,7 @@ class Coordinator:
                 for result in run.step():
                     claims.take(result)
             run.drop(claims.write())
-            if not claims.job_ids and not new:
+            if asks and not new and not claims.job_ids:
                 if over():
                     return
                 time.sleep(POLL_SECONDS)

@@ -95,12 +95,14 @@ class Farmyard:
         self.ledger: Ledger = open_ledger(self.settings)
         self.store = MemoryStore()
 
-    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1) -> list[str]:
+    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1, optimisation: int = 3) -> list[str]:
         """Jobs of NET, each of whose layers is cut into so many parts."""
         cut = tuple(Part(i, i + 1) for i in range(parts))
         jobs = []
         for name in names:
-            job = new_job(NET, BuildOptions(archs), namespace="test", name=name, store=self.store)
+            job = new_job(
+                NET, BuildOptions(archs, optimisation=optimisation), namespace="test", name=name, store=self.store
+            )
             builds = tuple(replace(build, parts=cut) for build in job.builds)
             jobs.append(replace(job, builds=builds, request_digest=name.ljust(64, ".")))
         return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", tuple(jobs)))]
