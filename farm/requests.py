@@ -10,6 +10,18 @@ from typing import Any
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
+WORKER_BYTES = 192 * 2**20
+TEMPLATE_BYTES = 512 * 2**20
+"""What nvcc and its children take for a template of any shape, with room."""
+CUBIN_BYTES = 64 * 2**20
+MULTIPLY_ADD_BYTES = 12_000
+"""ptxas 13.0 took 30 MiB and, for each multiply-add, 6 to 8 KB at -O3 and up to 12 KB at -O1."""
+
+
+def _memory_class(needed_bytes: int) -> int:
+    """A power of two: a scheduler keeps its workers for requests that are alike."""
+    return 1 << (needed_bytes - 1).bit_length()
+
 
 @dataclass(frozen=True)
 class TemplateRequest:
@@ -24,6 +36,11 @@ class TemplateRequest:
     """Multiply-adds that nvcc compiles: what its time grows with."""
     memory_limit_bytes: int | None = None
     """Of nvcc; None: what the worker's settings say."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted, of the worker and its tool together."""
+        return _memory_class(WORKER_BYTES + max(TEMPLATE_BYTES, (self.memory_limit_bytes or 0) // 2))
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,12 @@ class CubinRequest:
     """Predicted, in multiply-adds that ptxas assembles."""
     memory_limit_bytes: int | None = None
     """Of ptxas; None: what the worker's settings say."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted, of the worker and its tool together; one tried again needs more than half of its new limit."""
+        tool = max(CUBIN_BYTES + MULTIPLY_ADD_BYTES * self.cost, (self.memory_limit_bytes or 0) // 2)
+        return _memory_class(WORKER_BYTES + tool)
 
 
 Request = TemplateRequest | CubinRequest

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors",),
-    ("jobs", "settings", "requests", "recent"),
+    ("jobs", "settings", "requests", "recent", "version"),
     ("store",),
     ("build",),
     ("ledger", "executors", "plan"),
