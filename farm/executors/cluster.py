@@ -6,8 +6,10 @@ import logging
 import re
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ _ENVIRONMENT = {
 CONNECT_SECONDS = 10.0
 CHECK_SECONDS = 60.0
 """How long a machine may take to say which tools it has."""
+GONE_SECONDS = 30.0
+"""How long it is waited for a machine when the last one is gone."""
 LOOK_SECONDS = 2.0
 """How often it is asked which machines there are."""
 
@@ -91,6 +95,8 @@ class ClusterExecutor(Executor):
         self._check: Any = None
         self._nodes = Nodes()
         self._looked_at = 0.0
+        self._usable_at = 0.0
+        """When there was a machine that could do the work, or was asked whether it can."""
         self._started = False
         """By this executor; a Ray that the program around it started is used, and left as it is."""
         self._folder: str | None = None
@@ -106,7 +112,12 @@ class ClusterExecutor(Executor):
         """See Executor."""
         self._connect()
         self._look()
-        return self._nodes.capacity
+        capacity = self._nodes.capacity
+        if capacity or self._checks:
+            self._usable_at = time.monotonic()
+        elif time.monotonic() - self._usable_at > GONE_SECONDS:
+            raise NoWorkerError(f"for {GONE_SECONDS:g} s no machine could do this work: {self._nodes.reasons}")
+        return capacity
 
     def submit(self, request: Request) -> None:
         """See Executor."""
@@ -214,6 +225,7 @@ class ClusterExecutor(Executor):
                 f"{where} has no machine that can do this work ({self._nodes.reasons}); "
                 "FARM_EXECUTOR=inline builds in this process"
             )
+        self._usable_at = time.monotonic()
 
     def _look(self) -> None:
         """Notices machines that came or went, every now and then, and has those that are new checked."""
@@ -261,7 +273,10 @@ class ClusterExecutor(Executor):
             }
         else:
             _knock(address)
+        obeyed = signal.getsignal(signal.SIGTERM)
         self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, obeyed)  # Ray puts its own in this one's place
 
     def _disconnect(self) -> None:
         if self._started:
