@@ -83,7 +83,7 @@ def compile_models(
             return USAGE
         submission = farm.submit(checkpoints, options, name=name)
         ids = list(dict.fromkeys(job.id for job in submission.jobs))  # the same model twice is one job
-        print_warnings(farm, ids)
+        print_warnings(submission)
         try:
             with CompileProgress(stderr(), quiet=quiet or as_json) as progress:
                 done = farm.run(ids, progress)

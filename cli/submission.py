@@ -16,6 +16,7 @@ from farm.jobs import BuildOptions
 if TYPE_CHECKING:
     from codegen.layers import Checkpoint
     from farm.api import Farm
+    from farm.submission import Submission
 
 Models = Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL", show_default=False)]
 Archs = Annotated[
@@ -87,8 +88,7 @@ def read_checkpoints(
     return checkpoints
 
 
-def print_warnings(farm: Farm, ids: Sequence[str]) -> None:
-    """What a person should know of the jobs' layers although they compile."""
-    for job_id in ids:
-        for warning in farm.warnings(job_id):
-            print_warning(warning)
+def print_warnings(submission: Submission) -> None:
+    """What a person should know of the layers although they compile."""
+    for warning in submission.warnings:
+        print_warning(warning)

@@ -67,7 +67,7 @@ def submit(
             return USAGE
         submission = farm.submit(checkpoints, options, name=name)
         jobs = list({job.id: job for job in submission.jobs}.values())  # the same model twice is one job
-        print_warnings(farm, [job.id for job in jobs])
+        print_warnings(submission)
         if as_json:
             newest_first = [job_json(job) for job in reversed(jobs)]
             print_json({"submission": submission.id, "jobs": newest_first})

@@ -99,7 +99,8 @@ class Farm:
             for checkpoint in checkpoints
         ]
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
-        return Submission(submission.id, tuple(self._ledger.record_submission(submission)))
+        warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
+        return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
         """Runs jobs to their end, in this process and its workers. A failed job is a result, not an exception."""
@@ -177,10 +178,6 @@ class Farm:
         """A job with its layers and cubins."""
         job = self.job(job_id)
         return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
-
-    def warnings(self, job_id: str) -> list[str]:
-        """What a person should know of a job's layers although it compiles."""
-        return dense_warnings(self._ledger.builds(self.job(job_id).id))
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """What happened, oldest first, after the event with that id."""

@@ -306,8 +306,7 @@ def test_the_log_tells_of_templates_cubins_and_the_end(compiled: tuple[Farm, Job
 
 def test_only_layers_too_dense_to_gain_are_warned_of(farm: Farm) -> None:
     net = checkpoint(layer("sparse"), layer("dense", sparsity=0.3))
-    [job] = farm.submit([net], OPTIONS).jobs
-    [warning] = farm.warnings(job.id)
+    [warning] = farm.submit([net], OPTIONS).warnings
     assert warning.startswith("dense: sparsity 0.3")
 
 
