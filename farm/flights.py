@@ -9,7 +9,7 @@ from farm.ledger import Ledger
 from farm.requests import Request
 
 AT_ONCE = 16
-"""Asked for together, at least: a transaction for each would be slow."""
+"""So many keys are asked for together."""
 POLL_SECONDS = 0.5
 """How often what others build is asked for again, and what has ended is given back."""
 
@@ -26,9 +26,9 @@ class Flights:
         self._landed: list[str] = []
         self._landed_at = 0.0
 
-    def at_once(self, room: int) -> int:
-        """How many requests to take off with, when there is room for so many."""
-        return max(room, AT_ONCE)
+    def has(self, key: str) -> bool:
+        """Whether this coordinator may build the key already."""
+        return key in self._mine
 
     def take_off(self, requests: Sequence[Request]) -> set[str]:
         """The keys that may be built now; the others are set aside."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from farm.build import find_cubin, find_template
 from farm.errors import StoreUnavailableError
 from farm.executors.contract import Executor
-from farm.flights import Flights
+from farm.flights import AT_ONCE, Flights
 from farm.plan import Plan
 from farm.progress import Progress
 from farm.requests import (
@@ -188,7 +188,9 @@ class Run:
 
     def _submit(self) -> None:
         while self._queue and (room := self._executor.capacity - len(self._submitted)) > 0:
-            first = [heapq.heappop(self._queue) for _ in range(min(self._flights.at_once(room), len(self._queue)))]
+            first = self._pop(room)
+            if not all(self._flights.has(entry[-1].key) for entry in first):
+                first += self._pop(AT_ONCE - len(first))  # a transaction for each would be slow
             mine = self._flights.take_off([entry[-1] for entry in first])
             cleared = [entry for entry in first if entry[-1].key in mine]
             for entry in cleared[:room]:
@@ -198,6 +200,9 @@ class Run:
                 self._progress.submitted(request)
             for entry in cleared[room:]:
                 heapq.heappush(self._queue, entry)
+
+    def _pop(self, count: int) -> list[tuple[bool, int, int, Request]]:
+        return [heapq.heappop(self._queue) for _ in range(min(count, len(self._queue)))]
 
     def _take(self, result: Result) -> list[Result | Retry]:
         """The final results that follow from this one, or that it is tried again."""
