@@ -78,6 +78,8 @@ class Claims:
         self._results: list[BuildResult] = []
         self._events: list[tuple[str, str, str]] = []
         self._unwanted: set[str] = set()
+        self._orphans: set[str] = set()
+        """Claimed for us, and we were not told: the database went away in that moment."""
         self._written_at = time.monotonic()
 
     @property
@@ -227,6 +229,11 @@ class Claims:
         unwanted, self._unwanted = self._unwanted - self._targets.keys(), set()
         return unwanted
 
+    def take_orphans(self) -> list[str]:
+        """Jobs that were claimed without an answer, to be begun now."""
+        orphans, self._orphans = self._orphans, set()
+        return sorted(orphans - self._claims.keys())
+
     def end_all(self, status: Status, reason: str, fault: Fault) -> None:
         """Ends the jobs that have not ended; what they have so far is kept."""
         self._flush()
@@ -277,6 +284,7 @@ class Claims:
         self._ledger.add_events([event for event in self._events if event[0] in held])
         self._results, self._events = [], []
         self._written_at = time.monotonic()
+        self._orphans = held - self._claims.keys()
         for job_id in self._claims.keys() - held:
             self._forget(job_id)
             self._progress.job_lost(self._ledger.job(job_id))

@@ -132,7 +132,7 @@ class Coordinator:
             new: list[str] = []
             if asks:
                 asked_at = time.monotonic()
-                if new := claim():
+                if new := [*claims.take_orphans(), *claim()]:
                     run.add(claims.begin(new, self._toolchain))
             if run.busy:
                 for result in run.step():

@@ -182,6 +182,14 @@ def test_a_job_that_cannot_be_planned_fails_and_no_other_with_it(farm: Farmyard)
     assert "cannot be planned" in jobs[0].reason
 
 
+def test_a_job_that_was_claimed_when_the_database_went_away_is_not_forgotten(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    coordinator = farm.coordinator(PlayedExecutor(farm.store))
+    assert farm.ledger.claim(job_id, coordinator.name, 60)  # the answer never came
+    [job] = coordinator.run([job_id])
+    assert (job.status, job.tries) == (Status.SUCCEEDED, 1)
+
+
 def test_a_retry_builds_only_what_did_not_succeed(farm: Farmyard) -> None:
     def play(request: Request) -> Result | None:
         bad = isinstance(request, CubinRequest) and request.arch == "sm_90"
