@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from cli.layers import code_table, failure_lines, folded_lines, layer_json, layer_table, skipped_lines
+from cli.layers import code_table, failure_lines, folded_lines, layer_json, layer_table, lowered_lines, skipped_lines
 from cli.render import duration, job_json, job_seconds, moment, print_json, size, status_text, stdout
 
 if TYPE_CHECKING:
@@ -52,5 +52,5 @@ def _print(detail: JobDetail) -> None:
     console.print()
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width))
-    for line in (*folded_lines(detail), *failure_lines(detail), *skipped_lines(job)):
+    for line in (*folded_lines(detail), *lowered_lines(detail), *failure_lines(detail), *skipped_lines(job)):
         console.print(line, soft_wrap=True)

@@ -40,8 +40,12 @@ class Settings:
     tool_timeout_seconds: float
     """For one run of nvcc or ptxas."""
     tool_memory_bytes: int
+    tool_memory_most_bytes: int
+    """What runs out of memory is tried once more with twice the memory, but never with more than this."""
     max_retries: int
     """Of a build whose worker died."""
+    away_seconds: float
+    """How long a store or a database that does not answer is waited for."""
     recache: bool
     """Build everything anew, also what the cache holds."""
     read_only: bool
@@ -197,11 +201,13 @@ _OPTIONS: dict[str, _Option] = {
     "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),
     "job_timeout_seconds": _Option("FARM_JOB_TIMEOUT", "ray", "job_timeout", _number(1), lambda: 86_400.0),
     "max_retries": _Option("FARM_MAX_RETRIES", "ray", "max_retries", _whole(0), lambda: 2),
+    "away_seconds": _Option("FARM_AWAY_TIMEOUT", "ray", "away_timeout", _number(0), lambda: 300.0),
     "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, _login_name),
     "nvcc": _Option("FARM_NVCC", "toolchain", "nvcc", _path, lambda: ""),
     "ptxas": _Option("FARM_PTXAS", "toolchain", "ptxas", _path, lambda: ""),
     "tool_timeout_seconds": _Option("FARM_TOOL_TIMEOUT", "toolchain", "timeout", _number(1), lambda: 600.0),
     "tool_memory_bytes": _Option("FARM_TOOL_MEMORY", "toolchain", "memory", _bytes, lambda: 8 * GIB),
+    "tool_memory_most_bytes": _Option("FARM_TOOL_MEMORY_MOST", "toolchain", "memory_most", _bytes, lambda: 16 * GIB),
 }
 
 

@@ -21,11 +21,11 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors",),
-    ("jobs", "settings", "requests", "recent"),
+    ("jobs", "settings", "requests", "recent", "version"),
     ("store",),
     ("build",),
     ("ledger", "executors", "plan"),
-    ("progress", "lease"),
+    ("progress", "lease", "flights", "retries"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
