@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
 from farm.executors import open_executor
+from farm.executors.contract import UNCHECKED
 from farm.executors.token import described
 from farm.ledger import database_revision, open_ledger
 from farm.settings import Settings, ray_authentication, redacted
@@ -27,6 +29,9 @@ from farm.store import open_store
 
 ARCH = "sm_90"
 PROBE = b"farm doctor"
+CHECK_SECONDS = 30.0
+"""How long machines may take to say which tools they have."""
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,16 @@ def _executor(settings: Settings) -> str:
     if settings.ray_address is None:
         return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
     with open_executor(settings, open_store(settings), _tools(settings)) as executor:
+        end = time.monotonic() + CHECK_SECONDS
         room = executor.capacity
-    return (
+        while any(state.reason == UNCHECKED for state in executor.workers()) and time.monotonic() < end:
+            time.sleep(LOOK_SECONDS)
+            room = executor.capacity
+        idle = [f"{state.node} gets no work: {state.reason}" for state in executor.workers() if state.reason]
+    told = (
         f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, takes {room} builds at a time"
     )
+    return "; ".join([told, *idle])
 
 
 def _gpu() -> Check:

@@ -9,6 +9,9 @@ from typing import Protocol, Self
 
 from farm.requests import Request, Result
 
+UNCHECKED = "it is not checked yet"
+"""Why a machine gets no work at first."""
+
 
 @dataclass(frozen=True)
 class WorkerState:

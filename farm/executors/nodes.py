@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from farm.executors.contract import WorkerState
+from farm.executors.contract import UNCHECKED, WorkerState
 from farm.requests import Request
 from farm.version import program_digest
 
@@ -48,7 +48,7 @@ class Node:
     cpus: int
     gpus: int
     memory_bytes: int
-    reason: str = "it is not checked yet"
+    reason: str = UNCHECKED
     """Why it gets no work; empty once it does."""
     alive: bool = True
     requests: dict[str, float] = field(default_factory=dict)
