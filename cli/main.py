@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from cli.bench_command import app as bench_app
 from cli.bundle_command import fetch
 from cli.compile_command import compile_models
 from cli.config_command import app as config_app
@@ -63,6 +64,7 @@ app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(database_app, name="db")
 

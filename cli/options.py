@@ -73,3 +73,21 @@ def check_output_folder(folder: Path | None) -> None:
 
 def _is_bundle(folder: Path) -> bool:
     return (folder / "manifest.json").is_file()
+
+
+def names_of(values: Sequence[str]) -> list[str]:
+    """Names from options that may be repeated and may hold several each, each once."""
+    return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
+
+
+def numbers_of(option: str, value: str, least: float, *, most: float = math.inf, whole: bool = False) -> list[float]:
+    """Numbers as in 0.5,0.9, each once. Raises UsageError."""
+    try:
+        numbers = list(dict.fromkeys(int(part) if whole else float(part) for part in value.split(",")))
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        bound = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+        kind = "whole numbers" if whole else "numbers"
+        raise UsageError(f"{option} {value}: it is {kind}, {bound}, with commas between them") from None
+    return numbers

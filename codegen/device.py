@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +36,40 @@ class LoadedKernel:
             shared=self._launch.shared_bytes,
             stream=stream,
         )
+
+
+@dataclass(frozen=True)
+class RawKernel:
+    """A kernel that no template made: its arguments are pointers, then an int32 number of images."""
+
+    _function: Any
+    block: tuple[int, int, int]
+
+    def __call__(self, grid: tuple[int, int, int], pointers: Sequence[int], images: int, stream: Any = None) -> None:
+        arguments = [*map(np.uint64, pointers), np.int32(images)]
+        self._function(*arguments, grid=grid, block=self.block, stream=stream)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the driver says of a GPU."""
+
+    name: str
+    arch: str
+    capability: int
+    """90 for 9.0."""
+    driver: str
+    """The CUDA version it serves at most."""
+    multiprocessors: int
+    clock_hz: float
+    """At most; so the next."""
+    memory_clock_hz: float
+    bus_bits: int
+    l2_bytes: int
+    memory_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Device:
@@ -74,6 +108,77 @@ class Device:
         """The architecture whose cubins it runs, as in sm_90."""
         major, minor = self._device.compute_capability()
         return f"sm_{major}{minor}"
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """Its attributes."""
+        kind = self._driver.device_attribute
+        major, minor = self._device.compute_capability()
+        version = self._driver.get_driver_version()
+
+        def number(attribute: Any) -> int:
+            return int(self._device.get_attribute(attribute))
+
+        return DeviceFacts(
+            name=self.name,
+            arch=self.arch,
+            capability=10 * major + minor,
+            driver=f"{version // 1000}.{version % 1000 // 10}",
+            multiprocessors=number(kind.MULTIPROCESSOR_COUNT),
+            clock_hz=1e3 * number(kind.CLOCK_RATE),
+            memory_clock_hz=1e3 * number(kind.MEMORY_CLOCK_RATE),
+            bus_bits=number(kind.GLOBAL_MEMORY_BUS_WIDTH),
+            l2_bytes=number(kind.L2_CACHE_SIZE),
+            memory_bytes=int(self._device.total_memory()),
+        )
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Memory on the GPU: `int()` gives its address, `free()` gives it back. Raises DeviceError."""
+        try:
+            return self._driver.mem_alloc(size_bytes)
+        except self._driver.Error as error:
+            raise DeviceError(
+                f"{self.name} has no {size_bytes / 1e9:.1f} GB left ({error}): take a smaller batch"
+            ) from None
+
+    def upload(self, address: int, values: NDArray[Any]) -> None:
+        """Copies an array to an address."""
+        self._driver.memcpy_htod(address, np.ascontiguousarray(values))
+
+    def copy(self, source: int, target: int, size_bytes: int) -> None:
+        """Copies within the GPU."""
+        self._driver.memcpy_dtod(target, source, size_bytes)
+
+    def poison(self, address: int, size_bytes: int) -> None:
+        """Fills memory with NaN of any data type."""
+        self._driver.memset_d8(address, _POISON, size_bytes)
+
+    def download(self, address: int, values: NDArray[Any]) -> None:
+        """Fills an array from an address, once all that was launched has run. Raises DeviceError if that failed."""
+        try:
+            self._driver.Context.synchronize()
+            self._driver.memcpy_dtoh(values, address)
+        except self._driver.Error as error:
+            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
+
+    def raw_kernel(self, cubin: bytes, entry: str, block: tuple[int, int, int]) -> RawKernel:
+        """Loads a kernel that no template made."""
+        return RawKernel(self._driver.module_from_buffer(cubin).get_function(entry), block)
+
+    def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = 9) -> float:
+        """Median time of a launch on data sets in turn, by events around a run of them, without a CUDA graph."""
+        launches = sets * -(-32 // sets)
+        times = []
+        for repeat in range(repeats + 1):
+            begin, end = self._driver.Event(), self._driver.Event()
+            begin.record(stream)
+            for i in range(launches):
+                launch(i % sets)
+            end.record(stream)
+            end.synchronize()
+            if repeat:  # the first warms up
+                times.append(begin.time_till(end) * 1e3 / launches)
+        return float(np.median(times))
 
     def new_stream(self) -> Any:
         """A stream of PyCUDA's; its `handle` is what other libraries take."""

@@ -28,7 +28,7 @@ FARM_LAYERS = (
     ("progress", "lease"),
     ("claims", "run"),
     ("coordinator",),
-    ("submission", "bundle", "verification", "doctor"),
+    ("submission", "bundle", "verification", "doctor", "bench"),
     ("api",),
     ("testing",),
 )
@@ -38,18 +38,20 @@ DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
     "botocore": {"farm/store/s3.py"},
+    "matplotlib": {"farm/bench/plots.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/", "migrations/"},
     "subprocess": {"codegen/toolchain.py"},
+    "torch": {"farm/bench/torch_gpu.py"},
     "typer": {"cli/"},
 }
 """The files, or the folders, that may import a library at all."""
 
-SLOW = {"alembic", "boto3", "botocore", "onnx", "pycuda", "ray"}
-TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest", "torch"}
+SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "pycuda", "ray", "torch"}
+TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,298 @@
+"""`farm bench`: the generated kernels against what a user would call instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from typer.core import TyperGroup
+
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options import accumulator_of, input_shapes_of, names_of, numbers_of
+from cli.render import print_json, stderr, stdout
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from codegen.spec import DataType
+    from farm.bench.benchmark import Plan
+    from farm.bench.results import Measurement, Results
+    from farm.bench.workload import Case, Choice
+
+RUN = "run"
+
+
+class _BenchGroup(TyperGroup):
+    """What is no command's name begins the arguments of `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    help="Measure the generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin; `run` may be left out.",
+    cls=_BenchGroup,
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure the generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin; `run` may be left out."""
+
+
+@app.command(RUN)
+def run(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, the papers' ten operators.")
+    ] = None,
+    layer: Annotated[
+        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="NAME,...", help="Only these of the ten operators.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64,1",
+    sparsity: Annotated[
+        str | None,
+        typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
+    ] = None,
+    data_type: Annotated[
+        str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
+    ] = "float32",
+    peers: Annotated[
+        str, typer.Option("--peers", metavar="NAME,...", help="Which peers, by their names in the JSON; all or none.")
+    ] = "all",
+    input_shape: Annotated[
+        list[str] | None,
+        typer.Option("--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open."),
+    ] = None,
+    accumulate: Annotated[
+        str, typer.Option("--accumulate", metavar="float32|float16", help="Sums of float16 layers.")
+    ] = "float32",
+    optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
+    sets: Annotated[
+        int | None,
+        typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option("--peak-tflops", metavar="X", help="The GPU's peak in float32, for the roof.")
+    ] = None,
+    peak_tbps: Annotated[
+        float | None, typer.Option("--peak-tbps", metavar="X", help="The GPU's memory rate in TB/s, for the roof.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights and inputs.")] = 0,
+    json_to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> int:
+    """Measure kernels on the GPU here: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
+    from farm.bench.benchmark import Plan
+    from farm.bench.workload import Choice
+    from farm.settings import load_settings
+
+    choice = Choice(
+        tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
+        tuple(numbers_of("--sparsity", sparsity, 0, most=1)) if sparsity else (),
+        _data_types_of(data_type),
+        seed,
+    )
+    cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])
+    file = file_of(json_to, resume=resume)
+    plan = Plan(
+        peers=_peers_of(peers),
+        seed=seed,
+        optimisation=optimisation,
+        accumulate=accumulator_of(accumulate),
+        sets=sets,
+        flops=_positive("--peak-tflops", peak_tflops),
+        bytes_per_second=_positive("--peak-tbps", peak_tbps),
+        file=file,
+        resume=resume,
+    )
+    settings = load_settings(overrides={"jobs": jobs})
+    results = measured(settings, cases, plan, quiet=quiet)
+    show(results, as_json=json_to == "-", folder=plot)
+    wrong = [each for each in results.measurements if each.reason.startswith("wrong:")]
+    return JOB_FAILED if any(each.contender == "generated" for each in wrong) else OK
+
+
+@app.command("paper")
+def paper(
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="NAME,...", help="Only these of the ten operators.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64,1",
+    sparsity: Annotated[
+        str, typer.Option("--sparsity", metavar="S,...", help="Shares of zeros of the sweep; 0 is the dense version.")
+    ] = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9",
+    counters: Annotated[
+        bool, typer.Option("--counters/--no-counters", help="Read hardware counters with ncu where it may.")
+    ] = True,
+    sets: Annotated[
+        int | None,
+        typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
+    ] = None,
+    json_to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Repeat the paper's experiments on the GPU here; its numbers and ours side by side."""
+    from cli.bench_tables import missing_lines, paper_table
+    from farm.bench.benchmark import Plan
+    from farm.bench.counters import NoCountersError, profile
+    from farm.bench.paper import MAIN, PEERS, rows
+    from farm.bench.workload import Choice, operator_cases, structured_cases
+    from farm.settings import load_settings
+
+    names = names_of(op or [])
+    batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
+    sparsities = tuple(numbers_of("--sparsity", sparsity, 0, most=1))
+    cases = [*operator_cases(names, Choice(batches, sparsities)), *structured_cases(names, batches)]
+    file = file_of(json_to, resume=resume)
+    plan = Plan(peers=PEERS, sets=sets, file=file, resume=resume, with_ptx=True)
+    results = measured(load_settings(overrides={"jobs": jobs}), cases, plan, quiet=quiet)
+    operators = list(dict.fromkeys(case.key.operator for case in cases if not case.peers_only))
+    read: Any = "not asked for"
+    if counters:
+        try:
+            with stderr().status("reading counters"):
+                read = profile(operators, max(batches), MAIN)
+        except NoCountersError as error:
+            read = f"no counters: {error}"
+    found = rows(results, read)
+    if json_to == "-":
+        print_json({**results.to_json(), "counters": read, "paper": [asdict(row) for row in found]})
+    else:
+        console = stdout()
+        console.print(Text(f"the paper (Tesla K40m) and {results.title}", style="bold"))
+        for part in (paper_table(found, console.width), *missing_lines(results)):
+            console.print(part)
+    draw(results, plot)
+
+
+@app.command("plot")
+def plot_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What farm bench --json wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the figures are written.")],
+) -> None:
+    """Draw the figures of a file of farm bench, without a GPU, and print its tables."""
+    from farm.bench.results import read_results
+
+    show(read_results(file), as_json=False, folder=folder)
+
+
+def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, quiet: bool) -> Results:
+    """Runs the benchmark with a bar on a terminal, a line per case elsewhere."""
+    from cli.bench_tables import progress_line
+    from farm.bench.benchmark import benchmark
+
+    console = stderr()
+    shows = console.is_terminal and not quiet
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
+        task = bar.add_task("measuring", total=len(cases))
+
+        def tell(case: Case, found: Sequence[Measurement], done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=case.key.operator)
+            if not shows and not quiet:
+                console.print(Text(progress_line(found, done, total)), soft_wrap=True)
+
+        return benchmark(settings, cases, plan, tell)
+
+
+def show(results: Results, *, as_json: bool, folder: Path | None) -> None:
+    """Tables or JSON on stdout; figures in the folder."""
+    from cli.bench_tables import tables
+
+    if as_json:
+        print_json(results.to_json())
+    else:
+        console = stdout()
+        console.print(Text(results.title, style="bold"))
+        for part in tables(results, console.width):
+            console.print(part)
+    draw(results, folder)
+
+
+def draw(results: Results, folder: Path | None) -> None:
+    """The figures, if a folder was named for them."""
+    if folder is not None:
+        from farm.bench.plots import plot
+
+        for path in plot(results, folder):
+            stderr().print(Text(f"drew {path}"), soft_wrap=True)
+
+
+def file_of(json_to: str | None, *, resume: bool) -> Path | None:
+    """The file of --json, if it names one. Raises UsageError for a --resume without."""
+    file = Path(json_to) if json_to not in (None, "-") else None
+    if resume and file is None:
+        raise UsageError("--resume: name the file to go on with, as in --json results.json --resume")
+    return file
+
+
+def _cases(
+    model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
+) -> list[Case]:
+    from farm.bench.workload import model_cases, operator_cases
+
+    if model is None:
+        if layers:
+            raise UsageError(
+                "--layer names a layer of a model: give the model's file, or --op for one of the operators"
+            )
+        return list(operator_cases(ops, choice))
+    if ops:
+        raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
+    from codegen.checkpoint import read_checkpoint
+
+    return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
+
+
+def _data_types_of(value: str) -> tuple[DataType, ...]:
+    known: dict[str, DataType] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+    names = names_of([value])
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UsageError(f"--data-type {value}: it is some of {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def _peers_of(value: str) -> tuple[str, ...]:
+    from farm.bench.contenders import PEERS
+
+    if value in ("all", "none"):
+        return tuple(PEERS) if value == "all" else ()
+    names = names_of([value])
+    unknown = [name for name in names if name not in PEERS]
+    if unknown or not names:
+        raise UsageError(f"--peers {value}: it is all, none or some of {', '.join(PEERS)}")
+    return tuple(names)
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise UsageError(f"{option} {value:g}: it is a number above 0")
+    return None if value is None else value * 1e12

@@ -1,0 +1,74 @@
+"""Who is measured: the generated kernels and their peers, what each computes with and how exact it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.spec import DataType
+
+GENERATED = "generated"
+"""The farm's own kernels."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a user would call instead of a generated kernel."""
+
+    name: str
+    title: str
+    """For people."""
+    column: str
+    """For a narrow table."""
+    description: str
+    tolerance: float
+    """Norm of the error over norm of the float64 reference: beyond this a peer is wrong, its time void."""
+    reads_zeros: bool
+    """Computes with the zero weights too: one time holds for every sparsity."""
+    data_types: tuple[DataType, ...] = ("float32",)
+    """Of the generated kernels it is compared with."""
+    listed: bool = True
+    """Has a column in the table; all are in the JSON document."""
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("cudnn-fp32", "cuDNN fp32", "CUDNN", "the dense layer, best algorithm of cudnn.benchmark", 1e-4, True),
+        Peer("cudnn-tf32", "cuDNN TF32", "TF32", "the same on tensor cores, 10 bits of mantissa", 5e-3, True),
+        Peer(
+            "cudnn-fp16",
+            "cuDNN fp16",
+            "FP16",
+            "the same in half precision, channels last, on tensor cores",
+            5e-3,
+            True,
+            ("float32", "float16"),
+        ),
+        Peer("cublas-fp32", "cuBLAS fp32", "CUBLAS", "im2col, then one GEMM for the batch", 1e-4, True),
+        Peer("cublas-fp32-gemm", "cuBLAS fp32, GEMM alone", "GEMM", "without im2col's time", 1e-4, True, listed=False),
+        Peer("cublas-tf32", "cuBLAS TF32", "BLAS-TF32", "im2col, then a GEMM in TF32", 5e-3, True, listed=False),
+        Peer(
+            "cublas-tf32-gemm",
+            "cuBLAS TF32, GEMM alone",
+            "GEMM-TF32",
+            "without im2col's time",
+            5e-3,
+            True,
+            listed=False,
+        ),
+        Peer("cusparse", "cuSPARSE", "CUSPARSE", "im2col, then one SpMM in CSR for the batch", 1e-4, False),
+        Peer("cusparse-spmm", "cuSPARSE, SpMM alone", "SPMM", "without im2col's time", 1e-4, False, listed=False),
+        Peer("escoin", "Escoin", "ESCOIN", "direct sparse convolution over CSR, by its authors' method", 1e-4, False),
+    )
+}
+"""By name. None of them adds the bias or runs what the generated kernel computes after its sums: that favours them."""
+
+
+def title_of(contender: str) -> str:
+    """For people; the name itself for one that is not known here."""
+    return PEERS[contender].title if contender in PEERS else contender
+
+
+def peers_for(data_type: str, chosen: tuple[str, ...]) -> list[Peer]:
+    """Those of the chosen ones that kernels of this data type are compared with."""
+    return [PEERS[name] for name in chosen if data_type in PEERS[name].data_types]

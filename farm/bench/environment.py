@@ -1,0 +1,48 @@
+"""Where a benchmark ran: GPU, driver, clocks, versions, date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from codegen.device import DeviceFacts
+from codegen.errors import ToolchainError, ToolError
+from codegen.toolchain import Toolchain, ToolLimits, run_tool
+from farm.bench.roof import Peaks
+
+DISTRIBUTION = "sparse-compile-farm"
+_CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
+
+
+def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, libraries: Mapping[str, str]) -> dict[str, Any]:
+    """What has to be known to judge a time; as plain JSON values."""
+    return {
+        "gpu": facts.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": facts.to_json(),
+        "peaks": {"flops": peaks.flops, "bytes_per_second": peaks.bytes_per_second},
+        "clocks": clocks(),
+        "nvcc": toolchain.nvcc_version,
+        "ptxas": toolchain.ptxas_version,
+        "farm": _version(),
+        "libraries": dict(libraries),
+    }
+
+
+def clocks() -> dict[str, str]:
+    """What nvidia-smi reads, with its units; empty where there is none."""
+    query = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
+    try:
+        values = run_tool(query, limits=ToolLimits(30)).stdout.strip().split(",")
+    except (ToolError, ToolchainError):
+        return {}
+    return {name: value.strip() for name, value in zip(_CLOCKS, values, strict=False)}
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "a checkout that is not installed"

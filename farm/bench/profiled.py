@@ -1,0 +1,58 @@
+"""What ncu watches: each operator's generated kernels once, then cuDNN's, then im2col and cuSPARSE's.
+
+ncu --profile-from-start off ... python -m farm.bench.profiled BATCH SPARSITY OPERATOR...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from codegen.device import Device
+from codegen.toolchain import find_toolchain
+from farm.bench.kernels import KernelPool
+from farm.bench.peers import Layer, Peers
+from farm.bench.stage import Shape, Stage
+from farm.bench.torch_gpu import TorchGpu
+from farm.bench.workload import Case, Choice, operator_cases
+from farm.build import known_toolchain
+from farm.settings import load_settings
+from farm.store import open_store
+
+PEERS = ("cudnn-fp32", "cusparse")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs each contender once outside of the profile, to warm it up, and once within."""
+    batch, sparsity, *names = arguments
+    settings = load_settings()
+    store = open_store(settings)
+    toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
+    with Device() as device, KernelPool(settings, store, toolchain, device.arch) as pool:
+        gpu = TorchGpu((stream := device.new_stream()).handle)
+        for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):
+            _profile(case, device, pool, gpu, stream)
+            gpu.release()
+
+
+def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream: object) -> None:
+    built, index = pool.submit(case).result(), pool.index_cubins(case.spec).result()
+    loaded = [device.load(cubin, launch) for cubin, launch in built.kernels]
+    with Stage(device, Shape(case.spec, case.images, 0, sets=1), device.facts.l2_bytes) as stage:
+        layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)
+
+        def generated(_: int) -> None:
+            for kernel in loaded:
+                kernel(stage.inputs[0], stage.outputs[0], case.images, stream)
+
+        with gpu.torch.cuda.stream(gpu.stream):
+            peers = Peers(gpu, device, stream, layer, index)
+            launches = [generated, *(peers.prepare(name).variants[0].launch for name in PEERS)]
+            for launch in launches:
+                launch(0)
+                with gpu.profiled():
+                    launch(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""Results: one measurement for each case and contender, in a file that is whole after every case."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CaseKey:
+    """What is measured: a layer at a batch and a sparsity, in a data type."""
+
+    operator: str
+    """Name of the operator, or of the model's layer."""
+    batch: int
+    sparsity: float
+    """As it was asked for, or the checkpoint's own."""
+    data_type: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contender in one case: its time, or the reason why there is none."""
+
+    case: CaseKey
+    contender: str
+    microseconds: float | None
+    """Median of one call on the batch; None if there is none."""
+    reason: str = ""
+    """Why there is no time, in words; empty if there is one."""
+    note: str = ""
+    """What is to be known of the time."""
+    relative_error: float | None = None
+    """Norm of the error over norm of the float64 reference."""
+    roof_microseconds: float | None = None
+    predicted_microseconds: float | None = None
+    """Of generated kernels, by the model that chooses tilings."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of generated kernels: tiling, registers, sizes, what was deleted; of the layer: spec, non-zeros."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        fields = asdict(self)
+        return {**fields.pop("case"), **fields}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Measurement:
+        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
+        fields = dict(value)
+        case = CaseKey(
+            str(fields.pop("operator")),
+            int(fields.pop("batch")),
+            float(fields.pop("sparsity")),
+            str(fields.pop("data_type")),
+        )
+        return Measurement(case=case, **fields)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one run of the benchmark found, and where."""
+
+    environment: Mapping[str, Any]
+    """GPU, driver, clocks, versions, date."""
+    options: Mapping[str, Any]
+    measurements: tuple[Measurement, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "environment": dict(self.environment),
+            "options": dict(self.options),
+            "measurements": [each.to_json() for each in self.measurements],
+        }
+
+    @property
+    def title(self) -> str:
+        """The GPU and the day, for a figure."""
+        return f"{self.environment.get('gpu', 'unknown GPU')}, {str(self.environment.get('date', ''))[:10]}"
+
+    def of(self, contender: str) -> dict[CaseKey, Measurement]:
+        """The measurements of one contender."""
+        return {each.case: each for each in self.measurements if each.contender == contender}
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Writes the file in one step: a reader, and an interrupted run, find a whole one. Raises UsageError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(json.dumps(results.to_json(), indent=1) + "\n")
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written ({error.strerror}): name a file in a folder that can be") from None
+
+
+def read_results(path: Path) -> Results:
+    """Reads a file of `farm bench --json`. Raises UsageError."""
+    try:
+        document = json.loads(path.read_text())
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
+        return Results(
+            dict(document["environment"]),
+            dict(document["options"]),
+            tuple(Measurement.from_json(each) for each in document["measurements"]),
+        )
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): name a file that farm bench wrote") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no file of farm bench --json: {error}") from None
+
+
+def cases_of(measurements: Iterable[Measurement]) -> list[CaseKey]:
+    """Each case once, in the order of the measurements."""
+    return list(dict.fromkeys(each.case for each in measurements))
