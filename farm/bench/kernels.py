@@ -81,7 +81,7 @@ class KernelPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
 
     def index_cubins(self, spec: LayerSpec) -> Future[IndexCubins | None]:
         """im2col and Escoin for a layer's shape, once; None where they do not apply."""

@@ -104,7 +104,9 @@ class Peers:
             dense = self._gpu.dense(self._spec, kernel)
         except NotImplementedError as error:
             raise NotApplicableError(str(error)) from None
-        return Prepared([Variant(lambda i: dense(inputs[i]))], tf32=tf32)
+        uneven = isinstance(self._spec, Conv2d) and self._spec.padding[:2] != self._spec.padding[2:]
+        note = "cuDNN pads evenly only: padding is a launch of its own, charged" if uneven else ""
+        return Prepared([Variant(lambda i: dense(inputs[i]), note)], tf32=tf32)
 
     def _halved(self, tensor: Any) -> Any:
         """In half precision, and channels last where there are any: the layout of the tensor cores."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,11 @@ STYLES = {
 def plot(results: Results, folder: Path) -> list[Path]:
     """Writes every figure that the results have the data for; gives the files. Raises UsageError."""
     try:
-        matplotlib = importlib.import_module("matplotlib")
+        import matplotlib
+        from matplotlib import pyplot
     except ImportError:
         raise UsageError("figures need matplotlib: install the extra 'plots'") from None
     matplotlib.use("Agg")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
     settings = {"svg.hashsalt": "farm", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,6 +203,7 @@ def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
 
 def _logarithmic(axis: Any, set_scale: Callable[..., None]) -> None:
     """Powers of two, written as they are."""
-    ticker: Any = importlib.import_module("matplotlib.ticker")
+    from matplotlib.ticker import FuncFormatter
+
     set_scale("log", base=2)
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}x"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))

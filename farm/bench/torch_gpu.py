@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 from collections import deque
@@ -51,9 +50,10 @@ class TorchGpu:
 
     def __init__(self, stream_handle: int) -> None:
         try:
-            self.torch: Any = importlib.import_module("torch")
+            import torch
         except ImportError:
             raise NoTorchError("torch is not installed here") from None
+        self.torch: Any = torch
         try:
             self.torch.zeros(1, device="cuda")
         except (RuntimeError, AssertionError) as error:

@@ -1,0 +1,68 @@
+"""Benchmarks take their kernels from the farm's worker and store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen.assemble import assemble
+from codegen.networks import TEN_OPERATORS
+from codegen.toolchain import find_toolchain
+from farm.bench.kernels import KernelPool, NotBuiltError
+from farm.bench.sizes import machine_instructions
+from farm.bench.workload import Choice, operator_cases
+from farm.build import Worker
+from farm.errors import StoreError
+from farm.store.memory import MemoryStore
+from farm.testing import laptop_settings
+
+
+def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
+    cases = list(operator_cases(["lenet-conv1"], Choice((64,), (0.9, 0.91))))
+    with KernelPool(settings, store, toolchain, "sm_90", with_ptx=True) as pool:
+        first, second = (future.result() for future in [pool.submit(case) for case in cases])
+        assert first.tiling == second.tiling
+        assert len(pool._templates) == 1
+        index = pool.index_cubins(TEN_OPERATORS["lenet-conv1"]).result()
+    assert index is not None
+    assert machine_instructions(index.escoin) > machine_instructions(index.im2col) > 10
+    assert first.facts["fmas_kept"] > second.facts["fmas_kept"] > 0
+    assert first.facts["ptx_instructions"] > first.facts["fmas_kept"]
+    assert first.facts["machine_instructions"] > first.facts["fmas_kept"]
+    assert first.predicted_microseconds > 0
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was made again")
+
+    monkeypatch.setattr(Worker, "_make_template", refuse)
+    monkeypatch.setattr("farm.build.assemble", refuse)
+    with KernelPool(settings, store, toolchain, "sm_90") as pool:
+        again = pool.submit(cases[0]).result()
+    assert [cubin for cubin, _ in again.kernels] == [cubin for cubin, _ in first.kernels]
+
+
+def test_what_cannot_be_built_says_why_to_everyone_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: MemoryStore, data: bytes) -> str:
+        raise StoreError("the store cannot be written: the disk is full")
+
+    monkeypatch.setattr(MemoryStore, "put", full)
+    cases = list(operator_cases(["lenet-conv1"], Choice((64,), (0.9, 0.91))))
+    with KernelPool(laptop_settings(tmp_path), MemoryStore(), find_toolchain(), "sm_90") as pool:
+        for future in [pool.submit(case) for case in cases]:
+            with pytest.raises(NotBuiltError, match="the disk is full"):
+                future.result()
+
+
+def test_machine_instructions_are_those_of_all_kernels_of_a_file() -> None:
+    body = ".reg .b64 %rd<2>; ld.param.u64 %rd0, [a]; st.global.u64 [%rd0], 1; ret;"
+    entry = f".visible .entry {{0}}(.param .u64 a) {{{{ {body} }}}}"
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    one, two = (head + "".join(entry.format(f"k{i}") for i in range(count)) for count in (1, 2))
+    sizes = [machine_instructions(assemble(text.encode(), "sm_90", find_toolchain()).data) for text in (one, two)]
+    assert sizes[1] == 2 * sizes[0] > 0
+    with pytest.raises(ValueError, match="not a 64-bit ELF"):
+        machine_instructions(b"PTX")
