@@ -97,7 +97,7 @@ def ranked_tilings(
 def misfit_of(
     spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
 ) -> str:
-    """Why a tiling that comes from elsewhere does not do for a layer with these non-zeros, in words; empty if it does."""
+    """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
     spec = canonical(spec)
     if not (_fits(spec, tiling) or tiling in _last_resort(spec, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"

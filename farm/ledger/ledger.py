@@ -13,6 +13,7 @@ from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, NewJob, New
 from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.tuning import TuningTable
 
 _RESULT_KEY = ("build", "arch", "part")
 _RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in _RESULT_KEY)
@@ -39,6 +40,11 @@ class Ledger:
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return writing(self._engine, self._wait_seconds)
+
+    @property
+    def tuning(self) -> TuningTable:
+        """Tuning records, which belong to no job."""
+        return TuningTable(self._engine, self._wait_seconds)
 
     def close(self) -> None:
         """Gives the database's connections back."""
@@ -215,8 +221,8 @@ class Ledger:
             return [job_of_row(row) for row in connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))]
 
     def builds(self, job_id: str) -> list[Build]:
-        """The layers of a job, in graph order."""
-        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position)
+        """The layers of a job, in graph order; a layer has one build for each of its tilings."""
+        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
         with self._reading() as connection:
             return [build_of_row(row) for row in connection.execute(query)]
 

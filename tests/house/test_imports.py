@@ -23,7 +23,7 @@ FARM_LAYERS = (
     ("errors",),
     ("jobs", "settings", "requests", "recent"),
     ("store",),
-    ("build",),
+    ("build", "tuning"),
     ("ledger", "executors", "plan"),
     ("progress", "lease"),
     ("claims", "run"),
