@@ -53,7 +53,8 @@ def new_job(
     job_id = new_id()
     builds: list[Build] = []
     skipped = list(checkpoint.skipped)
-    for position, layer in enumerate(checkpoint.layers):
+    for layer in checkpoint.layers:
+        position = builds[-1].position + 1 if builds else 0
         try:
             builds += _builds(job_id, position, layer, options, store, book)
         except TilingError as error:

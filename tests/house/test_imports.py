@@ -29,7 +29,7 @@ FARM_LAYERS = (
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
-    ("api",),
+    ("api", "tuner"),
     ("testing",),
 )
 """From the bottom up: a module or package of farm/ imports from lower lines only."""
