@@ -22,6 +22,8 @@ from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.render import print_error
 from cli.status_command import status
+from cli.tune_command import tune
+from cli.tuning_command import app as tuning_app
 from cli.verify_command import verify
 
 DISTRIBUTION = "sparse-compile-farm"
@@ -64,6 +66,8 @@ app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.command("tune")(tune)
+app.add_typer(tuning_app, name="tuning")
 app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(database_app, name="db")

@@ -79,7 +79,8 @@ Tell = Callable[[int, float | None], None]
 def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
     """The same tilings in the same order, but of those nearly alike only a few at first, the others after all."""
     seen: dict[tuple[int, ...], int] = defaultdict(int)
-    first, later = [], []
+    first: list[Tiling] = []
+    later: list[Tiling] = []
     for tiling in tilings:
         kind = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels)
         seen[kind] += 1
@@ -95,7 +96,7 @@ def search(
     *,
     accumulate: Accumulator = "float32",
     seed: int = 0,
-    tell: Tell = lambda tried, best: None,
+    tell: Tell | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
     """The fastest right kernels of a layer on this GPU. Raises DeviceError where the GPU fails."""
@@ -106,7 +107,7 @@ def search(
         return Found(None, None, reason="no tiling fits it")
     trials: list[Trial] = []
     wrong: list[str] = []
-    not_built = 0
+    tried = not_built = 0
     why_not = ""
     with rig.bench(case, seed) as bench:
         judge = Judge(case, bench, seed)
@@ -121,13 +122,15 @@ def search(
             if objection:
                 wrong.append(f"{tiling}: {objection}")
             else:
-                trials.append(Trial(tiling, built, microseconds))
-            tell(len(trials) + len(wrong), min((trial.microseconds for trial in trials), default=None))
+                trials = _fastest([*trials, Trial(tiling, built, microseconds)], tilings[0])
+            tried += 1
+            if tell:
+                tell(tried, trials[0].microseconds if trials else None)
         if not trials:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
-            return Found(None, None, len(wrong), not_built, tuple(wrong), reason)
+            return Found(None, None, tried, not_built, tuple(wrong), reason)
         best, model = _final(bench, trials, tilings[0])
-    return Found(best, model, len(trials) + len(wrong), not_built, tuple(wrong))
+    return Found(best, model, tried, not_built, tuple(wrong))
 
 
 def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: BuiltLayer) -> tuple[str, float]:
@@ -140,12 +143,14 @@ def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: Buil
         raise DeviceError(f"{case.key.operator} at batch {case.key.batch} with {tiling}: {error}") from None
 
 
-def _final(bench: Bench, trials: Sequence[Trial], first: Tiling) -> tuple[Trial, Trial | None]:
-    """The best of the fastest few, and the model's choice, by times taken in turn."""
-    finalists = sorted(trials, key=lambda trial: trial.microseconds)[:FINALISTS]
-    model = next((trial for trial in trials if trial.tiling == first), None)
-    if model is not None and model not in finalists:
-        finalists.append(model)
+def _fastest(trials: Sequence[Trial], first: Tiling) -> list[Trial]:
+    """The finalists so far, the fastest first; kernels of the others need not be held any longer."""
+    ordered = sorted(trials, key=lambda trial: trial.microseconds)
+    return ordered[:FINALISTS] + [trial for trial in ordered[FINALISTS:] if trial.tiling == first]
+
+
+def _final(bench: Bench, finalists: Sequence[Trial], first: Tiling) -> tuple[Trial, Trial | None]:
+    """The best of them, and the model's choice, by times taken in turn."""
     times: dict[Tiling, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for trial in finalists:
