@@ -27,6 +27,7 @@ from cli.submission import (
     Optimisation,
     Strict,
     TemplateForm,
+    UseTuning,
     build_options_of,
     print_warnings,
     read_checkpoints,
@@ -49,6 +50,7 @@ def compile_models(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = 16,
     optimisation: Optimisation = 3,
+    tuning: UseTuning = True,
     strict: Strict = False,
     keep_going: KeepGoing = False,
     name: Name = None,
@@ -74,6 +76,7 @@ def compile_models(
         max_code_size=max_code_size,
         optimisation=optimisation,
         strict=strict,
+        tuning=tuning,
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)

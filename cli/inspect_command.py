@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from cli.layers import code_table, failure_lines, folded_lines, layer_json, layer_table, lowered_lines, skipped_lines
+from cli.layers import (
+    code_table,
+    failure_lines,
+    folded_lines,
+    layer_json,
+    layer_table,
+    lowered_lines,
+    skipped_lines,
+    tuning_lines,
+)
 from cli.render import duration, job_json, job_seconds, moment, print_json, size, status_text, stdout
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ def inspect(
     with Farm.open(load_settings()) as farm:
         detail = farm.inspect(job)
     if as_json:
-        layers = [layer_json(build, detail.results_of(build)) for build in detail.builds]
+        layers = [layer_json(build, detail.results_of(build), detail.job.options) for build in detail.builds]
         print_json({**job_json(detail.job), "layers": layers})
         return
     _print(detail)
@@ -52,5 +61,6 @@ def _print(detail: JobDetail) -> None:
     console.print()
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width))
-    for line in (*folded_lines(detail), *lowered_lines(detail), *failure_lines(detail), *skipped_lines(job)):
+    notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail))
+    for line in (*notes, *failure_lines(detail), *skipped_lines(job)):
         console.print(line, soft_wrap=True)

@@ -14,11 +14,13 @@ from rich.text import Text
 from cli.render import counted, duration, plain_table, size
 from codegen.spec import Linear
 from codegen.tiling import Part
-from farm.jobs import Build, BuildResult, Job, Outcome
+from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, TilingChoice
 
 if TYPE_CHECKING:
     from farm.api import JobDetail
 
+MODEL = "model"
+"""What a tiling is of that no tuning record gave."""
 OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
 
 
@@ -77,8 +79,12 @@ def layer_table(detail: JobDetail, width: int) -> Table:
     table.add_column("CUBIN", no_wrap=True)
     for name in ("PTXAS", "REGS", "SPILL", "SIZE"):
         table.add_column(name, justify="right", no_wrap=True)
+    position = -1
     for build in detail.builds:
         first = [build.layer, _shape(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
+        if build.position == position:  # the same layer, for other architectures
+            first = [""] * len(first)
+        position = build.position
         if several:
             first.append(str(len(build.parts)))
         codes = codes_of(detail, build)
@@ -99,6 +105,7 @@ def code_table(detail: JobDetail, width: int) -> Table:
     table.add_column("TEMPLATE", no_wrap=True)
     for name in ("REWRITE", "THREADS", "ROWS", "KERNELS", "CHANNELS"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("TILING OF", overflow="fold")
     for build in detail.builds:
         made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts))]
         if not made:
@@ -115,8 +122,14 @@ def code_table(detail: JobDetail, width: int) -> Table:
             f"{tiling.rows}",
             f"{tiling.group_kernels}",
             f"{tiling.chunk_channels}",
+            _tiling_of(build),
         )
     return table
+
+
+def _tiling_of(build: Build) -> str:
+    """Whose choice the tiling is: that of the model, or of the GPUs of tuning records."""
+    return ", ".join(dict.fromkeys(choice.gpu or MODEL for choice in build.choices)) or MODEL
 
 
 def _shape(build: Build) -> str:
@@ -148,7 +161,18 @@ def _cells(code: LayerCode, parts: int) -> list[str | Text]:
 
 def folded_lines(detail: JobDetail) -> list[Text]:
     """Which nodes are computed with which layer."""
-    return [Text(f"{build.layer} computes also: {', '.join(build.folded)}") for build in detail.builds if build.folded]
+    lines = (f"{build.layer} computes also: {', '.join(build.folded)}" for build in detail.builds if build.folded)
+    return [Text(line) for line in dict.fromkeys(lines)]
+
+
+def tuning_lines(builds: Sequence[Build]) -> list[Text]:
+    """Which tuning records were not used, and why."""
+    return [
+        Text(f"{build.layer} {choice.arch}: {choice.note}", style="yellow")
+        for build in builds
+        for choice in build.choices
+        if choice.note
+    ]
 
 
 def failure_lines(detail: JobDetail) -> list[Text]:
@@ -204,8 +228,8 @@ def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
     return Text(", ".join(parts))
 
 
-def layer_json(build: Build, results: list[BuildResult]) -> dict[str, Any]:
-    """A layer as --json gives it."""
+def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) -> dict[str, Any]:
+    """A layer as --json gives it; one whose architectures have different tilings is as many."""
     return {
         "name": build.layer,
         "input": build.input,
@@ -214,7 +238,9 @@ def layer_json(build: Build, results: list[BuildResult]) -> dict[str, Any]:
         "folded": list(build.folded),
         "rows_per_image": build.rows,
         "spec": build.spec.to_json(),
+        "archs": list(build.archs(options)),
         "tiling": build.tiling.to_json(),
+        "tiling_choices": [_choice_json(choice) for choice in build.choices],
         "weights": build.spec.weights_count,
         "nonzeros": build.nonzeros,
         "sparsity": _sparsity(build),
@@ -245,6 +271,10 @@ def layer_json(build: Build, results: list[BuildResult]) -> dict[str, Any]:
             for result in results
         ],
     }
+
+
+def _choice_json(choice: TilingChoice) -> dict[str, str | None]:
+    return {"arch": choice.arch, "record_of_gpu": choice.gpu or None, "note": choice.note or None}
 
 
 def _groups(part: Part) -> dict[str, int]:

@@ -25,6 +25,8 @@ from cli.render import print_error
 from cli.serve_command import serve
 from cli.status_command import status
 from cli.submit_command import submit
+from cli.tune_command import tune
+from cli.tuning_command import app as tuning_app
 from cli.verify_command import verify
 from cli.workers_command import workers
 
@@ -73,6 +75,8 @@ app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.command("tune")(tune)
+app.add_typer(tuning_app, name="tuning")
 app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(database_app, name="db")

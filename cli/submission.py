@@ -46,6 +46,9 @@ MaxCodeSize = Annotated[
     typer.Option("--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")]
+UseTuning = Annotated[
+    bool, typer.Option("--tuning/--no-tuning", help="Use tuning records for the tilings, or the model alone.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")]
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the jobs instead of the file's.")]
@@ -60,6 +63,7 @@ def build_options_of(
     max_code_size: float,
     optimisation: int,
     strict: bool,
+    tuning: bool,
 ) -> BuildOptions:
     """The options as they were typed. Raises UsageError."""
     return BuildOptions(
@@ -70,6 +74,7 @@ def build_options_of(
         optimisation=optimisation,
         strict=strict,
         code_limit_bytes=bytes_of(max_code_size),
+        tuning=tuning,
     )
 
 

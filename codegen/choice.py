@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -59,21 +60,71 @@ def choose_tiling(
     """
     _check_form(spec, form)
     spec = canonical(spec)
-    density = float(nonzeros.sum()) / spec.weights_count
-    kind: Accumulator = accumulate if spec.data_type == "float16" else "float32"
-    for tiling in (*_ranking(spec, _batch_band(batch), _density_band(density), kind), *_last_resort(spec, kind)):
-        streams = _stream_instructions(spec, tiling, nonzeros)
-        if _streams_fit(spec, tiling, nonzeros, streams):
-            if (code_bytes := 16 * float(streams.sum())) > code_limit_bytes:
-                raise TilingError(
-                    f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
-                    "prune the layer further, or raise --max-code-size"
-                )
-            return replace(tiling, form=form)
+    for tiling, code_bytes in _fitting(spec, batch, nonzeros, accumulate):
+        if code_bytes > code_limit_bytes:
+            raise TilingError(
+                f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
+                "prune the layer further, or raise --max-code-size"
+            )
+        return replace(tiling, form=form)
     raise TilingError(
         f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
         "shared memory"
     )
+
+
+def ranked_tilings(
+    spec: LayerSpec,
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator = "float32",
+    *,
+    code_limit_bytes: int = CODE_BYTES,
+) -> tuple[Tiling, ...]:
+    """All tilings that fit a layer with these non-zeros per kernel [K], the one predicted to be fastest first.
+
+    That is the one that `choose_tiling` takes. Empty where that raises TilingError.
+    """
+    fitting = _fitting(canonical(spec), batch, nonzeros, accumulate)
+    return tuple(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes)
+
+
+def misfit_of(
+    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
+) -> str:
+    """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
+    spec = canonical(spec)
+    if not (_fits(spec, tiling) or tiling in _last_resort(spec, tiling.accumulate)):
+        return "it needs more threads, registers or shared memory than there are"
+    streams = _stream_instructions(spec, tiling, nonzeros)
+    if not _streams_fit(spec, tiling, nonzeros, streams):
+        return "a K group of these weights has too much code for it"
+    code_bytes = 16 * float(streams.sum())
+    if code_bytes > code_limit_bytes:
+        return f"the code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB"
+    return ""
+
+
+def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
+    """Of batch and density (non-zeros / weights): layers of the same bands are given the same tiling."""
+    return _batch_band(batch), _density_band(nonzeros / spec.weights_count)
+
+
+def accumulator_of(spec: LayerSpec, accumulate: Accumulator) -> Accumulator:
+    """What the sums of a layer's chunks are added up in: float16 is for float16 layers only."""
+    return accumulate if spec.data_type == "float16" else "float32"
+
+
+def _fitting(
+    spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator
+) -> Iterator[tuple[Tiling, float]]:
+    """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
+    kind = accumulator_of(spec, accumulate)
+    bands = bands_of(spec, batch, int(nonzeros.sum()))
+    for tiling in (*_ranking(spec, *bands, kind), *_last_resort(spec, kind)):
+        streams = _stream_instructions(spec, tiling, nonzeros)
+        if _streams_fit(spec, tiling, nonzeros, streams):
+            yield tiling, 16 * float(streams.sum())
 
 
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:

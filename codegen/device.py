@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from codegen.launch import Launch
+from codegen.replay import REPLAYS, CudaGraph, launches_of
 
 _POISON = 0xFF
 """A NaN of such bytes in every data type: an output that no kernel writes stays one."""
+
+BRANCHES = 16
+"""Parts of a layer that are launched beside each other: the GPU has room for blocks of a few kernels at a time."""
+GUESSED_LAUNCHES = 16
+"""From which it is guessed how many launches a graph should have."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,34 @@ class LoadedKernel:
             shared=self._launch.shared_bytes,
             stream=stream,
         )
+
+
+class LoadedLayer:
+    """All parts of a layer on the GPU: a call launches them side by side, since each writes outputs of its own.
+
+    To the stream it is one launch: it begins after what the stream has, and what follows waits for all parts. It can
+    be captured into a graph, whose branches the parts are then.
+    """
+
+    def __init__(self, kernels: Sequence[LoadedKernel], stream: Any, others: Sequence[Any], events: Sequence[Any]):
+        """`others` are streams for the parts after the first, in turn; `events` one for each of them and one more."""
+        self._kernels = tuple(kernels)
+        self._stream = stream
+        self._others = tuple(others)
+        self._begin, *self._ends = events
+
+    def __call__(self, source: int, target: int, batch: int, residual: int | None = None) -> None:
+        """Launches all parts with these device addresses."""
+        if self._others:
+            self._begin.record(self._stream)
+            for other in self._others:
+                other.wait_for_event(self._begin)
+        streams = (self._stream, *self._others)
+        for i, kernel in enumerate(self._kernels):
+            kernel(source, target, batch, streams[i % len(streams)], residual)
+        for other, end in zip(self._others, self._ends, strict=True):
+            end.record(other)
+            self._stream.wait_for_event(end)
 
 
 @dataclass(frozen=True)
@@ -83,6 +117,8 @@ class Device:
                 f"PyCUDA cannot be used here ({error}): install the extra 'gpu' on a machine with an NVIDIA driver"
             ) from None
         self._driver: Any = driver
+        self._streams: list[Any] = []
+        """For parts of layers that run beside the first."""
         try:
             driver.init()
             self._device = driver.Device(0)
@@ -165,20 +201,35 @@ class Device:
         """Loads a kernel that no template made."""
         return RawKernel(self._driver.module_from_buffer(cubin).get_function(entry), block)
 
-    def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = 9) -> float:
-        """Median time of a launch on data sets in turn, by events around a run of them, without a CUDA graph."""
-        launches = sets * -(-32 // sets)
-        times = []
-        for repeat in range(repeats + 1):
-            begin, end = self._driver.Event(), self._driver.Event()
-            begin.record(stream)
+    def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = REPLAYS) -> float:
+        """Median time of one launch: a CUDA graph of many, one data set after the other, replayed.
+
+        `launch(i)` launches on `stream`, with set i < `sets`. Raises DeviceError.
+        """
+
+        def run(launches: int) -> None:
             for i in range(launches):
                 launch(i % sets)
-            end.record(stream)
-            end.synchronize()
-            if repeat:  # the first warms up
-                times.append(begin.time_till(end) * 1e3 / launches)
-        return float(np.median(times))
+
+        some = min(sets, GUESSED_LAUNCHES)
+        try:
+            self._elapsed_microseconds(stream, lambda: run(some))  # loads the code, and brings the clock up
+            guess = max(1.0, self._elapsed_microseconds(stream, lambda: run(some)) / some)
+            launches = launches_of(guess, sets)
+            with CudaGraph(stream.handle, lambda: run(launches)) as graph:
+                times = [self._elapsed_microseconds(stream, graph.replay) / launches for _ in range(repeats + 1)]
+        except self._driver.Error as error:
+            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
+        return float(np.median(times[1:]))  # the first warms up
+
+    def _elapsed_microseconds(self, stream: Any, enqueue: Callable[[], None]) -> float:
+        """What the GPU takes for what the function enqueues; waits for its end."""
+        begin, end = self._driver.Event(), self._driver.Event()
+        begin.record(stream)
+        enqueue()
+        end.record(stream)
+        end.synchronize()
+        return float(begin.time_till(end)) * 1e3
 
     def new_stream(self) -> Any:
         """A stream of PyCUDA's; its `handle` is what other libraries take."""
@@ -192,6 +243,17 @@ class Device:
             raise DeviceError(
                 f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
             ) from None
+
+    def load_layer(self, kernels: Sequence[tuple[bytes, Launch]], stream: Any) -> LoadedLayer:
+        """Loads all parts of a layer for repeated launches on a stream. Raises DeviceError."""
+        loaded = [self.load(cubin, launch) for cubin, launch in kernels]
+        others = min(len(loaded), BRANCHES) - 1
+        while len(self._streams) < others:
+            self._streams.append(self.new_stream())
+        kind = self._driver.event_flags.DISABLE_TIMING
+        return LoadedLayer(
+            loaded, stream, self._streams[:others], [self._driver.Event(kind) for _ in range(others + 1)]
+        )
 
     def run_layer(
         self,

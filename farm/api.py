@@ -27,6 +27,9 @@ from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.submission import Submission, dense_warnings, new_id, new_job
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.tuning.files import shipped_records
+from farm.tuning.record import plain_arch
 from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
 
 
@@ -88,6 +91,7 @@ class Farm:
         submitted.
         """
         options = replace(options, archs=check_archs(options.archs, self.toolchain))
+        book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
         jobs = [
             new_job(
                 checkpoint,
@@ -95,12 +99,17 @@ class Farm:
                 namespace=self._settings.namespace,
                 name=name or checkpoint.name,
                 store=self._store,
+                book=book,
             )
             for checkpoint in checkpoints
         ]
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
+
+    def tuning_book(self, archs: Sequence[str]) -> TuningBook:
+        """The best tuning record of each kind of layer for these architectures."""
+        return TuningBook.of(self._ledger.tuning.records([plain_arch(arch) for arch in archs]), shipped_records())
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
         """Runs jobs to their end, in this process and its workers. A failed job is a result, not an exception."""

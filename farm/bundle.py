@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from farm.store.contract import Store
 
 SCHEMA_VERSION = 2
 """Of the manifest; raised whenever a reader of the old one would be misled."""
+VERSION_OF_TILINGS = 3
+"""Of the manifest of a job in which architectures of one layer have different tilings, and so launches of their own."""
 MANIFEST = "manifest.json"
 
 
@@ -41,10 +44,12 @@ def write_bundle(
         of_build[result.build].append(result)
     files: dict[str, bytes] = {}
     layers = []
-    for build, folder in zip(builds, safe_names([build.layer for build in builds]), strict=True):
-        layers.append(_layer(build, of_build[build.id], folder))
-        for result in of_build[build.id]:
-            files[_path(build, result, folder)] = _cubin(store, job, build, result)
+    of_layer = [list(same) for _, same in groupby(builds, key=lambda build: build.position)]
+    for same, folder in zip(of_layer, safe_names([same[0].layer for same in of_layer]), strict=True):
+        layers.append(_layer(job, same, of_build, folder))
+        for build in same:
+            for result in of_build[build.id]:
+                files[_path(build, result, folder)] = _cubin(store, job, build, result)
     manifest = _manifest(job, layers, toolchain)
     files[MANIFEST] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
     _replace(directory, files)
@@ -67,7 +72,7 @@ def _cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
 
 def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": VERSION_OF_TILINGS if any("tilings" in layer for layer in layers) else SCHEMA_VERSION,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
@@ -78,7 +83,11 @@ def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, st
     }
 
 
-def _layer(build: Build, results: Sequence[BuildResult], folder: str) -> dict[str, Any]:
+def _layer(
+    job: Job, builds: Sequence[Build], results: Mapping[int, Sequence[BuildResult]], folder: str
+) -> dict[str, Any]:
+    """A layer with its builds, which differ in tiling, parts and architectures only."""
+    build = builds[0]
     spec = build.spec
     tensors = {
         "input": _tensor(build.input, spec, spec.input_shape),
@@ -86,6 +95,7 @@ def _layer(build: Build, results: Sequence[BuildResult], folder: str) -> dict[st
     }
     if build.residual:
         tensors["residual"] = _tensor(build.residual, spec, spec.output_shape)
+    tilings = [{"archs": list(each.archs(job.options)), "tiling": each.tiling.to_json()} for each in builds]
     return {
         "name": build.layer,
         "spec": spec.to_json(),
@@ -98,19 +108,20 @@ def _layer(build: Build, results: Sequence[BuildResult], folder: str) -> dict[st
             "nonzeros": build.nonzeros,
             "sparsity": round(1 - build.nonzeros / spec.weights_count, 6),
         },
-        "tiling": build.tiling.to_json(),
-        "launches": [
-            {
-                **launch_of(spec, build.tiling, part).to_json(),
-                "cubins": {
-                    result.arch: _cubin_entry(result, _path(build, result, folder))
-                    for result in results
-                    if result.part == number
-                },
-            }
-            for number, part in enumerate(build.parts)
-        ],
+        **({"tiling": build.tiling.to_json()} if len(builds) == 1 else {"tilings": tilings}),
+        "launches": [launch for each in builds for launch in _launches(each, results[each.id], folder)],
     }
+
+
+def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iterator[dict[str, Any]]:
+    """One for each part."""
+    for number, part in enumerate(build.parts):
+        cubins = {
+            result.arch: _cubin_entry(result, _path(build, result, folder))
+            for result in results
+            if result.part == number
+        }
+        yield {**launch_of(build.spec, build.tiling, part).to_json(), "cubins": cubins}
 
 
 def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class BuildOptions:
     """What float16 layers add the sums of their chunks up in."""
     code_limit_bytes: int = 16_000_000
     """Machine code of one layer; a larger one is skipped."""
+    tuning: bool = True
+    """Whether tuning records are asked for tilings."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
@@ -79,12 +81,24 @@ class BuildOptions:
             "strict": self.strict,
             "accumulate": self.accumulate,
             "code_limit_bytes": self.code_limit_bytes,
+            "tuning": self.tuning,
         }
 
 
 @dataclass(frozen=True)
+class TilingChoice:
+    """Where the tiling of a layer comes from, for one architecture."""
+
+    arch: str
+    gpu: str = ""
+    """Whose tuning record it is; empty: the model's choice."""
+    note: str = ""
+    """Why a record was not used, in words."""
+
+
+@dataclass(frozen=True)
 class Build:
-    """One layer of a job."""
+    """One layer of a job; where architectures have different tilings, it for those with this one."""
 
     id: int
     """Of the row in the ledger; 0 before it has one."""
@@ -107,6 +121,12 @@ class Build:
     """Of a Linear, rows per image; 1 of the others."""
     folded: tuple[str, ...] = ()
     """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
+    choices: tuple[TilingChoice, ...] = ()
+    """One for each architecture it is for; empty: for all of the job's, by the model."""
+
+    def archs(self, options: BuildOptions) -> tuple[str, ...]:
+        """Those of the job's that it is for."""
+        return tuple(choice.arch for choice in self.choices) or options.archs
 
     def cubin_name(self, arch: str, part: int) -> str:
         """What people call one of its cubins: `conv1 sm_90`, or `conv1 sm_90 part 2 of 3`; parts count from 0."""
@@ -116,7 +136,7 @@ class Build:
 
 def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:
     """Of a whole job: the layers' parts times architectures."""
-    return sum(len(build.parts) for build in builds) * len(options.archs)
+    return sum(len(build.parts) * len(build.archs(options)) for build in builds)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> P
     for job, builds in work:
         options = ptxas_options(job.options.optimisation)
         for build in builds:
-            for (number, part), arch in product(enumerate(build.parts), job.options.archs):
+            for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
                 of_cubin = CubinKey(
                     template=template.key,

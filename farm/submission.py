@@ -7,14 +7,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.choice import choose_parts, choose_tiling
+from codegen.choice import choose_parts
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
 from codegen.spec import SkippedLayer
+from codegen.tiling import Tiling
 from farm.errors import UsageError
-from farm.jobs import Build, BuildOptions, Job, NewJob
+from farm.jobs import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.contract import Store
+from farm.tuning.book import NO_RECORDS, TuningBook
 
 DENSE_BELOW = 0.5
 """Sparsity under which the dense libraries are faster (method.md)."""
@@ -36,8 +38,16 @@ def new_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, name: str, store: Store) -> NewJob:
-    """Stores the weights and gives the job for the ledger.
+def new_job(
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    *,
+    namespace: str,
+    name: str,
+    store: Store,
+    book: TuningBook = NO_RECORDS,
+) -> NewJob:
+    """Stores the weights and gives the job for the ledger; tilings come from the book's records, else from the model.
 
     A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
     `strict`.
@@ -46,8 +56,9 @@ def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, na
     builds: list[Build] = []
     skipped = list(checkpoint.skipped)
     for layer in checkpoint.layers:
+        position = builds[-1].position + 1 if builds else 0
         try:
-            builds.append(_build(job_id, len(builds), layer, options, store))
+            builds += _builds(job_id, position, layer, options, store, book)
         except TilingError as error:
             skipped.append(SkippedLayer(layer.name, str(layer.spec.to_json()["operator"]), str(error)))
     _check(checkpoint, options, builds, skipped)
@@ -64,32 +75,35 @@ def new_job(checkpoint: Checkpoint, options: BuildOptions, *, namespace: str, na
     )
 
 
-def _build(job: str, position: int, layer: Layer, options: BuildOptions, store: Store) -> Build:
+def _builds(
+    job: str, position: int, layer: Layer, options: BuildOptions, store: Store, book: TuningBook
+) -> list[Build]:
+    """One for each tiling that the layer has on some architecture: mostly one for all of them."""
     nonzeros = layer.weights.nonzeros_per_kernel
-    tiling = choose_tiling(
-        layer.spec,
-        options.batch * layer.rows,
-        nonzeros,
-        form=options.form,
-        accumulate=options.accumulate,
-        code_limit_bytes=options.code_limit_bytes,
-    )
-    return Build(
-        id=0,
-        job=job,
-        position=position,
-        layer=layer.name,
-        input=layer.input,
-        output=layer.output,
-        spec=layer.spec,
-        tiling=tiling,
-        weights=store.put(layer.weights.to_bytes()),
-        nonzeros=layer.weights.nonzeros,
-        parts=choose_parts(layer.spec, tiling, nonzeros),
-        residual=layer.residual,
-        rows=layer.rows,
-        folded=layer.folded,
-    )
+    by_tiling: dict[Tiling, list[TilingChoice]] = {}
+    for tiling, choice in book.tilings(layer.spec, options.batch * layer.rows, nonzeros, options):
+        by_tiling.setdefault(tiling, []).append(choice)
+    weights = store.put(layer.weights.to_bytes())
+    return [
+        Build(
+            id=0,
+            job=job,
+            position=position,
+            layer=layer.name,
+            input=layer.input,
+            output=layer.output,
+            spec=layer.spec,
+            tiling=tiling,
+            weights=weights,
+            nonzeros=layer.weights.nonzeros,
+            parts=choose_parts(layer.spec, tiling, nonzeros),
+            residual=layer.residual,
+            rows=layer.rows,
+            folded=layer.folded,
+            choices=tuple(choices) if len(by_tiling) > 1 or any(each.gpu or each.note for each in choices) else (),
+        )
+        for tiling, choices in by_tiling.items()
+    ]
 
 
 def _check(

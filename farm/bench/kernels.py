@@ -90,9 +90,16 @@ class KernelPool:
                 self._index[spec] = self._pool.submit(self._index_cubins, spec)
             return self._index[spec]
 
-    def submit(self, case: Case, accumulate: Accumulator = "float32") -> Future[BuiltLayer]:
-        """Begins a layer. Its future raises NotBuiltError."""
-        return self._pool.submit(self._build, case, accumulate)
+    @property
+    def workers(self) -> int:
+        """Builds at once."""
+        return self._settings.jobs
+
+    def submit(
+        self, case: Case, accumulate: Accumulator = "float32", tiling: Tiling | None = None
+    ) -> Future[BuiltLayer]:
+        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError."""
+        return self._pool.submit(self._build, case, accumulate, tiling)
 
     def _index_cubins(self, spec: LayerSpec) -> IndexCubins | None:
         if not isinstance(spec, Conv2d) or lacks(spec):
@@ -102,10 +109,10 @@ class KernelPool:
         )
         return IndexCubins(im2col, escoin)
 
-    def _build(self, case: Case, accumulate: Accumulator) -> BuiltLayer:
+    def _build(self, case: Case, accumulate: Accumulator, tiling: Tiling | None) -> BuiltLayer:
         spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
         try:
-            tiling = choose_tiling(spec, case.images, nonzeros, accumulate=accumulate)
+            tiling = tiling or choose_tiling(spec, case.images, nonzeros, accumulate=accumulate)
             parts = choose_parts(spec, tiling, nonzeros)
             key = template_key(spec, tiling, self._virtual, self._toolchain).digest
             template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))

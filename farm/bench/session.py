@@ -130,11 +130,10 @@ class Session:
         try:
             layer = built.result()
             facts |= layer.facts
-            loaded = [self._device.load(cubin, launch) for cubin, launch in layer.kernels]
+            loaded = self._device.load_layer(layer.kernels, self._stream)
 
             def launch(i: int) -> None:
-                for kernel in loaded:
-                    kernel(stage.inputs[i], stage.outputs[i], case.images, self._stream, stage.residual_address)
+                loaded(stage.inputs[i], stage.outputs[i], case.images, stage.residual_address)
 
             stage.poison()
             launch(0)
@@ -155,7 +154,6 @@ class Session:
         return replace(
             missing,
             microseconds=time,
-            note="" if self._torch else "timed by events, without a CUDA graph: short kernels seem longer",
             relative_error=error,
             predicted_microseconds=layer.predicted_microseconds,
             facts={**facts, "bound_share": verified.bound_share},

@@ -14,6 +14,7 @@ from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, readin
 from farm.ledger.moves import held_by, locked, state_values
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.tuning import TuningTable
 
 _RESULT_KEY = ("build", "arch", "part")
 _RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in _RESULT_KEY)
@@ -45,6 +46,11 @@ class Ledger:
     def coordinators(self) -> Coordinators:
         """Who is alive, and what each builds."""
         return Coordinators(self._engine, self._wait_seconds)
+
+    @property
+    def tuning(self) -> TuningTable:
+        """Tuning records, which belong to no job."""
+        return TuningTable(self._engine, self._wait_seconds)
 
     def close(self) -> None:
         """Gives the database's connections back."""
@@ -294,8 +300,8 @@ class Ledger:
 
     @patient
     def builds(self, job_id: str) -> list[Build]:
-        """The layers of a job, in graph order."""
-        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position)
+        """The layers of a job, in graph order; a layer has one build for each of its tilings."""
+        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
         with self._reading() as connection:
             return [build_of_row(row) for row in connection.execute(query)]
 

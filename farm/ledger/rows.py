@@ -8,7 +8,18 @@ from typing import Any
 
 from codegen.spec import SkippedLayer, spec_from_json
 from codegen.tiling import Part, Tiling
-from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewJob, Outcome, Status, count_cubins
+from farm.jobs import (
+    Build,
+    BuildOptions,
+    BuildResult,
+    Event,
+    Job,
+    NewJob,
+    Outcome,
+    Status,
+    TilingChoice,
+    count_cubins,
+)
 
 
 def _moment(seconds: float | None) -> datetime | None:
@@ -82,6 +93,7 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
         "residual": build.residual,
         "rows": build.rows,
         "folded": list(build.folded),
+        "choices": [asdict(choice) for choice in build.choices],
     }
 
 
@@ -102,6 +114,7 @@ def build_of_row(row: Any) -> Build:
         residual=row.residual,
         rows=row.rows,
         folded=tuple(row.folded),
+        choices=tuple(TilingChoice(**choice) for choice in row.choices),
     )
 
 

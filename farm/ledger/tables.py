@@ -100,6 +100,7 @@ builds = Table(
     Column("residual", _Words, nullable=False),
     Column("rows", Integer, nullable=False),
     Column("folded", JSON, nullable=False),
+    Column("choices", JSON, nullable=False),
     Index(None, "job"),
 )
 
@@ -148,6 +149,27 @@ events = Table(
     Column("level", String(16), nullable=False),
     Column("text", _Words, nullable=False),
     Index(None, "job"),
+)
+
+tuning = Table(
+    "tuning",
+    metadata,
+    Column("key", String(64), nullable=False),
+    Column("gpu", String(128), nullable=False),
+    Column("arch", String(16), nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("batch_band", Integer, nullable=False),
+    Column("density_band", Double, nullable=False),
+    Column("accumulate", String(16), nullable=False),
+    Column("optimisation", Integer, nullable=False),
+    Column("tiling", JSON, nullable=False),
+    Column("microseconds", Double, nullable=False),
+    Column("model_microseconds", Double, nullable=False),
+    Column("tried", Integer, nullable=False),
+    Column("cubins", JSON, nullable=False),
+    Column("measured_at", Double, nullable=False),
+    PrimaryKeyConstraint("key", "gpu"),
+    Index(None, "arch"),
 )
 
 

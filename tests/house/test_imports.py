@@ -23,13 +23,13 @@ FARM_LAYERS = (
     ("errors",),
     ("jobs", "settings", "requests", "recent", "version"),
     ("store",),
-    ("build",),
+    ("build", "tuning"),
     ("ledger", "executors", "plan"),
     ("progress", "lease", "flights", "retries"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
-    ("api",),
+    ("api", "tuner"),
     ("testing",),
 )
 """From the bottom up: a module or package of farm/ imports from lower lines only."""

@@ -1,0 +1,95 @@
+"""`farm tuning`: the tuning records, listed, written to a file, read from one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from cli.render import counted, print_json, stderr, stdout
+from farm.errors import UsageError
+
+app = typer.Typer(help="List, export and import tuning records: the fastest tilings found by farm tune.")
+
+
+@app.callback()
+def tuning() -> None:
+    """List, export and import tuning records: the fastest tilings found by farm tune."""
+
+
+@app.command("list")
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show the records of the ledger, and those that ship with farm."""
+    from cli.tuning_tables import record_table
+    from farm.ledger import open_ledger
+    from farm.settings import load_settings
+    from farm.tuning.files import shipped_records
+
+    ledger = open_ledger(load_settings())
+    try:
+        own = ledger.tuning.records()
+    finally:
+        ledger.close()
+    shipped = shipped_records()
+    if as_json:
+        listed = [("ledger", own), ("farm", shipped)]
+        print_json({"records": [{"from": where, **each.to_json()} for where, some in listed for each in some]})
+        return
+    console = stdout()
+    if own or shipped:
+        console.print(record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width))
+    else:
+        console.print("no records: farm tune MODEL.onnx on a machine with a GPU makes them")
+
+
+@app.command("export")
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The JSON file to write; - is stdout.")],
+) -> None:
+    """Write the ledger's records to a file, which farm tuning import reads."""
+    from farm.ledger import open_ledger
+    from farm.settings import load_settings
+    from farm.tuning.files import document_of
+
+    ledger = open_ledger(load_settings())
+    try:
+        records = ledger.tuning.records()
+    finally:
+        ledger.close()
+    document = document_of(records)
+    if file == "-":
+        print_json(document)
+        return
+    try:
+        Path(file).write_text(json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written ({error.strerror}): name another file") from None
+    stderr().print(Text(f"wrote {counted(len(records), 'record')} to {file}"), soft_wrap=True)
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What farm tuning export wrote; - is stdin.")],
+) -> None:
+    """Add the records of a file to the ledger: all or, if one is bad, none; of two for the same, the faster stays."""
+    from farm.ledger import open_ledger
+    from farm.settings import load_settings
+    from farm.tuning.files import read_records
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): give a file that farm tuning export wrote") from None
+    records = read_records(text, file)
+    ledger = open_ledger(load_settings())
+    try:
+        changed = ledger.tuning.merge(records)
+    finally:
+        ledger.close()
+    stdout().print(Text(f"{counted(len(records), 'record')} read, {changed} new or faster"), soft_wrap=True)

@@ -1,0 +1,143 @@
+"""Tuning records and what a tuning found, as tables of 100 columns and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cli.render import counted, plain_table
+from codegen.spec import Linear
+from codegen.tiling import Tiling
+from farm.tuner.tuner import Outcome
+from farm.tuning.record import TuningRecord
+
+
+def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:
+    """One row per layer and batch."""
+    table = plain_table(width)
+    table.add_column("LAYER", overflow="fold")
+    for name in ("N", "MODEL US", "BEST US", "GAIN", "TRIED"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("TILING", no_wrap=True)
+    table.add_column("RESULT", overflow="fold")
+    for each in outcomes:
+        record = each.record
+        known = [_us(record.model_microseconds), _us(record.microseconds), _gain(record)] if record else ["-"] * 3
+        table.add_row(
+            _names(each),
+            str(each.batch),
+            *known,
+            str(record.tried) if record else "-",
+            tiling_text(record.tiling) if record else "-",
+            _result(each),
+        )
+    return table
+
+
+def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Table:
+    """One row per record."""
+    table = plain_table(width)
+    table.add_column("GPU", overflow="fold")
+    table.add_column("SHAPE", overflow="fold")
+    for name in ("N", "DENSITY", "BEST US", "GAIN"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("TILING", "MEASURED", "FROM"):
+        table.add_column(name, no_wrap=True)
+    for record in records:
+        key = record.key
+        stride = "" if isinstance(key.spec, Linear) or key.spec.stride == (1, 1) else f", /{max(key.spec.stride)}"
+        table.add_row(
+            f"{record.gpu} {key.arch}",
+            f"{key.spec}{stride} {key.spec.data_type.replace('float', 'f')}",
+            str(key.batch_band),
+            f"{key.density_band:g}",
+            _us(record.microseconds),
+            _gain(record),
+            tiling_text(record.tiling),
+            record.measured_at.strftime("%Y-%m-%d"),
+            "farm" if record in shipped else "ledger",
+        )
+    return table
+
+
+def tiling_text(tiling: Tiling) -> str:
+    """As in 32x4x2 r2 k8 c4 s3: tile and images of a block, rows, kernels of a group, channels of a chunk, stages."""
+    images = f"x{tiling.images}" if tiling.images > 1 else ""
+    return (
+        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_kernels} "
+        f"c{tiling.chunk_channels} s{tiling.stages}"
+    )
+
+
+def outcome_line(outcome: Outcome) -> str:
+    """One layer in words, for a log."""
+    record = outcome.record
+    name = f"{outcome.layer} batch {outcome.batch}"
+    if record is None:
+        return f"{name}: no record, {outcome.reason}"
+    how = "has a record" if outcome.known else f"best of {record.tried}"
+    times = f"{_us(record.microseconds)} us, the model's first choice {_us(record.model_microseconds)} us"
+    wrong = f", {len(outcome.wrong)} wrong" if outcome.wrong else ""
+    return f"{name}: {how}, {times}{wrong}"
+
+
+def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
+    """Kernels that compute something else: a defect, whatever their time."""
+    return [
+        Text(f"wrong: {each.layer} batch {each.batch}, {wrong}", style="red")
+        for each in outcomes
+        for wrong in each.wrong
+    ]
+
+
+def tuned_line(outcomes: Sequence[Outcome]) -> Text:
+    """How far the model's first choices are from the best found."""
+    records = [each.record for each in outcomes if each.record is not None]
+    if not records:
+        return Text("no layer has a record", style="red")
+    ratios = [record.model_microseconds / record.microseconds for record in records]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    close = sum(ratio <= 1.15 for ratio in ratios)
+    return Text(
+        f"{counted(len(records), 'record')}: the model's first choice takes {mean:.2f}x the best found (geometric "
+        f"mean), within 15 % on {close} of {len(ratios)}",
+        style="green",
+    )
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """What became of a layer, as --json gives it."""
+    return {
+        "layer": outcome.layer,
+        "also": list(outcome.also),
+        "batch": outcome.batch,
+        "known": outcome.known,
+        "record": outcome.record.to_json() if outcome.record else None,
+        "not_built": outcome.not_built,
+        "wrong": list(outcome.wrong),
+        "reason": outcome.reason,
+    }
+
+
+def _names(outcome: Outcome) -> str:
+    return outcome.layer + (f" and {len(outcome.also)} more" if outcome.also else "")
+
+
+def _result(outcome: Outcome) -> Text:
+    if outcome.record is None:
+        return Text(outcome.reason, style="red")
+    if outcome.wrong:
+        return Text(f"{len(outcome.wrong)} wrong", style="red")
+    return Text("known", style="cyan") if outcome.known else Text("tuned", style="green")
+
+
+def _gain(record: TuningRecord) -> str:
+    return f"{record.model_microseconds / record.microseconds:.2f}x"
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.0f}"

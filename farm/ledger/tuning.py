@@ -1,0 +1,74 @@
+"""The queries of tuning records: one row for each key and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from farm.ledger.engine import insert_or_replace, reading, writing
+from farm.ledger.tables import tuning
+from farm.tuning.record import TuningRecord, record_of_json
+
+_KEY = ("key", "gpu")
+_COLUMNS = tuple(column.name for column in tuning.columns if column.name not in _KEY)
+
+
+class TuningTable:
+    """Tuning records. Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
+        """All, or those for some architectures, which have no letter; what another version wrote is left out."""
+        query = select(tuning).order_by(tuning.c.gpu, tuning.c.key)
+        if archs is not None:
+            query = query.where(tuning.c.arch.in_(set(archs)))
+        with reading(self._engine, self._wait_seconds) as connection:
+            found = [_record_of_row(row) for row in connection.execute(query)]
+        return [record for record in found if record is not None]
+
+    def put(self, record: TuningRecord) -> None:
+        """Writes a record in place of the one of the same key and GPU."""
+        with writing(self._engine, self._wait_seconds) as connection:
+            connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), [_row(record)])
+
+    def merge(self, records: Iterable[TuningRecord]) -> int:
+        """Writes records, all or none; of two of the same key and GPU the faster one stays. Gives how many changed."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in map(_row, records):
+            name = row["key"], row["gpu"]
+            if name not in rows or row["microseconds"] < rows[name]["microseconds"]:
+                rows[name] = row
+        with writing(self._engine, self._wait_seconds) as connection:
+            there = select(tuning.c.key, tuning.c.gpu, tuning.c.microseconds)
+            known = {(row.key, row.gpu): row.microseconds for row in connection.execute(there)}
+            # Sorted: two that merge at the same time wait for one another in one order.
+            better = [
+                rows[name] for name in sorted(rows) if name not in known or rows[name]["microseconds"] < known[name]
+            ]
+            if better:
+                connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), better)
+        return len(better)
+
+
+def _row(record: TuningRecord) -> dict[str, Any]:
+    return {
+        **record.to_json(),
+        "key": record.key.digest,
+        "microseconds": record.microseconds,
+        "model_microseconds": record.model_microseconds,
+        "measured_at": record.measured_at.timestamp(),
+    }
+
+
+def _record_of_row(row: Any) -> TuningRecord | None:
+    values = {name: value for name, value in row._mapping.items() if name != "key"}
+    try:
+        return record_of_json({**values, "measured_at": datetime.fromtimestamp(row.measured_at, UTC).isoformat()})
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""The search for the fastest tiling on the GPU at hand: what `farm tune` does."""

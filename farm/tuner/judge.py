@@ -1,0 +1,52 @@
+"""Whether a kernel is right, before anybody asks how fast it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.data_types import to_float32
+from codegen.tiling import Tiling
+from codegen.verify import verify_output
+from farm.bench.workload import Case
+from farm.tuner.rig import Bench
+
+TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
+"""Of the largest output: how far two right kernels, which add in other orders, may be apart in any one."""
+TOLERANCE_OF_HALF_SUMS = 5e-2
+
+
+class Judge:
+    """Compares the outputs of one layer's kernels: sampled blocks with the float64 reference, all with each other."""
+
+    def __init__(self, case: Case, bench: Bench, seed: int) -> None:
+        self._case = case
+        self._bench = bench
+        self._seed = seed
+        self._right: NDArray[Any] | None = None
+        """The whole output of the first kernel that was right."""
+
+    def objection(self, tiling: Tiling, output: NDArray[Any]) -> str:
+        """What is wrong with the output of this tiling's kernels, in words; empty if nothing is."""
+        if self._right is not None and np.array_equal(output, self._right):
+            return ""
+        case, bench = self._case, self._bench
+        found = verify_output(
+            case.spec, tiling, case.weights, bench.x, output, residual=bench.residual, seed=self._seed
+        )
+        if not found.ok:
+            return found.message
+        if self._right is None:
+            self._right = output
+            return ""
+        return self._differences(tiling, output, self._right)
+
+    def _differences(self, tiling: Tiling, output: NDArray[Any], right: NDArray[Any]) -> str:
+        kind = self._case.spec.data_type
+        tolerance = TOLERANCES[kind] if tiling.accumulate == "float32" else TOLERANCE_OF_HALF_SUMS
+        expected = to_float32(right, kind)
+        limit = tolerance * float(np.max(np.abs(expected)))
+        far = ~(np.abs(to_float32(output, kind) - expected) <= limit)
+        return f"{int(far.sum())} outputs differ from those of the first kernel" if far.any() else ""

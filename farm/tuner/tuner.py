@@ -1,0 +1,156 @@
+"""One call of `farm tune`: layer by layer, each winner kept at once, so that an interruption loses one layer only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from codegen.device import Device
+from codegen.tiling import Accumulator
+from codegen.toolchain import find_toolchain
+from farm.bench.kernels import KernelPool
+from farm.bench.workload import Case
+from farm.build import known_toolchain
+from farm.ledger import open_ledger
+from farm.settings import Settings
+from farm.store import open_store
+from farm.store.contract import blob_digest
+from farm.tuner.rig import GpuRig, Rig
+from farm.tuner.search import Builder, Effort, Found, search
+from farm.tuning.book import key_of
+from farm.tuning.record import TuningKey, TuningRecord
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """How layers are tuned."""
+
+    effort: Effort = field(default_factory=Effort)
+    accumulate: Accumulator = "float32"
+    optimisation: int = 3
+    """Level of ptxas."""
+    seed: int = 0
+    again: bool = False
+    """Also layers that have a record of this GPU."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one layer at one batch."""
+
+    layer: str
+    also: tuple[str, ...]
+    """Other layers of the same kind, which its record is for too."""
+    batch: int
+    record: TuningRecord | None
+    known: bool = False
+    """The record is from before."""
+    not_built: int = 0
+    wrong: tuple[str, ...] = ()
+    reason: str = ""
+    """Why there is no record, in words."""
+
+
+class TuneProgress:
+    """Shows nothing; a subclass overrides what it wants to show."""
+
+    def started(self, gpu: str, layers: int) -> None:
+        """So many layers are to be tuned on this GPU; those of the same kind are one."""
+
+    def trying(self, layer: str, batch: int, tried: int, best_microseconds: float | None) -> None:
+        """A candidate of the layer was measured."""
+
+    def done(self, outcome: Outcome) -> None:
+        """A layer is tuned, or was."""
+
+
+class RecordTable(Protocol):
+    """Where records are kept: the ledger's table."""
+
+    def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
+        """Those for some architectures."""
+
+    def put(self, record: TuningRecord) -> None:
+        """Keeps a record in place of the one of the same key and GPU."""
+
+
+def tune(settings: Settings, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress) -> list[Outcome]:
+    """Tunes layers on this machine's GPU. Raises DeviceError without one."""
+    with Device() as device:
+        store = open_store(settings)
+        toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
+        ledger = open_ledger(settings)
+        try:
+            with KernelPool(settings, store, toolchain, device.arch, plan.optimisation) as pool:
+                return tune_on(GpuRig(device), pool, ledger.tuning, cases, plan, progress)
+        finally:
+            ledger.close()
+
+
+def tune_on(
+    rig: Rig, builder: Builder, table: RecordTable, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress
+) -> list[Outcome]:
+    """Tunes layers on a rig; those that have a record of its GPU are left as they are, unless `again`."""
+    of_key: dict[TuningKey, list[Case]] = {}
+    for case in cases:
+        of_key.setdefault(_key_of(case, rig.arch, plan), []).append(case)
+    known = {record.key: record for record in table.records([rig.arch]) if record.gpu == rig.gpu}
+    progress.started(rig.gpu, len(of_key))
+    outcomes = []
+    for key, (case, *alike) in of_key.items():
+        also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
+        if key in known and not plan.again:
+            outcome = Outcome(case.key.operator, also, case.key.batch, known[key], known=True)
+        else:
+            outcome = _tuned(rig, builder, table, case, key, also, plan, progress)
+        outcomes.append(outcome)
+        progress.done(outcome)
+    return outcomes
+
+
+def _tuned(
+    rig: Rig,
+    builder: Builder,
+    table: RecordTable,
+    case: Case,
+    key: TuningKey,
+    also: tuple[str, ...],
+    plan: TunePlan,
+    progress: TuneProgress,
+) -> Outcome:
+    layer, batch = case.key.operator, case.key.batch
+    found = search(
+        case,
+        rig,
+        builder,
+        plan.effort,
+        accumulate=plan.accumulate,
+        seed=plan.seed,
+        tell=lambda tried, best: progress.trying(layer, batch, tried, best),
+    )
+    record = _record_of(found, key, rig.gpu)
+    if record is not None:
+        table.put(record)
+    return Outcome(layer, also, batch, record, False, found.not_built, found.wrong, found.reason)
+
+
+def _record_of(found: Found, key: TuningKey, gpu: str) -> TuningRecord | None:
+    if found.best is None:
+        return None
+    model = found.model or found.best  # a first choice that does not build has no time
+    return TuningRecord(
+        key=key,
+        gpu=gpu,
+        tiling=found.best.tiling,
+        microseconds=found.best.microseconds,
+        model_microseconds=model.microseconds,
+        tried=found.tried,
+        cubins=tuple(blob_digest(cubin) for cubin, _ in found.best.built.kernels),
+        measured_at=datetime.now(UTC),
+    )
+
+
+def _key_of(case: Case, arch: str, plan: TunePlan) -> TuningKey:
+    return key_of(arch, case.spec, case.images, case.weights.nonzeros, plan.accumulate, plan.optimisation)

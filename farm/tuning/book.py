@@ -1,0 +1,85 @@
+"""The tilings that a job's layers are given: of the best record for each architecture, else of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
+from codegen.operators import canonical
+from codegen.spec import LayerSpec
+from codegen.tiling import Accumulator, Tiling
+from farm.jobs import BuildOptions, TilingChoice
+from farm.tuning.record import TuningKey, TuningRecord, plain_arch
+
+
+def key_of(
+    arch: str, spec: LayerSpec, batch: int, nonzeros: int, accumulate: Accumulator, optimisation: int
+) -> TuningKey:
+    """The key of a layer with so many non-zeros; `batch` in images, or in rows of a Linear."""
+    spec = canonical(spec)
+    bands = bands_of(spec, batch, nonzeros)
+    return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate), optimisation)
+
+
+@dataclass(frozen=True)
+class TuningBook:
+    """The best record of each key."""
+
+    records: Mapping[TuningKey, TuningRecord]
+
+    @staticmethod
+    def of(own: Iterable[TuningRecord], shipped: Iterable[TuningRecord] = ()) -> TuningBook:
+        """The ledger's own records come before those that ship with the project; of each, the fastest counts."""
+        best: dict[TuningKey, TuningRecord] = {}
+        for records in (shipped, own):
+            here: dict[TuningKey, TuningRecord] = {}
+            for record in records:
+                known = here.setdefault(record.key, record)
+                if record.microseconds < known.microseconds:
+                    here[record.key] = record
+            best |= here
+        return TuningBook(best)
+
+    def tilings(
+        self, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], options: BuildOptions
+    ) -> list[tuple[Tiling, TilingChoice]]:
+        """For each architecture of the options; `batch` in images or rows, `nonzeros` per kernel [K].
+
+        A record whose tiling does not do for these very weights leaves the model's choice, and says so there. Raises
+        TilingError where the model has none either.
+        """
+        found: list[tuple[Tiling, TilingChoice]] = []
+        of_model: Tiling | None = None
+        for arch in options.archs:
+            record = self._find(arch, spec, batch, int(nonzeros.sum()), options)
+            note = ""
+            if record is not None:
+                note = misfit_of(spec, record.tiling, nonzeros, code_limit_bytes=options.code_limit_bytes)
+                if not note:
+                    found.append((record.tiling, TilingChoice(arch, record.gpu)))
+                    continue
+                note = f"the record of {record.gpu} was not used: {note}"
+            of_model = of_model or choose_tiling(
+                spec,
+                batch,
+                nonzeros,
+                form=options.form,
+                accumulate=options.accumulate,
+                code_limit_bytes=options.code_limit_bytes,
+            )
+            found.append((of_model, TilingChoice(arch, note=note)))
+        return found
+
+    def _find(
+        self, arch: str, spec: LayerSpec, batch: int, nonzeros: int, options: BuildOptions
+    ) -> TuningRecord | None:
+        if not options.tuning or options.form != "rolled" or not self.records:
+            return None
+        return self.records.get(key_of(arch, spec, batch, nonzeros, options.accumulate, options.optimisation))
+
+
+NO_RECORDS = TuningBook({})

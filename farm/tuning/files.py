@@ -1,0 +1,66 @@
+"""Tuning records as a file: written, read back whole or not at all, and those that ship with the project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from codegen.operators import canonical
+from farm.errors import UsageError
+from farm.tuning.record import TuningRecord, record_of_json
+
+SCHEMA_VERSION = 1
+"""Of the file; raised whenever a reader of the old one would be misled. Its JSON Schema is tuning.schema.json."""
+SHIPPED = ("h200.json",)
+"""Beside this module; exported after `farm tune --op all` on the GPU that each is named after."""
+
+
+def document_of(records: Iterable[TuningRecord]) -> dict[str, Any]:
+    """What `farm tuning export` writes: in an order that depends on the records alone."""
+    ordered = sorted((record.to_json() for record in records), key=lambda each: json.dumps(each, sort_keys=True))
+    return {"schema_version": SCHEMA_VERSION, "records": ordered}
+
+
+def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
+    """Reads a document; `name` is the file's, for errors. Raises UsageError if any record in it is bad."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is not JSON ({error}): give a file that farm tuning export wrote") from None
+    if not isinstance(document, dict) or not isinstance(document.get("records"), list):
+        raise UsageError(f"{name} holds no tuning records: give a file that farm tuning export wrote")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(
+            f"{name} has schema_version {document.get('schema_version')!r}, this program reads {SCHEMA_VERSION}: "
+            "export it again with this version of farm"
+        )
+    records = []
+    for number, each in enumerate(document["records"], 1):
+        try:
+            record = record_of_json(each)
+            _check_spec(record)
+            records.append(record)
+        except ValueError as error:
+            raise UsageError(f"{name}: record {number} is bad, {error}: nothing was imported") from None
+    return tuple(records)
+
+
+def _check_spec(record: TuningRecord) -> None:
+    """Records are found by the canonical spec of a layer. Raises ValueError."""
+    spec = record.key.spec
+    try:
+        found = canonical(spec) == spec
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        found = False
+    if not found:
+        raise ValueError(f"its spec {spec} is of no layer")
+
+
+@lru_cache(maxsize=1)
+def shipped_records() -> Sequence[TuningRecord]:
+    """The records that ship with the project, read when they are first needed."""
+    folder = files("farm.tuning")
+    return tuple(record for name in SHIPPED for record in read_records(folder.joinpath(name).read_text(), name))

@@ -1,0 +1,180 @@
+"""TuningRecord: which tiling was fastest for a kind of layer on a GPU, and how fast. Frozen values, JSON and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, get_args
+
+from codegen.keys import digest_fields
+from codegen.spec import LayerSpec, spec_from_json
+from codegen.tiling import Accumulator, Tiling
+
+
+def plain_arch(arch: str) -> str:
+    """Without the letter of architectures that are tied to a GPU: sm_90a is the same one as sm_90."""
+    return arch if arch[-1].isdigit() else arch[:-1]
+
+
+@dataclass(frozen=True)
+class TuningKey:
+    """What a tiling is fastest for: layers that share it are given the same one."""
+
+    arch: str
+    """Without a letter: sm_90a is the same GPU as sm_90."""
+    spec: LayerSpec
+    """Canonical."""
+    batch_band: int
+    """In images, or in rows of a Linear."""
+    density_band: float
+    accumulate: Accumulator
+    optimisation: int
+    """Level of ptxas."""
+
+    @property
+    def digest(self) -> str:
+        """Names the key in the ledger."""
+        return digest_fields({name: json.dumps(value, sort_keys=True) for name, value in self.to_json().items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "arch": self.arch,
+            "spec": self.spec.to_json(),
+            "batch_band": self.batch_band,
+            "density_band": self.density_band,
+            "accumulate": self.accumulate,
+            "optimisation": self.optimisation,
+        }
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """The fastest tiling found for a key on one GPU."""
+
+    key: TuningKey
+    gpu: str
+    """Its name, as the driver has it."""
+    tiling: Tiling
+    microseconds: float
+    """Of one launch of the layer, at the batch and density at hand, with a cold L2 cache."""
+    model_microseconds: float
+    """The same of the tiling that the model predicted to be fastest."""
+    tried: int
+    """Tilings measured."""
+    cubins: tuple[str, ...]
+    """Digests of what was measured, one for each part."""
+    measured_at: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; `record_of_json` is its inverse."""
+        return {
+            "gpu": self.gpu,
+            **self.key.to_json(),
+            "tiling": self.tiling.to_json(),
+            "microseconds": round(self.microseconds, 3),
+            "model_microseconds": round(self.model_microseconds, 3),
+            "tried": self.tried,
+            "cubins": list(self.cubins),
+            "measured_at": self.measured_at.isoformat(timespec="seconds"),
+        }
+
+
+_KEYS = frozenset(
+    {
+        *(each.name for each in fields(TuningKey)),
+        *(each.name for each in fields(TuningRecord) if each.name != "key"),
+    }
+)
+
+
+def record_of_json(value: Any) -> TuningRecord:
+    """Reads what `to_json` wrote. Raises ValueError, in words, for anything else."""
+    if not isinstance(value, Mapping):
+        raise ValueError("it is not an object")
+    if missing := _KEYS - value.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    if foreign := value.keys() - _KEYS:
+        raise ValueError(f"{', '.join(sorted(foreign))} is not known here")
+    return TuningRecord(
+        key=_key_of_json(value),
+        gpu=_text(value, "gpu"),
+        tiling=tiling_of_json(value["tiling"]),
+        microseconds=_positive(value, "microseconds"),
+        model_microseconds=_positive(value, "model_microseconds"),
+        tried=_whole(value, "tried"),
+        cubins=_digests(value["cubins"]),
+        measured_at=_moment(value),
+    )
+
+
+def tiling_of_json(value: Any) -> Tiling:
+    """Reads what `Tiling.to_json` wrote. Raises ValueError for anything else."""
+    try:
+        tiling = Tiling(**value)
+    except TypeError:
+        raise ValueError(f"its tiling {value!r} is not one of this version") from None
+    numbers = [number for name, number in tiling.to_json().items() if name not in ("accumulate", "form")]
+    whole = all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in numbers)
+    if not whole or tiling.accumulate not in get_args(Accumulator) or tiling.form != "rolled":
+        raise ValueError(f"its tiling {value!r} is none that can be chosen")
+    return tiling
+
+
+def _key_of_json(value: Mapping[str, Any]) -> TuningKey:
+    try:
+        spec = spec_from_json(value["spec"])
+        hash(spec)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ValueError(f"its spec {value['spec']!r} is not one of this version") from None
+    accumulate = value["accumulate"]
+    if accumulate not in get_args(Accumulator):
+        raise ValueError(f"its accumulate {accumulate!r} is not float32 or float16")
+    return TuningKey(
+        arch=_text(value, "arch"),
+        spec=spec,
+        batch_band=_whole(value, "batch_band", least=1),
+        density_band=_positive(value, "density_band"),
+        accumulate=accumulate,
+        optimisation=_whole(value, "optimisation"),
+    )
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    found = value[name]
+    if not isinstance(found, str) or not found:
+        raise ValueError(f"its {name} {found!r} is not a text")
+    return found
+
+
+def _whole(value: Mapping[str, Any], name: str, least: int = 0) -> int:
+    found = value[name]
+    if not isinstance(found, int) or isinstance(found, bool) or found < least:
+        raise ValueError(f"its {name} {found!r} is not a whole number of at least {least}")
+    return found
+
+
+def _positive(value: Mapping[str, Any], name: str) -> float:
+    found = value[name]
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
+        raise ValueError(f"its {name} {found!r} is not a number above 0")
+    return float(found)
+
+
+def _digests(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"its cubins {found!r} are not a list of digests")
+    return tuple(found)
+
+
+def _moment(value: Mapping[str, Any]) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value["measured_at"])
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(f"its measured_at {value['measured_at']!r} is not a time with its zone")
+    return moment
