@@ -9,18 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
-from codegen.operators import canonical
 from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator, Tiling
 from farm.jobs import BuildOptions, TilingChoice
-from farm.tuning.record import TuningKey, TuningRecord, plain_arch
+from farm.tuning.record import TuningKey, TuningRecord, plain_arch, tuned_spec
 
 
 def key_of(
     arch: str, spec: LayerSpec, batch: int, nonzeros: int, accumulate: Accumulator, optimisation: int
 ) -> TuningKey:
     """The key of a layer with so many non-zeros; `batch` in images, or in rows of a Linear."""
-    spec = canonical(spec)
+    spec = tuned_spec(spec)
     bands = bands_of(spec, batch, nonzeros)
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate), optimisation)
 

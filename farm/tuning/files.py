@@ -8,9 +8,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from codegen.operators import canonical
 from farm.errors import UsageError
-from farm.tuning.record import TuningRecord, record_of_json
+from farm.tuning.record import TuningRecord, record_of_json, tuned_spec
 
 SCHEMA_VERSION = 1
 """Of the file; raised whenever a reader of the old one would be misled. Its JSON Schema is tuning.schema.json."""
@@ -49,10 +48,10 @@ def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
 
 
 def _check_spec(record: TuningRecord) -> None:
-    """Records are found by the canonical spec of a layer. Raises ValueError."""
+    """Records are found by the spec that `tuned_spec` gives. Raises ValueError."""
     spec = record.key.spec
     try:
-        found = canonical(spec) == spec
+        found = tuned_spec(spec) == spec
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:

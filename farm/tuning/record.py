@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, get_args
 
 from codegen.keys import digest_fields
+from codegen.operators import canonical
 from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Accumulator, Tiling
 
@@ -19,6 +20,11 @@ def plain_arch(arch: str) -> str:
     return arch if arch[-1].isdigit() else arch[:-1]
 
 
+def tuned_spec(spec: LayerSpec) -> LayerSpec:
+    """What records of a layer are found by: its epilogue hardly matters, nor where the rows of a 1x1 kernel's map end."""
+    return replace(canonical(spec), epilogue=())
+
+
 @dataclass(frozen=True)
 class TuningKey:
     """What a tiling is fastest for: layers that share it are given the same one."""
@@ -26,7 +32,7 @@ class TuningKey:
     arch: str
     """Without a letter: sm_90a is the same GPU as sm_90."""
     spec: LayerSpec
-    """Canonical."""
+    """As `tuned_spec` has it."""
     batch_band: int
     """In images, or in rows of a Linear."""
     density_band: float

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen.toolchain import Toolchain
 from farm.errors import UsageError
 from farm.executors.cluster import ClusterExecutor
 from farm.settings import load_settings, redacted
@@ -51,7 +52,8 @@ def test_a_password_in_a_url_within_a_text_is_masked(text: str) -> None:
 
 def test_workers_are_not_sent_the_database(tmp_path: Path) -> None:
     settings = load_settings({"FARM_DATABASE_URL": URL, "FARM_STORE": f"file://{tmp_path}"})
-    sent = ClusterExecutor(settings, DiskStore(tmp_path))._worker_settings
+    tools = Toolchain(tmp_path / "nvcc", tmp_path / "ptxas")
+    sent = ClusterExecutor(settings, DiskStore(tmp_path), tools)._worker_settings
     assert PASSWORD.encode() not in pickle.dumps(sent)
     assert sent == replace(settings, database_url="")
 
