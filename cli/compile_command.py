@@ -59,9 +59,9 @@ def compile_models(
         ),
     ] = 16,
     optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
-    tuning: Annotated[
-        bool, typer.Option("--tuning/--no-tuning", help="Use tuning records for the tilings, or the model alone.")
-    ] = True,
+    no_tuning: Annotated[
+        bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")
@@ -91,7 +91,7 @@ def compile_models(
         optimisation=optimisation,
         strict=strict,
         code_limit_bytes=bytes_of(max_code_size),
-        tuning=tuning,
+        tuning=not no_tuning,
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)

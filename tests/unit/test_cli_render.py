@@ -201,7 +201,7 @@ def test_a_linear_layer_is_shown_by_its_inputs_and_outputs() -> None:
 
 def test_a_layers_json_has_a_cubin_for_each_part_and_what_was_folded() -> None:
     cut = in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT)
-    document = layer_json(cut.builds[0], cut.results_of(cut.builds[0]))
+    document = layer_json(cut.builds[0], cut.results_of(cut.builds[0]), cut.job.options)
     assert document["folded"] == ["Relu relu1", "Add a"]
     assert document["parts"] == [{"first": i, "end": i + 1} for i in range(3)]
     assert [cubin["part"] for cubin in document["cubins"]] == document["parts"]

@@ -54,7 +54,7 @@ def test_the_rows_of_an_image_count_as_batch(monkeypatch: pytest.MonkeyPatch) ->
         batches.append(batch)
         return TILING
 
-    monkeypatch.setattr("farm.submission.choose_tiling", choose)
+    monkeypatch.setattr("farm.tuning.book.choose_tiling", choose)
     monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
     net = checkpoint(layer("fc1", spec=Linear(16, 8)), replace(layer("fc2", spec=Linear(16, 8)), rows=197))
     builds = submitted(net, replace(OPTIONS, batch=4)).builds
@@ -95,7 +95,7 @@ def test_options_come_back_from_json_as_they_were() -> None:
 
 
 def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.submission.choose_tiling", lambda *_, **__: TILING)
+    monkeypatch.setattr("farm.tuning.book.choose_tiling", lambda *_, **__: TILING)
     monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
     linear = Linear(40, 10)
     net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
