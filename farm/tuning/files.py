@@ -52,7 +52,8 @@ def _check_spec(record: TuningRecord) -> None:
     """Records are found by the canonical spec of a layer. Raises ValueError."""
     spec = record.key.spec
     try:
-        found = canonical(spec) == spec
+        sizes = (*spec.weights_shape, *spec.input_shape, *spec.output_shape)
+        found = canonical(spec) == spec and all(isinstance(size, int) and size > 0 for size in sizes)
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:
