@@ -45,7 +45,7 @@ def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream
             for kernel in loaded:
                 kernel(stage.inputs[0], stage.outputs[0], case.images, stream)
 
-        with gpu.torch.cuda.stream(gpu.stream):
+        with gpu.on_stream():
             peers = Peers(gpu, device, stream, layer, index)
             launches = [generated, *(peers.prepare(name).variants[0].launch for name in PEERS)]
             for launch in launches:

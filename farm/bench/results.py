@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -49,6 +50,8 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         fields = asdict(self)
+        if self.relative_error is not None and not math.isfinite(self.relative_error):
+            fields["relative_error"] = None  # of an output that was not written: JSON has no NaN
         return {**fields.pop("case"), **fields}
 
     @staticmethod

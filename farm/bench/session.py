@@ -75,12 +75,13 @@ class Session:
                 self._stage.close()
                 self._stage = None
 
-    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None]]:
-        built = None if case.peers_only else self._pool.submit(case, self._rules.accumulate)
-        return built, self._pool.index_cubins(case.spec)
+    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None] | None]:
+        if case.peers_only:
+            return None, None
+        return self._pool.submit(case, self._rules.accumulate), self._pool.index_cubins(case.spec)
 
     def _measure(
-        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None]
+        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None] | None
     ) -> list[Measurement]:
         wanted = peers_for(case.spec.data_type, PEERS_OF_STRUCTURED if case.peers_only else self._rules.peers)
         try:
@@ -92,7 +93,7 @@ class Session:
         found = []
         try:
             if self._torch:
-                with self._torch.torch.cuda.stream(self._torch.stream):
+                with self._torch.on_stream():
                     shape = (case.images, *case.spec.input_shape)
                     x = self._torch.view(stage.inputs[0], shape, case.spec.data_type)
                     sums = self._torch.sums(case.spec, case.weights.kernel, x)
@@ -164,13 +165,13 @@ class Session:
         return self._device.microseconds(launch, sets, self._stream)
 
     def _peers(
-        self, case: Case, stage: Stage, index: Future[IndexCubins | None], sums: Any, wanted: Sequence[Peer]
+        self, case: Case, stage: Stage, index: Future[IndexCubins | None] | None, sums: Any, wanted: Sequence[Peer]
     ) -> Iterator[Measurement]:
         if self._torch is None:
             yield from (Measurement(case.key, peer.name, None, self._without_torch) for peer in wanted)
             return
         try:
-            cubins = index.result()
+            cubins = index.result() if index else None
         except CodegenError:
             cubins = None  # the peers that need them say so
         layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)
@@ -187,7 +188,7 @@ class Session:
         self, gpu: TorchGpu, peer: Peer, key: CaseKey, layer: Layer, cubins: IndexCubins | None, sums: Any
     ) -> Measurement:
         try:
-            with gpu.torch.cuda.stream(gpu.stream):
+            with gpu.on_stream():
                 prepared = Peers(gpu, self._device, self._stream, layer, cubins).prepare(peer.name)
                 gpu.allow_tf32(prepared.tf32)
                 times = [
@@ -221,7 +222,7 @@ class _WrongError(Exception):
 def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> float:
     """Of the whole output, where the verification looks at a part of the blocks."""
     shape = (case.images, *case.spec.output_shape)
-    with gpu.torch.cuda.stream(gpu.stream):
+    with gpu.on_stream():
         got = gpu.view(stage.outputs[0], shape, case.spec.data_type)
         residual = None
         if stage.residual_address is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ GRAPH_MICROSECONDS = 4000.0
 GRAPH_LAUNCHES = 40
 REFERENCE_BYTES = 2**31
 """Of one slice of images in float64, input and output together."""
-_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2"}
 
 
 class NoTorchError(Exception):
@@ -50,7 +51,9 @@ class TorchGpu:
 
     def __init__(self, stream_handle: int) -> None:
         try:
-            import torch
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                import torch
         except ImportError:
             raise NoTorchError("torch is not installed here") from None
         self.torch: Any = torch
@@ -70,12 +73,23 @@ class TorchGpu:
 
     def allow_tf32(self, allowed: bool) -> None:
         """For cuDNN and cuBLAS alike."""
-        self.torch.backends.cudnn.allow_tf32 = allowed
-        self.torch.backends.cuda.matmul.allow_tf32 = allowed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch renames these switches, and has both
+            self.torch.backends.cudnn.allow_tf32 = allowed
+            self.torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """What torch does within goes to the session's stream; its remarks on what is in beta go nowhere."""
+        with warnings.catch_warnings(), self.torch.cuda.stream(self.stream):
+            warnings.simplefilter("ignore")
+            yield
 
     def view(self, address: int, shape: tuple[int, ...], data_type: DataType) -> Any:
         """The tensor that lies at a device address."""
         tensor = self.torch.as_tensor(_Array(address, shape, data_type), device="cuda")
+        if tensor.data_ptr() != address:
+            raise RuntimeError("torch copied what it was to use in place")
         return tensor.view(self.torch.bfloat16) if data_type == "bfloat16" else tensor
 
     def upload(self, values: Any) -> Any:

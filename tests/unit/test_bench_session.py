@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,20 +15,23 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.choice import choose_tiling
+from codegen.device import DeviceFacts
 from codegen.networks import prune
 from codegen.reference import layer_output
 from codegen.spec import Conv2d, LayerSpec
+from farm.bench import benchmark
 from farm.bench import session as sessions
 from farm.bench.contenders import GENERATED, PEERS
 from farm.bench.kernels import BuiltLayer, NotBuiltError
-from farm.bench.results import Measurement
+from farm.bench.results import Measurement, read_results
 from farm.bench.roof import Peaks
 from farm.bench.session import Rules, Session
 from farm.bench.stage import set_count
 from farm.bench.torch_gpu import NoTorchError
 from farm.bench.workload import Case, Choice, model_cases, operator_cases, structured_cases
 from farm.errors import UsageError
-from tests.samples import checkpoint, layer
+from farm.testing import laptop_settings
+from tests.samples import checkpoint, fixed_toolchain, layer
 
 PEAKS = Peaks(1e12, 1e12)
 
@@ -36,10 +40,15 @@ class PlayedDevice:
     """Memory by address, and kernels that are Python: `cubin` is the number of one in `kernels`."""
 
     def __init__(self, kernels: dict[bytes, Callable[[NDArray[Any]], NDArray[Any]]]) -> None:
-        self.facts = SimpleNamespace(l2_bytes=1 << 20)
+        self.facts = DeviceFacts("NVIDIA Played", "sm_90", 90, "13.0", 100, 1e9, 1e9, 1024, 1 << 20, 1 << 30)
         self.kernels = kernels
         self.memory: dict[int, NDArray[Any]] = {}
         self.freed = 0
+
+    def __enter__(self) -> PlayedDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def new_stream(self) -> SimpleNamespace:
         return SimpleNamespace(handle=0)
@@ -82,8 +91,15 @@ class PlayedPool:
     """Layers whose one kernel is named by the case, or that do not build."""
 
     fails: set[str] = field(default_factory=set)
+    built: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> PlayedPool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def submit(self, case: Case, accumulate: str) -> Future[BuiltLayer]:
+        self.built.append(name_of(case).decode())
         future: Future[BuiltLayer] = Future()
         if case.key.operator in self.fails:
             future.set_exception(NotBuiltError("ptxas ran into its time limit of 600 s"))
@@ -165,6 +181,35 @@ def test_a_sweep_keeps_its_data_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     session, device = session_of(monkeypatch, cases)
     assert len(list(session.run(cases))) == 6
     assert device.freed == 2
+
+
+def test_an_interrupted_run_is_gone_on_with_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cases = small_cases((0.5, 0.9))
+    _, device = session_of(monkeypatch, cases)
+    pool = PlayedPool()
+    monkeypatch.setattr(benchmark, "Device", lambda: device)
+    monkeypatch.setattr(benchmark, "KernelPool", lambda *_, **__: pool)
+    monkeypatch.setattr(benchmark, "find_toolchain", lambda *_: None)
+    monkeypatch.setattr(benchmark, "known_toolchain", lambda *_: fixed_toolchain())
+    plan = benchmark.Plan(file=tmp_path / "r.json", resume=True)
+    told: list[tuple[int, int]] = []
+
+    def tell(case: Case, found: Sequence[Measurement], done: int, total: int) -> None:
+        told.append((done, total))
+        if told == [(1, 4)]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.benchmark(laptop_settings(tmp_path), cases, plan, tell)
+    assert {each.case for each in read_results(tmp_path / "r.json").measurements} == {cases[0].key}
+    pool.built.clear()
+    results = benchmark.benchmark(laptop_settings(tmp_path), cases, plan, tell)
+    assert pool.built == [name_of(case).decode() for case in cases[1:]]
+    assert told[1:] == [(2, 4), (3, 4), (4, 4)]
+    assert read_results(tmp_path / "r.json") == results
+    assert list(results.of(GENERATED)) == [case.key for case in cases]
+    assert results.environment["gpu"] == "NVIDIA Played"
+    assert results.environment["peaks"]["flops"] == 2 * 128 * 100 * 1e9
 
 
 def test_sets_of_data_outgrow_the_l2_cache() -> None:
