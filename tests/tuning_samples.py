@@ -92,6 +92,9 @@ class PlayedBuilder:
     workers: int = 2
     built: list[Tiling] = field(default_factory=list)
 
+    def give_up(self) -> None:
+        """Nothing is under way."""
+
     def submit(self, case: Case, accumulate: Accumulator, tiling: Tiling | None = None) -> Future[BuiltLayer]:
         assert tiling is not None
         self.built.append(tiling)
