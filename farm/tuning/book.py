@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ def key_of(
     arch: str, spec: LayerSpec, batch: int, nonzeros: int, accumulate: Accumulator, optimisation: int
 ) -> TuningKey:
     """The key of a layer with so many non-zeros; `batch` in images, or in rows of a Linear."""
-    spec = canonical(spec)
+    spec = replace(canonical(spec), epilogue=())
     bands = bands_of(spec, batch, nonzeros)
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate), optimisation)
 

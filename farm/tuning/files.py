@@ -53,7 +53,9 @@ def _check_spec(record: TuningRecord) -> None:
     spec = record.key.spec
     try:
         sizes = (*spec.weights_shape, *spec.input_shape, *spec.output_shape)
-        found = canonical(spec) == spec and all(isinstance(size, int) and size > 0 for size in sizes)
+        found = (
+            canonical(spec) == spec and not spec.epilogue and all(isinstance(size, int) and size > 0 for size in sizes)
+        )
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:

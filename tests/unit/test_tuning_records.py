@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from codegen.choice import choose_tiling
+from codegen.spec import Clip
 from codegen.tiling import Tiling
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob, TilingChoice
@@ -90,6 +91,8 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
         (changed(spec={"operator": "pool"}), "is not one of this version"),
         (changed(spec=[]), "is not one of this version"),
         (changed(spec={**SMALL.to_json(), "channels": -3}), "is of no layer"),
+        (changed(spec={**SMALL.to_json(), "channels": "3"}), "is of no layer"),
+        (changed(spec=replace(SMALL, epilogue=(Clip(low=0.0),)).to_json()), "is of no layer"),
     ],
 )
 def test_a_bad_record_is_refused_in_words_with_its_number(
@@ -133,6 +136,11 @@ def test_the_fastest_record_of_the_ledger_counts_whatever_ships() -> None:
     assert (build.tiling, build.choices) == (TUNED, (TilingChoice("sm_90", GPU),))
     [build] = submitted(shipped, options=options, own=0).builds
     assert build.choices == (TilingChoice("sm_90", "NVIDIA Shipped"),)
+
+
+def test_a_record_is_for_layers_with_any_activation() -> None:
+    with_relu = replace(LAYER, spec=replace(SMALL, epilogue=(Clip(low=0.0),)))
+    assert record(TUNED, with_relu).key == record(TUNED).key
 
 
 def test_an_architecture_with_a_letter_takes_the_records_of_its_gpu() -> None:
