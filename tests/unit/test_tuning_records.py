@@ -87,6 +87,7 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
         (changed(tiling={"tile_width": 8}), "is not one of this version"),
         (changed(tiling={**TUNED.to_json(), "rows": 0}), "none that can be chosen"),
         (changed(tiling={**TUNED.to_json(), "form": "full"}), "none that can be chosen"),
+        (changed(tiling={**TUNED.to_json(), "accumulate": "float16"}), "adds up in another type"),
         (changed(tiling=None), "is not one of this version"),
         (changed(spec={"operator": "pool"}), "is not one of this version"),
         (changed(spec=[]), "is not one of this version"),
