@@ -76,6 +76,9 @@ def run(
         str, typer.Option("--accumulate", metavar="float32|float16", help="Sums of float16 layers.")
     ] = "float32",
     optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
+    no_tuning: Annotated[
+        bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
+    ] = False,
     sets: Annotated[
         int | None,
         typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
@@ -121,6 +124,7 @@ def run(
         flops=_positive("--peak-tflops", peak_tflops),
         bytes_per_second=_positive("--peak-tbps", peak_tbps),
         file=file,
+        tuning=not no_tuning,
         resume=resume,
     )
     settings = load_settings(overrides={"jobs": jobs})

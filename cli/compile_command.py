@@ -24,10 +24,10 @@ from cli.submission import (
     MaxCodeSize,
     Models,
     Name,
+    NoTuning,
     Optimisation,
     Strict,
     TemplateForm,
-    UseTuning,
     build_options_of,
     print_warnings,
     read_checkpoints,
@@ -50,7 +50,7 @@ def compile_models(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = 16,
     optimisation: Optimisation = 3,
-    tuning: UseTuning = True,
+    no_tuning: NoTuning = False,
     strict: Strict = False,
     keep_going: KeepGoing = False,
     name: Name = None,
@@ -76,7 +76,7 @@ def compile_models(
         max_code_size=max_code_size,
         optimisation=optimisation,
         strict=strict,
-        tuning=tuning,
+        tuning=not no_tuning,
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)

@@ -46,8 +46,8 @@ MaxCodeSize = Annotated[
     typer.Option("--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")]
-UseTuning = Annotated[
-    bool, typer.Option("--tuning/--no-tuning", help="Use tuning records for the tilings, or the model alone.")
+NoTuning = Annotated[
+    bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")]
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")]

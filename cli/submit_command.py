@@ -19,10 +19,10 @@ from cli.submission import (
     MaxCodeSize,
     Models,
     Name,
+    NoTuning,
     Optimisation,
     Strict,
     TemplateForm,
-    UseTuning,
     build_options_of,
     print_warnings,
     read_checkpoints,
@@ -43,7 +43,7 @@ def submit(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = 16,
     optimisation: Optimisation = 3,
-    tuning: UseTuning = True,
+    no_tuning: NoTuning = False,
     strict: Strict = False,
     keep_going: KeepGoing = False,
     name: Name = None,
@@ -61,7 +61,7 @@ def submit(
         max_code_size=max_code_size,
         optimisation=optimisation,
         strict=strict,
-        tuning=tuning,
+        tuning=not no_tuning,
     )
     shapes = input_shapes_of(input_shape or [])
     with Farm.open(load_settings()) as farm:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from cli.render import counted, print_json, stderr, stdout
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.tuning.record import TuningRecord
 
 app = typer.Typer(help="List, export and import tuning records: the fastest tilings found by farm tune.")
 
@@ -33,10 +36,10 @@ def show(
 
     ledger = open_ledger(load_settings())
     try:
-        own = ledger.tuning.records()
+        own = sorted(ledger.tuning.records(), key=_order)
     finally:
         ledger.close()
-    shipped = shipped_records()
+    shipped = sorted(shipped_records(), key=_order)
     if as_json:
         listed = [("ledger", own), ("farm", shipped)]
         print_json({"records": [{"from": where, **each.to_json()} for where, some in listed for each in some]})
@@ -46,6 +49,11 @@ def show(
         console.print(record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width))
     else:
         console.print("no records: farm tune MODEL.onnx on a machine with a GPU makes them")
+
+
+def _order(record: TuningRecord) -> tuple[str | int | float, ...]:
+    key = record.key
+    return record.gpu, key.arch, str(key.spec), key.spec.data_type, key.batch_band, key.density_band
 
 
 @app.command("export")

@@ -86,7 +86,7 @@ def ranked_tilings(
     That is the one that `choose_tiling` takes. Empty where that raises TilingError.
     """
     fitting = _fitting(canonical(spec), batch, nonzeros, accumulate)
-    return tuple(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes)
+    return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
 
 
 def misfit_of(

@@ -51,7 +51,9 @@ class LoadedLayer:
     be captured into a graph, whose branches the parts are then.
     """
 
-    def __init__(self, kernels: Sequence[LoadedKernel], stream: Any, others: Sequence[Any], events: Sequence[Any]):
+    def __init__(
+        self, kernels: Sequence[LoadedKernel], stream: Any, others: Sequence[Any], events: Sequence[Any]
+    ) -> None:
         """`others` are streams for the parts after the first, in turn; `events` one for each of them and one more."""
         self._kernels = tuple(kernels)
         self._stream = stream

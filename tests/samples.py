@@ -43,7 +43,7 @@ def cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(spec: LayerSpec, *_: Any) -> tuple[Part, ...]:
         return Part(0, 1), Part(1, spec.kernels)
 
-    monkeypatch.setattr("farm.submission.choose_tiling", tiling)
+    monkeypatch.setattr("farm.tuning.book.choose_tiling", tiling)
     monkeypatch.setattr("farm.submission.choose_parts", parts)
 
 

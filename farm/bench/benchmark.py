@@ -19,8 +19,12 @@ from farm.bench.session import Rules, Session
 from farm.bench.workload import Case
 from farm.build import known_toolchain
 from farm.errors import UsageError
+from farm.ledger import open_ledger
 from farm.settings import Settings
 from farm.store import open_store
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.tuning.files import shipped_records
+from farm.tuning.record import plain_arch
 
 Told = Callable[[Case, Sequence[Measurement], int, int], None]
 """What is told after each case: what was found, how many cases are done, how many there are."""
@@ -40,6 +44,8 @@ class Plan:
     bytes_per_second: float | None = None
     file: Path | None = None
     """Where the results are kept as they come."""
+    tuning: bool = True
+    """Take tilings from tuning records, as farm compile does."""
     with_ptx: bool = False
     """Count and measure the kernels' PTX too."""
     resume: bool = False
@@ -53,6 +59,7 @@ class Plan:
             "optimisation": self.optimisation,
             "accumulate": self.accumulate,
             "sets": self.sets,
+            "tuning": self.tuning,
         }
 
 
@@ -72,7 +79,8 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
         rules = Rules(plan.peers, peaks, plan.seed, plan.accumulate, plan.sets)
         arch, level = facts.arch, plan.optimisation
-        with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx) as pool:
+        book = _book(settings, arch) if plan.tuning else NO_RECORDS
+        with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx, book=book) as pool:
             session = Session(device, pool, rules)
             here = environment(facts, peaks, toolchain, session.versions())
             results = Results(here, plan.to_json())
@@ -90,6 +98,14 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
                     write_results(plan.file, results)
                 tell(case, measured, number, len(cases))
     return results
+
+
+def _book(settings: Settings, arch: str) -> TuningBook:
+    ledger = open_ledger(settings)
+    try:
+        return TuningBook.of(ledger.tuning.records([plain_arch(arch)]), shipped_records())
+    finally:
+        ledger.close()
 
 
 def resumed(before: Results, now: Results) -> Results:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
-from codegen.choice import choose_parts, choose_tiling
+from codegen.choice import choose_parts
 from codegen.errors import CodegenError
 from codegen.keys import CubinKey
 from codegen.launch import Launch
@@ -28,9 +28,11 @@ from farm.bench.sizes import machine_instructions, ptx_instructions
 from farm.bench.workload import Case
 from farm.build import Worker, find_template
 from farm.errors import FarmError
+from farm.jobs import BuildOptions, TilingChoice
 from farm.requests import CubinFacts, CubinRequest, Failure, TemplateRequest
 from farm.settings import Settings
 from farm.store.contract import Store
+from farm.tuning.book import NO_RECORDS, TuningBook
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +63,18 @@ class KernelPool:
         optimisation: int = 3,
         *,
         with_ptx: bool = False,
+        book: TuningBook = NO_RECORDS,
     ) -> None:
+        """`book` has the records that tilings come from where a layer has one."""
         self._settings = settings
         self._store = store
         self._toolchain = toolchain
         self._arch = arch
         self._virtual = virtual_arch(arch)
         self._options = ptxas_options(optimisation)
+        self._optimisation = optimisation
+        self._book = book
+        self._generation = 0
         self._with_ptx = with_ptx
         self._rewriter = rewriter_digest()
         self._lock = Lock()
@@ -99,7 +106,11 @@ class KernelPool:
         self, case: Case, accumulate: Accumulator = "float32", tiling: Tiling | None = None
     ) -> Future[BuiltLayer]:
         """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError."""
-        return self._pool.submit(self._build, case, accumulate, tiling)
+        return self._pool.submit(self._build, case, accumulate, tiling, self._generation)
+
+    def give_up(self) -> None:
+        """Layers that were begun so far end before their next kernel: nobody wants them any more."""
+        self._generation += 1
 
     def _index_cubins(self, spec: LayerSpec) -> IndexCubins | None:
         if not isinstance(spec, Conv2d) or lacks(spec):
@@ -109,17 +120,20 @@ class KernelPool:
         )
         return IndexCubins(im2col, escoin)
 
-    def _build(self, case: Case, accumulate: Accumulator, tiling: Tiling | None) -> BuiltLayer:
+    def _build(self, case: Case, accumulate: Accumulator, tiling: Tiling | None, generation: int) -> BuiltLayer:
         spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
         try:
-            tiling = tiling or choose_tiling(spec, case.images, nonzeros, accumulate=accumulate)
+            options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
+            choice = TilingChoice(self._arch)
+            if tiling is None:
+                [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
             key = template_key(spec, tiling, self._virtual, self._toolchain).digest
             template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
             worker = self._worker()
-            made = [self._make_cubin(worker, template, weights, part) for part in parts]
+            made = [self._make_cubin(worker, template, weights, part, generation) for part in parts]
             cubins = [self._store.get(each.cubin) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
@@ -129,7 +143,7 @@ class KernelPool:
         density = case.weights.nonzeros / spec.weights_count
         predicted = predict_microseconds(canonical(spec), tiling, case.images, density)
         kernels = tuple((cubin, launch) for cubin, launch in zip(cubins, launches, strict=True) if cubin is not None)
-        facts = _facts(tiling, made)
+        facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
         if self._with_ptx:
             facts |= self._ptx_facts(key, case, parts)
@@ -159,7 +173,11 @@ class KernelPool:
                 future.set_exception(NotBuiltError(_words(failure)))
         future.result()
 
-    def _make_cubin(self, worker: Worker, template: TemplateRequest, weights: str, part: Part) -> CubinFacts:
+    def _make_cubin(
+        self, worker: Worker, template: TemplateRequest, weights: str, part: Part, generation: int
+    ) -> CubinFacts:
+        if generation != self._generation:
+            raise NotBuiltError("it was given up")
         key = CubinKey(
             template=template.key,
             weights=weights,

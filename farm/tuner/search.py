@@ -36,6 +36,9 @@ class Builder(Protocol):
     def submit(self, case: Case, accumulate: Accumulator, tiling: Tiling | None = None) -> Future[BuiltLayer]:
         """Begins a layer. Its future raises NotBuiltError."""
 
+    def give_up(self) -> None:
+        """What was begun so far may end without a result."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -191,13 +194,14 @@ class _Building:
         finally:
             for future in self._begun:
                 future.cancel()
+            self._builder.give_up()
 
     def _begin(self, count: int) -> None:
         for tiling in islice(self._left, max(0, count)):
             self._begun[self._builder.submit(self._case, self._accumulate, tiling)] = tiling
 
     def _drop(self) -> None:
-        """What runs already goes on and is in the store for the next time."""
+        """What runs already ends after its kernel at hand, which is in the store for the next time."""
         for future in [each for each, tiling in self._begun.items() if tiling != self._first]:
             future.cancel()
             del self._begun[future]

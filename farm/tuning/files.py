@@ -51,7 +51,8 @@ def _check_spec(record: TuningRecord) -> None:
     """Records are found by the spec that `tuned_spec` gives. Raises ValueError."""
     spec = record.key.spec
     try:
-        found = tuned_spec(spec) == spec
+        sizes = (*spec.weights_shape, *spec.input_shape, *spec.output_shape)
+        found = tuned_spec(spec) == spec and all(isinstance(size, int) and size > 0 for size in sizes)
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:

@@ -105,10 +105,13 @@ def record_of_json(value: Any) -> TuningRecord:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     if foreign := value.keys() - _KEYS:
         raise ValueError(f"{', '.join(sorted(foreign))} is not known here")
+    key, tiling = _key_of_json(value), tiling_of_json(value["tiling"])
+    if tiling.accumulate != key.accumulate:
+        raise ValueError("its tiling adds up in another type than it says")
     return TuningRecord(
-        key=_key_of_json(value),
+        key=key,
         gpu=_text(value, "gpu"),
-        tiling=tiling_of_json(value["tiling"]),
+        tiling=tiling,
         microseconds=_positive(value, "microseconds"),
         model_microseconds=_positive(value, "model_microseconds"),
         tried=_whole(value, "tried"),

@@ -19,13 +19,14 @@ import migrations
 from codegen.spec import Conv2d, Linear
 from codegen.tiling import Part, Tiling
 from farm.errors import LedgerError
-from farm.jobs import BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status
+from farm.jobs import BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status, TilingChoice
 from farm.ledger import Ledger, database_revision
 from farm.ledger.engine import open_engine
 from farm.ledger.schema import HEAD
 from farm.ledger.tables import metadata
 from tests.services.conftest import Database
 from tests.services.meeting import BARRIER, will_meet
+from tests.tuning_samples import record
 
 
 def opened(database: Database) -> Ledger:
@@ -273,6 +274,26 @@ def test_down_again_jobs_that_0001_would_misread_are_gone_and_no_others(
     found = rows_in(empty_database)
     assert len(found.pop("submissions")) == 2
     assert found == {table: rows for table, rows in before.items() if table != "submissions"}
+
+
+def test_down_again_jobs_with_tilings_of_some_architectures_are_gone_and_no_others(empty_database: Database) -> None:
+    fill_0001(empty_database)
+    ledger = opened(empty_database)
+    [old] = ledger.builds("aaaa1111")
+    new = replace(old, choices=(TilingChoice("sm_90", "NVIDIA Made-Up"),))
+    options = BuildOptions(("sm_90",), tuning=False)
+    job = NewJob("bbbb2222", "new", "/models/new.onnx", "01" * 32, "23" * 32, options, (new,))
+    plain = NewJob("cccc3333", "new", "/models/new.onnx", "01" * 32, "45" * 32, options, (old,))
+    ledger.record_submission(NewSubmission("s2", "ada", (job, plain)))
+    ledger.tuning.put(record(TILING))
+    ledger.close()
+    migrate(empty_database, "0002")
+    empty_database.upgrade()
+    ledger = empty_database.open()
+    assert {each.id for each in ledger.jobs()} == {"aaaa1111", "cccc3333"}
+    assert ledger.job("cccc3333").options == BuildOptions(("sm_90",))
+    assert ledger.tuning.records() == []
+    ledger.close()
 
 
 def test_a_database_is_migrated_once(empty_database: Database) -> None:

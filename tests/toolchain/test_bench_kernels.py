@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen.assemble import assemble
+from codegen.layers import Layer
 from codegen.networks import TEN_OPERATORS
 from codegen.toolchain import find_toolchain
 from farm.bench.kernels import KernelPool, NotBuiltError
@@ -14,8 +15,11 @@ from farm.bench.sizes import machine_instructions
 from farm.bench.workload import Choice, operator_cases
 from farm.build import Worker
 from farm.errors import StoreError
+from farm.requests import TemplateRequest
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
+from farm.tuning.book import TuningBook
+from tests.tuning_samples import GPU, other_tiling, record
 
 
 def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
@@ -66,3 +70,36 @@ def test_machine_instructions_are_those_of_all_kernels_of_a_file() -> None:
     assert sizes[1] == 2 * sizes[0] > 0
     with pytest.raises(ValueError, match="not a 64-bit ELF"):
         machine_instructions(b"PTX")
+
+
+def test_layers_that_were_given_up_are_not_built_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
+    [case] = operator_cases(["lenet-conv1"], Choice((64,), (0.9,)))
+    with KernelPool(settings, store, toolchain, "sm_90") as pool:
+        made = pool._make_template
+
+        def made_too_late(request: TemplateRequest) -> None:
+            made(request)
+            pool.give_up()
+
+        monkeypatch.setattr(pool, "_make_template", made_too_late)
+        with pytest.raises(NotBuiltError, match="given up"):
+            pool.submit(case).result()
+        monkeypatch.undo()
+        assert pool.submit(case).result().kernels
+
+
+def test_a_given_tiling_is_taken_instead_of_the_chosen_one(tmp_path: Path) -> None:
+    settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
+    [case] = operator_cases(["lenet-conv1"], Choice((64,), (0.9,)))
+    with KernelPool(settings, store, toolchain, "sm_90") as pool:
+        chosen = pool.submit(case).result()
+        other = other_tiling(chosen.tiling)
+        given = pool.submit(case, tiling=other).result()
+    assert given.tiling == other
+    assert given.kernels != chosen.kernels
+    book = TuningBook.of([record(other, Layer("", case.spec, case.weights, "", ""))])
+    with KernelPool(settings, store, toolchain, "sm_90", book=book) as pool:
+        recorded = pool.submit(case).result()
+    assert (recorded.tiling, recorded.kernels) == (other, given.kernels)
+    assert (recorded.facts["tiling_of"], chosen.facts["tiling_of"]) == (GPU, "model")

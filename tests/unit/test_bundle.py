@@ -19,7 +19,7 @@ from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear, SkippedLa
 from codegen.tiling import Part, Tiling
 from farm.bundle import safe_names, write_bundle
 from farm.errors import BlobLostError, UsageError
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
+from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status, TilingChoice
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 
@@ -103,6 +103,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_manifest_keeps_to_its_schema(tmp_path: Path, store: MemoryStore) -> None:
     validator().validate(write(tmp_path / "out", store))
+
+
+def test_builds_of_one_layer_are_one_entry_whose_launches_say_their_architectures(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    other = replace(TILING, stages=3)
+    first = replace(build(0, "conv1"), choices=(TilingChoice("sm_80"),))
+    parts = (Part(0, 1), Part(1, 2))
+    second = replace(first, id=1, tiling=other, parts=parts, choices=(TilingChoice("sm_90", "NVIDIA Made-Up"),))
+    results = [result(0, "sm_80"), *(result(1, "sm_90", part) for part in (0, 1))]
+    path = write_bundle(tmp_path / "out", JOB, [first, second, build(2, "conv2")], results, TOOLS, store)
+    manifest = json.loads(path.read_text())
+    layer, _ = manifest["layers"]
+    assert manifest["schema_version"] == 3
+    assert "tiling" not in layer
+    assert [each["archs"] for each in layer["tilings"]] == [["sm_80"], ["sm_90"]]
+    paths = [[cubin["path"] for cubin in launch["cubins"].values()] for launch in layer["launches"]]
+    assert paths == [["conv1/sm_80.cubin"], ["conv1/sm_90.part1.cubin"], ["conv1/sm_90.part2.cubin"]]
 
 
 @pytest.mark.parametrize("part", ["toolchain", "layers", "skipped", "schema_version"])

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.layers import code_table, compiled_line, failure_lines, folded_lines, layer_json, layer_table
+from cli.layers import code_table, compiled_line, failure_lines, folded_lines, layer_json, layer_table, tuning_lines
 from cli.render import counted, counts_line, duration, job_json, job_table, moment, size
+from cli.tuning_tables import outcome_table, record_table
 from codegen.spec import Conv2d, Linear
 from codegen.tiling import Part, Tiling
 from farm.api import JobDetail
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
+from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status, TilingChoice
+from farm.tuner.tuner import Outcome as TuneOutcome
+from tests.tuning_samples import record
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 REASON = "no coordinator: run farm compile again"
@@ -205,6 +208,39 @@ def test_a_layers_json_has_a_cubin_for_each_part_and_what_was_folded() -> None:
     assert document["folded"] == ["Relu relu1", "Add a"]
     assert document["parts"] == [{"first": i, "end": i + 1} for i in range(3)]
     assert [cubin["part"] for cubin in document["cubins"]] == document["parts"]
+
+
+def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() -> None:
+    plain = detail(Outcome.BUILT)
+    [first] = plain.builds
+    first = replace(first, choices=(TilingChoice("sm_80", note="the record of NVIDIA H200 was not used: too large"),))
+    second = replace(first, id=99, choices=(TilingChoice("sm_90", "NVIDIA H200"),))
+    results = (*plain.results, replace(plain.results[0], build=99, arch="sm_90"))
+    job_of_two = job(options=BuildOptions(("sm_80", "sm_90")))
+    both = JobDetail(job_of_two, (first, second), results)
+    lines = shown(layer_table(both, 160), 160)
+    assert [line.startswith(first.layer) for line in lines[1:]] == [True, False]
+    assert [line.rstrip().rpartition("  ")[2] for line in shown(code_table(both, 160), 160)] == [
+        "TILING OF",
+        "model",
+        "NVIDIA H200",
+    ]
+    [note] = tuning_lines(both.builds)
+    assert "sm_80: the record of NVIDIA H200 was not used" in note.plain
+    document = layer_json(second, both.results_of(second), job_of_two.options)
+    assert document["archs"] == ["sm_90"]
+    assert document["tiling_choices"] == [{"arch": "sm_90", "record_of_gpu": "NVIDIA H200", "note": None}]
+
+
+def test_what_a_tuning_found_fits_100_columns() -> None:
+    tiling = Tiling(128, 16, 16, 128, 256, 4, images=16)
+    found = TuneOutcome("/layer4/layer4.1/conv2/Conv", ("a", "b"), 4096, record(tiling, microseconds=12345.6))
+    lines = shown(outcome_table([found, replace(found, record=None, reason="no tiling fits it")], 100), 100)
+    assert all(len(line) <= 100 for line in lines)
+    assert "128x16x16 r16 k128 c256 s4" in lines[1]
+    listed = shown(record_table([record(tiling)], frozenset(), 100), 100)
+    assert all(len(line) <= 100 for line in listed)
+    assert "128x16x16 r16 k128 c256 s4" in "".join(listed)
 
 
 def test_a_layer_without_cubins_is_to_come() -> None:

@@ -1,0 +1,78 @@
+"""`farm tune` on a real GPU, briefly: the record's kernels are right, timed, and what a compile then uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.device import Device
+from codegen.toolchain import Toolchain
+from farm.api import Farm
+from farm.bench.kernels import KernelPool
+from farm.bench.workload import Choice, model_cases
+from farm.jobs import BuildOptions
+from farm.ledger import open_ledger
+from farm.store import open_store
+from farm.testing import laptop_settings
+from farm.tuner.rig import GpuRig, Kernels
+from farm.tuner.search import Effort, search
+from farm.tuner.tuner import TunePlan, TuneProgress, tune_on
+from tests.samples import checkpoint, layer
+
+NET = checkpoint(layer("conv1"))
+CASES = list(model_cases(NET, [], Choice((8,))))
+EFFORT = Effort(budget_seconds=120, candidates=6)
+
+
+def test_the_winner_is_right_no_slower_than_the_models_choice_and_used_by_a_compile(
+    device: Device, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+    ledger = open_ledger(settings)
+    plan = TunePlan(EFFORT)
+    with KernelPool(settings, open_store(settings), toolchain, device.arch) as pool:
+        rig = GpuRig(device)
+        [outcome] = tune_on(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
+        [again] = tune_on(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
+    record = outcome.record
+    assert record is not None
+    assert (outcome.wrong, outcome.not_built, record.tried) == ((), 0, 6)
+    assert 0 < record.microseconds <= record.model_microseconds < 1000
+    assert again.known
+    assert ledger.tuning.records() == [record]
+    ledger.close()
+    with Farm.open(settings) as farm:
+        [job] = farm.compile([NET], BuildOptions((device.arch,), batch=8))
+        detail = farm.inspect(job.id)
+        assert detail.builds[0].tiling == record.tiling
+        assert tuple(str(each.cubin) for each in detail.results) == record.cubins
+        assert job.hits == job.total
+        assert all(each.verification.ok for each in farm.verify(job.id, gpu=True))
+
+
+def test_kernels_that_leave_outputs_unwritten_never_win(
+    device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = laptop_settings(tmp_path)
+    rig = GpuRig(device)
+    real = device.load_layer
+    spoiled: list[Kernels] = []
+
+    def load(kernels: Kernels, stream: Any) -> Any:
+        loaded = real(kernels, stream)
+        if not spoiled:
+            spoiled.append(kernels)
+        if spoiled[0] is kernels:  # the first one, whenever it is loaded
+            return lambda source, target, batch, residual=None: loaded(source, target, batch - 1, residual)
+        return loaded
+
+    monkeypatch.setattr(device, "load_layer", load)
+    with KernelPool(settings, open_store(settings), toolchain, device.arch) as pool:
+        found = search(CASES[0], rig, pool, EFFORT)
+    [wrong] = found.wrong
+    assert "were not written" in wrong
+    assert found.best is not None
+    assert found.best.built.kernels != spoiled[0]

@@ -1,0 +1,112 @@
+"""Tuning records for tests, and a rig that plays the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.layers import Layer
+from codegen.reference import layer_output
+from codegen.tiling import Accumulator, Tiling
+from codegen.verify import random_input
+from farm.bench.kernels import BuiltLayer, NotBuiltError
+from farm.bench.workload import Case
+from farm.tuning.book import key_of
+from farm.tuning.record import TuningRecord
+from tests.samples import layer
+
+GPU = "NVIDIA Made-Up"
+
+
+def record(
+    tiling: Tiling,
+    of: Layer | None = None,
+    *,
+    arch: str = "sm_90",
+    gpu: str = GPU,
+    microseconds: float = 10.0,
+    batch: int = 64,
+    optimisation: int = 3,
+) -> TuningRecord:
+    of = of or layer()
+    key = key_of(arch, of.spec, batch, of.weights.nonzeros, "float32", optimisation)
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    return TuningRecord(key, gpu, tiling, microseconds, 12.5, 40, ("ab" * 32, "cd" * 32), at)
+
+
+class KeptRecords:
+    """A table of records in memory."""
+
+    def __init__(self, *records: TuningRecord) -> None:
+        self.kept = {(each.key, each.gpu): each for each in records}
+
+    def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
+        return [each for each in self.kept.values() if archs is None or each.key.arch in archs]
+
+    def put(self, record: TuningRecord) -> None:
+        self.kept[record.key, record.gpu] = record
+
+
+@dataclass
+class PlayedRig:
+    """A GPU whose kernels are tilings: how long each takes and which compute something else is up to the test."""
+
+    time_of: Callable[[Tiling], float]
+    wrong: Callable[[Tiling], bool] = lambda tiling: False
+    gpu: str = GPU
+    arch: str = "sm_90"
+    measured: list[Tiling] = field(default_factory=list)
+    case: Case | None = None
+
+    @contextmanager
+    def bench(self, case: Case, seed: int) -> Iterator[PlayedRig]:
+        self.case = case
+        self.x: NDArray[Any] = random_input(case.spec, case.images, seed)
+        self.residual = None
+        self._right = layer_output(case.spec, case.weights, self.x).astype(np.float32)
+        yield self
+
+    def output(self, kernels: Sequence[tuple[Any, Any]]) -> NDArray[Any]:
+        output = self._right.copy()
+        if self.wrong(kernels[0][1]):
+            output[-1, -1, -1, -1] += 1.0
+        return output
+
+    def microseconds(self, kernels: Sequence[tuple[Any, Any]]) -> float:
+        self.measured.append(kernels[0][1])
+        return self.time_of(kernels[0][1])
+
+
+@dataclass
+class PlayedBuilder:
+    """Builds at once, but for tilings that do not build."""
+
+    fails: Callable[[Tiling], bool] = lambda tiling: False
+    workers: int = 2
+    built: list[Tiling] = field(default_factory=list)
+
+    def give_up(self) -> None:
+        """Nothing is under way."""
+
+    def submit(self, case: Case, accumulate: Accumulator, tiling: Tiling | None = None) -> Future[BuiltLayer]:
+        assert tiling is not None
+        self.built.append(tiling)
+        future: Future[BuiltLayer] = Future()
+        if self.fails(tiling):
+            future.set_exception(NotBuiltError("ptxas ran into its time limit of 600 s"))
+        else:
+            kernels = ((repr(tiling).encode(), tiling),)
+            future.set_result(BuiltLayer(tiling, kernels, 1.0, {}))  # type: ignore[arg-type]
+        return future
+
+
+def other_tiling(tiling: Tiling) -> Tiling:
+    """Not the same, and as good for small layers."""
+    return replace(tiling, stages=5 - tiling.stages)

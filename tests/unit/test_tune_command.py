@@ -1,0 +1,167 @@
+"""`farm tune` and `farm tuning` as a user meets them: exit codes, one JSON document, files whole or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli.exit_codes import INTERRUPTED, JOB_FAILED, OK, UNREACHABLE, USAGE
+from cli.main import run
+from codegen import device
+from codegen.choice import choose_tiling
+from codegen.errors import DeviceError
+from codegen.tiling import Tiling
+from farm.ledger import open_ledger
+from farm.settings import load_settings
+from farm.tuner import tuner
+from farm.tuning.files import document_of
+from tests.samples import SMALL, fixed_toolchain, layer
+from tests.tuning_samples import GPU, PlayedBuilder, PlayedRig, record
+
+TILING = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_kernel)
+TUNE = ["tune", "--op", "lenet-conv1,lenet-conv2", "--batch", "1", "--candidates", "3"]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(self: device.Device) -> None:
+        raise DeviceError("no GPU can be used here: run this on a machine with one")
+
+    monkeypatch.setattr(device.Device, "__init__", missing)
+    monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'store'}")
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+
+
+def play(monkeypatch: pytest.MonkeyPatch, rig: PlayedRig) -> PlayedRig:
+    """This rig is the GPU from now on."""
+    monkeypatch.setattr(tuner, "Device", lambda: nullcontext(SimpleNamespace(arch="sm_90")))
+    monkeypatch.setattr(tuner, "GpuRig", lambda _: rig)
+    monkeypatch.setattr(tuner, "KernelPool", lambda *_: nullcontext(PlayedBuilder()))
+    monkeypatch.setattr(tuner, "find_toolchain", lambda *_: None)
+    monkeypatch.setattr(tuner, "known_toolchain", lambda *_: fixed_toolchain())
+    return rig
+
+
+def records_here() -> list[Any]:
+    ledger = open_ledger(load_settings())
+    try:
+        return ledger.tuning.records()
+    finally:
+        ledger.close()
+
+
+def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TUNE) == UNREACHABLE
+    assert "run this on a machine with one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to tune"),
+        (["--op", "lenet"], "there is no operator lenet"),
+        (["--op", "all", "--budget", "0"], "--budget 0"),
+        (["--op", "all", "--budget", "soon"], "--budget soon"),
+        (["--op", "all", "--batch", "0"], "--batch 0"),
+        (["--layer", "conv1"], "--layer names a layer of a model"),
+        (["model.onnx", "--op", "all"], "--op names one of the ten operators"),
+        (["model.onnx"], "there is no such file"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tune", *arguments]) == USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_json_is_one_document_and_the_records_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, PlayedRig(lambda tiling: 10.0))
+    assert run([*TUNE, "--json"]) == OK
+    shown = json.loads(capsys.readouterr().out)["layers"]
+    assert [(each["layer"], each["record"]["tried"], each["known"]) for each in shown] == [
+        ("lenet-conv1", 3, False),
+        ("lenet-conv2", 3, False),
+    ]
+    assert {each.gpu for each in records_here()} == {GPU}
+    assert run([*TUNE, "--json"]) == OK
+    assert all(each["known"] for each in json.loads(capsys.readouterr().out)["layers"])
+
+
+def wrong_ones(count: int) -> Callable[[Tiling], bool]:
+    seen: list[Tiling] = []
+
+    def wrong(tiling: Tiling) -> bool:
+        seen.append(tiling)
+        return len(seen) <= count
+
+    return wrong
+
+
+def test_a_wrong_kernel_is_an_exit_code_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, PlayedRig(lambda tiling: 10.0, wrong=wrong_ones(1)))
+    assert run(TUNE) == JOB_FAILED
+    assert "wrong: lenet-conv1 batch 1, Tiling(" in capsys.readouterr().out
+    assert len(records_here()) == 2
+
+
+def test_ctrl_c_keeps_and_shows_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = PlayedRig(lambda tiling: 10.0)
+
+    def interrupted(tiling: Tiling) -> float:
+        if rig.case is not None and rig.case.key.operator == "lenet-conv2":
+            raise KeyboardInterrupt
+        return 10.0
+
+    rig.time_of = interrupted
+    play(monkeypatch, rig)
+    assert run(TUNE) == INTERRUPTED
+    shown = capsys.readouterr()
+    assert "lenet-conv1" in shown.out
+    assert "interrupted: 1 of 2 layers are done; the same command goes on" in shown.err
+    assert len(records_here()) == 1
+
+
+def test_what_is_exported_can_be_imported_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = open_ledger(load_settings())
+    ledger.tuning.put(record(TILING))
+    ledger.close()
+    path = tmp_path / "records.json"
+    assert run(["tuning", "export", str(path)]) == OK
+    assert run(["tuning", "export", "-"]) == OK
+    assert json.loads(path.read_text()) == json.loads(capsys.readouterr().out) == document_of([record(TILING)])
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'other.db'}")
+    assert run(["tuning", "import", str(path)]) == OK
+    assert "1 record read, 1 new or faster" in capsys.readouterr().out
+    assert run(["tuning", "list", "--json"]) == OK
+    assert [each["from"] for each in json.loads(capsys.readouterr().out)["records"]][:1] == ["ledger"]
+    assert run(["tuning", "list"]) == OK
+    assert GPU in capsys.readouterr().out
+
+
+def test_of_a_file_with_one_bad_record_nothing_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = document_of([record(TILING), replace(record(TILING, batch=1), tried=-1)])
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    assert run(["tuning", "import", str(tmp_path / "bad.json")]) == USAGE
+    assert "nothing was imported" in capsys.readouterr().err
+    assert records_here() == []
+
+
+@pytest.mark.parametrize("arguments", [["import", "none.json"], ["export", "/no/such/folder/file.json"]])
+def test_a_file_that_cannot_be_is_a_usage_error(arguments: list[str]) -> None:
+    assert run(["tuning", *arguments]) == USAGE

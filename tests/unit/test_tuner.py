@@ -1,0 +1,156 @@
+"""`farm tune`'s loop on a GPU that is played: right before fast, kept at once, gone on with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from codegen.choice import choose_tiling, ranked_tilings
+from codegen.tiling import Tiling
+from farm.bench.workload import Case, Choice, model_cases
+from farm.tuner.search import ALIKE, Effort, Found, search, spread
+from farm.tuner.tuner import Outcome, TunePlan, TuneProgress, tune_on
+from tests.samples import SMALL, SMALLER, checkpoint, layer
+from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig
+
+CASES = list(model_cases(checkpoint(layer("conv1"), layer("conv2", spec=SMALLER)), [], Choice((4,))))
+CASE = CASES[0]
+RANKED = spread(ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel))
+FEW = Effort(candidates=8)
+PLAN = TunePlan(FEW)
+
+
+def slower_with_rank(tiling: Tiling) -> float:
+    return 10.0 + RANKED.index(tiling)
+
+
+def fastest(winner: Tiling) -> Callable[[Tiling], float]:
+    return lambda tiling: 5.0 if tiling == winner else 10.0
+
+
+def found(rig: PlayedRig, builder: PlayedBuilder | None = None, effort: Effort = FEW) -> Found:
+    return search(CASE, rig, builder or PlayedBuilder(), effort)
+
+
+def test_the_ranking_begins_with_the_tiling_that_is_chosen() -> None:
+    assert RANKED[0] == choose_tiling(SMALL, 4, CASE.weights.nonzeros_per_kernel)
+    assert len(set(RANKED)) == len(RANKED) > 8
+
+
+def test_of_tilings_nearly_alike_a_few_come_first_and_none_is_lost() -> None:
+    def kind(tiling: Tiling) -> tuple[int, ...]:
+        return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels
+
+    ranked = ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel)
+    count = Counter(map(kind, ranked))
+    head = RANKED[: sum(min(ALIKE, each) for each in count.values())]
+    assert max(Counter(map(kind, head)).values()) <= ALIKE < max(count.values())
+    assert set(map(kind, head)) == set(count)
+    assert set(RANKED) == set(ranked)
+
+
+def test_the_fastest_wins_and_the_models_choice_is_told_beside_it() -> None:
+    rig = PlayedRig(fastest(RANKED[5]))
+    result = found(rig)
+    assert result.best is not None
+    assert result.model is not None
+    assert (result.best.tiling, result.best.microseconds) == (RANKED[5], 5.0)
+    assert (result.model.tiling, result.model.microseconds) == (RANKED[0], 10.0)
+    assert result.tried == 8
+
+
+def test_a_wrong_kernel_is_never_timed_never_wins_and_is_reported() -> None:
+    bad = RANKED[5]
+    rig = PlayedRig(fastest(bad), wrong=lambda tiling: tiling == bad)
+    result = found(rig)
+    assert result.best is not None
+    assert result.best.tiling != bad
+    assert bad not in rig.measured
+    [said] = result.wrong
+    assert str(bad) in said
+
+
+def test_a_first_kernel_that_is_wrong_does_not_make_the_right_ones_wrong() -> None:
+    rig = PlayedRig(slower_with_rank, wrong=lambda tiling: tiling == RANKED[0])
+    result = found(rig)
+    assert result.best is not None
+    assert result.model is None
+    assert (len(result.wrong), result.tried) == (1, 8)
+
+
+def test_if_all_are_wrong_there_is_no_best() -> None:
+    result = found(PlayedRig(slower_with_rank, wrong=lambda tiling: True))
+    assert (result.best, result.reason, len(result.wrong)) == (None, "all of its kernels are wrong", 8)
+
+
+def test_what_does_not_build_is_counted_and_left_out() -> None:
+    result = found(PlayedRig(slower_with_rank), PlayedBuilder(fails=lambda tiling: tiling in RANKED[1:3]))
+    assert (result.tried, result.not_built) == (6, 2)
+    nothing = found(PlayedRig(slower_with_rank), PlayedBuilder(fails=lambda tiling: True))
+    assert nothing.best is None
+    assert "ptxas ran into its time limit" in nothing.reason
+
+
+def test_when_time_is_up_the_models_first_choice_has_been_measured_all_the_same() -> None:
+    rig, builder = PlayedRig(slower_with_rank), PlayedBuilder()
+    times = iter([0.0, *[100.0] * 1000])
+    result = search(CASE, rig, builder, Effort(budget_seconds=60), clock=lambda: next(times))
+    assert result.best is not None
+    assert (result.best.tiling, result.tried) == (RANKED[0], 1)
+    assert builder.built == RANKED[:1]
+
+
+class Interrupting(TuneProgress):
+    """Ctrl-C once the first layer is done."""
+
+    def done(self, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_keeps_what_is_done_and_the_same_call_goes_on() -> None:
+    table, rig = KeptRecords(), PlayedRig(lambda tiling: 10.0)
+    with pytest.raises(KeyboardInterrupt):
+        tune_on(rig, PlayedBuilder(), table, CASES, PLAN, Interrupting())
+    assert len(table.kept) == 1
+    builder = PlayedBuilder()
+    outcomes = tune_on(rig, builder, table, CASES, PLAN, TuneProgress())
+    assert [(each.layer, each.known) for each in outcomes] == [("conv1", True), ("conv2", False)]
+    assert len(table.kept) == 2
+    assert len(builder.built) == 8
+    assert all(each.known for each in tune_on(rig, PlayedBuilder(), table, CASES, PLAN, TuneProgress()))
+
+
+def test_again_tunes_what_has_a_record() -> None:
+    table = KeptRecords()
+    tune_on(PlayedRig(fastest(RANKED[5])), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    again = TunePlan(FEW, again=True)
+    [outcome] = tune_on(PlayedRig(fastest(RANKED[6])), PlayedBuilder(), table, CASES[:1], again, TuneProgress())
+    assert not outcome.known
+    [record] = table.records()
+    assert record.tiling == RANKED[6]
+    assert (record.microseconds, record.model_microseconds, record.tried) == (5.0, 10.0, 8)
+
+
+def test_a_record_of_another_gpu_is_no_reason_to_skip_a_layer() -> None:
+    table = KeptRecords()
+    tune_on(PlayedRig(slower_with_rank, gpu="another"), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    assert not outcome.known
+    assert len(table.kept) == 2
+
+
+def test_layers_of_one_kind_are_tuned_once() -> None:
+    net = checkpoint(layer("conv1"), layer("conv2", seed=1))
+    cases: list[Case] = list(model_cases(net, [], Choice((4,))))
+    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), KeptRecords(), cases, PLAN, TuneProgress())
+    assert (outcome.layer, outcome.also) == ("conv1", ("conv2",))
+
+
+def test_a_layer_without_right_kernels_has_no_record() -> None:
+    table = KeptRecords()
+    rig = PlayedRig(slower_with_rank, wrong=lambda tiling: True)
+    [outcome] = tune_on(rig, PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    assert (outcome.record, len(outcome.wrong)) == (None, 8)
+    assert not table.kept

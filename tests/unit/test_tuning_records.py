@@ -1,0 +1,187 @@
+"""Tuning records: there and back, as files, and which of them a job uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+
+from codegen.choice import choose_tiling
+from codegen.spec import Clip
+from codegen.tiling import Tiling
+from farm.errors import UsageError
+from farm.jobs import BuildOptions, NewJob, TilingChoice
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+from farm.tuning.book import TuningBook
+from farm.tuning.files import document_of, read_records, shipped_records
+from farm.tuning.record import TuningRecord, record_of_json
+from tests.samples import SMALL, checkpoint, layer
+from tests.tuning_samples import GPU, other_tiling, record
+
+LAYER = layer()
+BY_MODEL = choose_tiling(SMALL, 64, LAYER.weights.nonzeros_per_kernel)
+TUNED = other_tiling(BY_MODEL)
+SCHEMA = json.loads(files("farm.tuning").joinpath("tuning.schema.json").read_text())
+
+
+def submitted(*records: TuningRecord, options: BuildOptions | None = None, own: int | None = None) -> NewJob:
+    """A job of one layer; the first `own` records are the ledger's, the others ship with the project."""
+    own = len(records) if own is None else own
+    return new_job(
+        checkpoint(LAYER),
+        options or BuildOptions(("sm_80", "sm_90")),
+        namespace="test",
+        name="net",
+        store=MemoryStore(),
+        book=TuningBook.of(records[:own], records[own:]),
+    )
+
+
+def test_a_record_comes_back_from_json_as_it_was() -> None:
+    assert record_of_json(json.loads(json.dumps(record(TUNED).to_json()))) == record(TUNED)
+
+
+def test_what_is_exported_keeps_to_its_schema_and_is_read_back() -> None:
+    records = (record(TUNED), record(BY_MODEL, arch="sm_80"))
+    document = document_of(records)
+    Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
+    assert set(read_records(json.dumps(document), "file")) == set(records)
+
+
+def test_the_order_of_an_export_depends_on_the_records_alone() -> None:
+    records = (record(TUNED), record(BY_MODEL, arch="sm_80"))
+    assert document_of(records) == document_of(records[::-1])
+
+
+def test_the_records_that_ship_keep_to_the_schema_and_can_be_read() -> None:
+    document = json.loads(files("farm.tuning").joinpath("h200.json").read_text())
+    Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
+    assert len(shipped_records()) == len(document["records"])
+
+
+def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda each: each.update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda each: each.pop("gpu"), "lacks gpu"),
+        (changed(colour="red"), "colour is not known"),
+        (changed(microseconds=0), "microseconds 0 is not a number above 0"),
+        (changed(microseconds=float("nan")), "microseconds nan is not"),
+        (changed(microseconds=True), "microseconds True is not"),
+        (changed(tried=-1), "tried -1 is not"),
+        (changed(batch_band="64"), "batch_band '64' is not"),
+        (changed(gpu=""), "gpu '' is not a text"),
+        (changed(accumulate="float8"), "accumulate 'float8'"),
+        (changed(cubins="ab"), "cubins 'ab' are not"),
+        (changed(measured_at="yesterday"), "measured_at 'yesterday'"),
+        (changed(measured_at="2026-01-02T03:04:05"), "is not a time with its zone"),
+        (changed(tiling={"tile_width": 8}), "is not one of this version"),
+        (changed(tiling={**TUNED.to_json(), "rows": 0}), "none that can be chosen"),
+        (changed(tiling={**TUNED.to_json(), "form": "full"}), "none that can be chosen"),
+        (changed(tiling={**TUNED.to_json(), "accumulate": "float16"}), "adds up in another type"),
+        (changed(tiling=None), "is not one of this version"),
+        (changed(spec={"operator": "pool"}), "is not one of this version"),
+        (changed(spec=[]), "is not one of this version"),
+        (changed(spec={**SMALL.to_json(), "channels": -3}), "is of no layer"),
+        (changed(spec={**SMALL.to_json(), "channels": "3"}), "is of no layer"),
+        (changed(spec=replace(SMALL, epilogue=(Clip(low=0.0),)).to_json()), "is of no layer"),
+    ],
+)
+def test_a_bad_record_is_refused_in_words_with_its_number(
+    change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    document = json.loads(json.dumps(document_of([record(TUNED, arch="sm_80"), record(TUNED)])))
+    change(document["records"][1])
+    with pytest.raises(UsageError, match=rf"records\.json: record 2 is bad, .*{says}.*nothing was imported"):
+        read_records(json.dumps(document), "records.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"records": 3}', '{"schema_version": 9, "records": []}'])
+def test_a_file_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"records\.json"):
+        read_records(text, "records.json")
+
+
+def test_without_records_a_layer_is_one_build_by_the_model() -> None:
+    [build] = submitted().builds
+    assert (build.tiling, build.choices) == (BY_MODEL, ())
+    assert build.archs(BuildOptions(("sm_80", "sm_90"))) == ("sm_80", "sm_90")
+
+
+def test_a_record_for_one_architecture_splits_the_layer() -> None:
+    first, second = submitted(record(TUNED)).builds
+    assert (first.tiling, first.choices) == (BY_MODEL, (TilingChoice("sm_80"),))
+    assert (second.tiling, second.choices) == (TUNED, (TilingChoice("sm_90", GPU),))
+    assert first.position == second.position == 0
+
+
+def test_a_record_of_the_tiling_that_the_model_chooses_splits_nothing() -> None:
+    [build] = submitted(record(BY_MODEL)).builds
+    assert build.choices == (TilingChoice("sm_80"), TilingChoice("sm_90", GPU))
+
+
+def test_the_fastest_record_of_the_ledger_counts_whatever_ships() -> None:
+    slow = replace(record(BY_MODEL, gpu="NVIDIA Slow"), microseconds=11.0)
+    shipped = record(BY_MODEL, gpu="NVIDIA Shipped", microseconds=1.0)
+    options = BuildOptions(("sm_90",))
+    [build] = submitted(slow, record(TUNED), shipped, options=options, own=2).builds
+    assert (build.tiling, build.choices) == (TUNED, (TilingChoice("sm_90", GPU),))
+    [build] = submitted(shipped, options=options, own=0).builds
+    assert build.choices == (TilingChoice("sm_90", "NVIDIA Shipped"),)
+
+
+def test_a_record_is_for_layers_with_any_activation() -> None:
+    with_relu = replace(LAYER, spec=replace(SMALL, epilogue=(Clip(low=0.0),)))
+    assert record(TUNED, with_relu).key == record(TUNED).key
+
+
+def test_an_architecture_with_a_letter_takes_the_records_of_its_gpu() -> None:
+    [build] = submitted(record(TUNED), options=BuildOptions(("sm_90a",))).builds
+    assert build.tiling == TUNED
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BuildOptions(("sm_90",), tuning=False),
+        BuildOptions(("sm_90",), batch=1),
+        BuildOptions(("sm_90",), optimisation=1),
+        BuildOptions(("sm_80",)),
+        BuildOptions(("sm_90",), form="full"),
+    ],
+)
+def test_a_record_is_for_its_own_kind_of_job_only(options: BuildOptions) -> None:
+    [build] = submitted(record(TUNED), options=options).builds
+    assert build.choices == ()
+
+
+@pytest.mark.parametrize("stale", [replace(TUNED, rows=4000), replace(TUNED, tile_width=4096)])
+def test_a_record_that_no_longer_fits_leaves_the_model_and_says_so(stale: Tiling) -> None:
+    [build] = submitted(record(stale), options=BuildOptions(("sm_90",))).builds
+    [choice] = build.choices
+    assert (build.tiling, choice.gpu) == (BY_MODEL, "")
+    assert choice.note.startswith(f"the record of {GPU} was not used: it needs more threads")
+
+
+def test_a_record_whose_code_would_be_too_large_leaves_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.tuning.book.misfit_of", lambda *_, **__: "the code would be 17 MB")
+    [build] = submitted(record(TUNED), options=BuildOptions(("sm_90",))).builds
+    assert build.tiling == BY_MODEL
+    assert "17 MB" in build.choices[0].note
+
+
+def test_options_say_whether_records_are_used_and_old_ones_mean_yes() -> None:
+    options = BuildOptions(("sm_90",), tuning=False)
+    assert BuildOptions.from_json(options.to_json()) == options
+    old = {name: value for name, value in options.to_json().items() if name != "tuning"}
+    assert BuildOptions.from_json(old).tuning
+    assert submitted(options=options).request_digest != submitted(options=BuildOptions(("sm_90",))).request_digest
