@@ -21,7 +21,7 @@ def plain_arch(arch: str) -> str:
 
 
 def tuned_spec(spec: LayerSpec) -> LayerSpec:
-    """What records of a layer are found by: its epilogue hardly matters, nor where the rows of a 1x1 kernel's map end."""
+    """What its records are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel's map end."""
     return replace(canonical(spec), epilogue=())
 
 
