@@ -2,9 +2,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu fuzz models bench lint format clean
+.PHONY: help setup demo test services test-cluster test-gpu fuzz models bench lint format clean
 
 PYTHON ?= python3
+SERVICES := ceph-common ceph-mon ceph-osd postgresql radosgw
 BIN := .venv/bin
 # One line for each large package, so that the slow step is seen to move; errors come through stderr.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
@@ -20,6 +21,17 @@ demo: .venv/ready ## compiles pruned networks for several architectures and veri
 
 test: .venv/ready-dev lint ## every test that this machine can run
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+test-cluster: .venv/ready-dev services ## a Ray cluster of two nodes, PostgreSQL and S3, all real; none of these tests is skipped
+	@$(BIN)/python -m pytest tests/services tests/cluster --skip-nothing -n auto --maxprocesses 2 --dist loadfile
+
+services: ## Debian's packages with the servers that test-cluster starts; installs what is missing, as root
+	@missing=$$(for name in $(SERVICES); do \
+	    dpkg-query -Wf '$${Status}' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; done); \
+	  [ -n "$$missing" ] || exit 0; \
+	  [ "$$(id -u)" = 0 ] || { echo "missing: as root, apt-get install --no-install-recommends" $$missing >&2; exit 2; }; \
+	  echo "installing" $$missing "(about 120 MB, once)"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$missing >/dev/null
 
 test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 	@$(BIN)/python -m pytest tests/gpu
@@ -54,6 +66,6 @@ clean: ## removes the environment, caches and build output
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	@echo "installing the development tools into .venv (about 100 MB, once):"
+	@echo "installing the development tools into .venv (about 150 MB, once):"
 	@$(INSTALL) -e '.[dev]' | $(SHOW)
 	@touch $@

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +11,30 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import OK, USAGE, exit_code_of_job
-from cli.layers import compiled_line, failure_lines, layer_table, skipped_lines
-from cli.options import accumulator_of, archs_of, bytes_of, check_output_folder, form_of, input_shapes_of
+from cli.layers import compiled_line, failure_lines, layer_table, lowered_lines, skipped_lines
+from cli.options import check_output_folder, input_shapes_of
 from cli.progress import CompileProgress
-from cli.render import counts_line, job_json, job_table, print_error, print_json, status_text, stderr, stdout
-from codegen.errors import CheckpointError
-from farm.jobs import BuildOptions, Status
+from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
+from cli.submission import (
+    Accumulate,
+    Archs,
+    Batch,
+    InputShapes,
+    KeepGoing,
+    MaxCodeSize,
+    Models,
+    Name,
+    NoTuning,
+    Optimisation,
+    Strict,
+    TemplateForm,
+    build_options_of,
+    print_warnings,
+    read_checkpoints,
+)
+from farm.jobs import Status
 
 if TYPE_CHECKING:
-    from codegen.layers import Checkpoint
     from farm.api import Farm, JobDetail
 
 LAYERS_OF_JOBS = 3
@@ -27,48 +42,18 @@ LAYERS_OF_JOBS = 3
 
 
 def compile_models(
-    models: Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL", show_default=False)],
-    arch: Annotated[
-        list[str],
-        typer.Option(
-            "--arch", metavar="ARCH,...", help="Architectures, as in sm_80,sm_90; may be repeated.", show_default=False
-        ),
-    ],
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; others run too.")
-    ] = 64,
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open; may repeat."
-        ),
-    ] = None,
-    template: Annotated[
-        str, typer.Option("--template", metavar="rolled|full", help="full: everything unrolled before nvcc (slow).")
-    ] = "rolled",
-    accumulate: Annotated[
-        str,
-        typer.Option(
-            "--accumulate", metavar="float32|float16", help="Sums of float16 layers: float16 is faster, less exact."
-        ),
-    ] = "float32",
-    max_code_size: Annotated[
-        float,
-        typer.Option(
-            "--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."
-        ),
-    ] = 16,
-    optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
-    no_tuning: Annotated[
-        bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the jobs instead of the file's.")
-    ] = None,
+    models: Models,
+    arch: Archs,
+    batch: Batch = 64,
+    input_shape: InputShapes = None,
+    template: TemplateForm = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: MaxCodeSize = 16,
+    optimisation: Optimisation = 3,
+    no_tuning: NoTuning = False,
+    strict: Strict = False,
+    keep_going: KeepGoing = False,
+    name: Name = None,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Processes at once; all CPUs if not given.")
     ] = None,
@@ -83,25 +68,25 @@ def compile_models(
     from farm.settings import load_settings
 
     start = time.monotonic()
-    options = BuildOptions(
-        archs_of(arch),
+    options = build_options_of(
+        arch,
         batch=batch,
-        form=form_of(template),
-        accumulate=accumulator_of(accumulate),
+        template=template,
+        accumulate=accumulate,
+        max_code_size=max_code_size,
         optimisation=optimisation,
         strict=strict,
-        code_limit_bytes=bytes_of(max_code_size),
         tuning=not no_tuning,
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)
     with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
-        checkpoints = _read(farm, models, shapes, keep_going=keep_going)
+        checkpoints = read_checkpoints(farm, models, shapes, keep_going=keep_going)
         if not checkpoints:
             return USAGE
         submission = farm.submit(checkpoints, options, name=name)
         ids = list(dict.fromkeys(job.id for job in submission.jobs))  # the same model twice is one job
-        _warn(farm, ids)
+        print_warnings(submission)
         try:
             with CompileProgress(stderr(), quiet=quiet or as_json) as progress:
                 done = farm.run(ids, progress)
@@ -124,31 +109,15 @@ def compile_models(
     return code or (OK if len(checkpoints) == len(models) else USAGE)
 
 
-def _read(
-    farm: Farm, models: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], *, keep_going: bool
-) -> list[Checkpoint]:
-    checkpoints = []
-    for path in models:
-        try:
-            checkpoints.append(farm.read(path, shapes))
-        except CheckpointError as error:
-            if not keep_going:
-                raise
-            print_error(str(error))
-    return checkpoints
-
-
-def _warn(farm: Farm, ids: Sequence[str]) -> None:
-    for job_id in ids:
-        for warning in farm.warnings(job_id):
-            stderr().print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-
-
 def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:
     """What became of the jobs, and how they go on."""
     for job_id in ids:
         job = farm.job(job_id)
         text = f"job {job.id[:8]} ({job.name}) is {job.status}, {job.done} of {job.total} cubins are done"
+        if job.status is Status.RUNNING:
+            text += "; another coordinator runs it and goes on: farm status --watch shows it"
+            stderr().print(Text(f"detached: {text}", style="yellow"), soft_wrap=True)
+            continue
         stderr().print(
             Text(f"interrupted: {text}; {job.reason or 'no reason is known'}", style="yellow"), soft_wrap=True
         )
@@ -164,7 +133,7 @@ def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -
             head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
             console.print(head.append_text(status_text(detail.job.status)))
             console.print(layer_table(detail, console.width))
-        for line in (*failure_lines(detail), *skipped_lines(detail.job)):
+        for line in (*lowered_lines(detail), *failure_lines(detail), *skipped_lines(detail.job)):
             console.print(line, soft_wrap=True)
         if len(details) <= LAYERS_OF_JOBS:
             console.print()

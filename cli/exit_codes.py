@@ -42,7 +42,7 @@ def exit_code_of_job(job: Job) -> int:
         case Status.FAILED:
             return JOB_FAILED
         case Status.CRASHED:
-            return UNREACHABLE
+            return BLOB_LOST if job.fault == "lost" else UNREACHABLE
         case Status.CANCELLED:
             return CANCELLED
         case _:

@@ -14,6 +14,7 @@ from cli.layers import (
     folded_lines,
     layer_json,
     layer_table,
+    lowered_lines,
     skipped_lines,
     tuning_lines,
 )
@@ -60,6 +61,6 @@ def _print(detail: JobDetail) -> None:
     console.print()
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width))
-    tuned = tuning_lines(detail.builds)
-    for line in (*folded_lines(detail), *tuned, *failure_lines(detail), *skipped_lines(job)):
+    notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail))
+    for line in (*notes, *failure_lines(detail), *skipped_lines(job)):
         console.print(line, soft_wrap=True)

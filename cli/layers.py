@@ -188,6 +188,21 @@ def failure_lines(detail: JobDetail) -> list[Text]:
     return lines
 
 
+def lowered_lines(detail: JobDetail) -> list[Text]:
+    """What ptxas took too long for at the level that was asked for."""
+    asked = detail.job.options.optimisation
+    names = {
+        build.cubin_name(result.arch, result.part): result.optimisation
+        for build in detail.builds
+        for result in detail.results_of(build)
+        if result.cubin and result.optimisation != asked
+    }
+    return [
+        Text(f"{name} is built at -O{level}: ptxas ran into its time limit at -O{asked}", style="yellow")
+        for name, level in names.items()
+    ]
+
+
 def skipped_lines(job: Job) -> list[Text]:
     """What was not compiled, and why."""
     return [Text(f"skipped {layer.name} ({layer.operator}): {layer.reason}", style="yellow") for layer in job.skipped]
@@ -242,6 +257,7 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
                 "ptxas_seconds": result.ptxas_seconds,
                 "fmas_kept": result.fmas_kept,
                 "fmas_deleted": result.fmas_deleted,
+                "optimisation": result.optimisation,
                 "registers": result.registers,
                 "spill_bytes": result.spill_bytes,
                 "cubin": result.cubin,

@@ -12,6 +12,7 @@ import typer
 
 from cli.bench_command import app as bench_app
 from cli.bundle_command import fetch
+from cli.cancel_command import cancel, retry
 from cli.compile_command import compile_models
 from cli.config_command import app as config_app
 from cli.database_command import app as database_app
@@ -21,10 +22,13 @@ from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
 from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.render import print_error
+from cli.serve_command import serve
 from cli.status_command import status
+from cli.submit_command import submit
 from cli.tune_command import tune
 from cli.tuning_command import app as tuning_app
 from cli.verify_command import verify
+from cli.workers_command import workers
 
 DISTRIBUTION = "sparse-compile-farm"
 
@@ -59,9 +63,14 @@ def options(
 
 
 app.command("compile")(compile_models)
+app.command("submit")(submit)
+app.command("serve")(serve)
 app.command("status")(status)
 app.command("inspect")(inspect)
 app.command("logs")(logs)
+app.command("cancel")(cancel)
+app.command("retry")(retry)
+app.command("workers")(workers)
 app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)

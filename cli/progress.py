@@ -16,7 +16,7 @@ from rich.text import Text
 from cli.render import duration, size
 from farm.jobs import Build, BuildResult, Job, Outcome
 from farm.progress import Progress
-from farm.requests import Failure, Request, TemplateRequest, TemplateResult
+from farm.requests import Request, Retry, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
     from farm.plan import Plan
@@ -81,9 +81,9 @@ class CompileProgress(Progress):
             self._line(f"cache   {self._hits} of {self._total} cubins are there, the others are compiled")
         self._running[request.key] = (self._what(request), time.monotonic())
 
-    def retried(self, request: Request, failure: Failure) -> None:
+    def retried(self, retry: Retry) -> None:
         """See Progress."""
-        self._line(f"again   {self._what(request)}: {failure.message}", "yellow")
+        self._line(f"again   {self._what(retry.request)}: {retry.text}", "yellow")
 
     def template_done(self, result: TemplateResult) -> None:
         """See Progress."""
@@ -111,6 +111,10 @@ class CompileProgress(Progress):
         else:
             self._line(f"failed  {what}: {result.error}", "red")
         self._bars.update(self._cubins, advance=1, note=f"{self._hits} hits, {self._built} built")
+
+    def job_lost(self, job: Job) -> None:
+        """See Progress."""
+        self._line(f"job {job.id[:8]} is {job.status} now: {job.reason or 'another coordinator runs it'}", "yellow")
 
     def elsewhere(self, job: Job) -> None:
         """See Progress."""

@@ -49,6 +49,11 @@ def print_error(message: str) -> None:
     stderr().print(Text(f"farm: {message}", style="red"), soft_wrap=True)
 
 
+def print_warning(message: str) -> None:
+    """What a person should know although it is no error."""
+    stderr().print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+
+
 def print_json(document: Any) -> None:
     """The one document of a --json call."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -37,6 +37,12 @@ def ptxas_options(optimisation: int) -> tuple[str, ...]:
     return (f"-O{optimisation}",)
 
 
+def level_of(options: tuple[str, ...]) -> int:
+    """The optimisation level among options of ptxas: without any it takes 3."""
+    levels = [option for option in options if option.startswith("-O")]
+    return int(levels[-1].removeprefix("-O")) if levels else 3
+
+
 def assemble(
     ptx: bytes,
     arch: str,

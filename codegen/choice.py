@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -15,25 +14,21 @@ from numpy.typing import NDArray
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators.work import SHARED_BYTES
 from codegen.prediction import REGISTERS, Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
 """Of one K group: ptxas grows faster than linearly beyond (measurements.md)."""
-STREAM_BYTES = (100_000, 250_000, 500_000)
-"""Machine code that one block runs: what the multiprocessor's instruction cache holds, and larger sizes for layers with
-so many channels that loading the input alone nearly fills the cache."""
-LONG_STREAM = 1.9
-"""How much longer than predicted a stream of the next size takes: seen at 168 KB, resnet-conv2 at batch 64."""
+STREAM_BYTES = 500_000
+"""Machine code that one block runs, at most."""
 PART_INSTRUCTIONS = 40_000
 """Of all K groups of one kernel together: ptxas takes about 10 s for so many."""
 LAYER_INSTRUCTIONS = 60_000
 """Of all kernels of a layer: tilings with more are left out where there are others."""
 CODE_BYTES = 16_000_000
 """Machine code of one layer, unless the caller says otherwise."""
-SHARED_BYTES = 48 * 1024
-"""Every architecture gives a block this much without asking."""
 OFFSET_BYTES = 2**31
 """What an address in PTX may add to a register."""
 SUMS = 128
@@ -178,7 +173,6 @@ def _density_band(density: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
-    streams: dict[Tiling, Stream] = {}
     sizes: dict[Tiling, float] = {}
     for candidate in operator_of(spec).candidates(spec):
         tiling = replace(candidate, accumulate=accumulate)
@@ -186,15 +180,12 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
             continue
         work = operator_of(spec).work(spec, tiling)
         stream = Stream.of(work, density)
-        if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES[-1]:
-            streams[tiling], sizes[tiling] = stream, stream.code * work.streams
+        if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES:
+            sizes[tiling] = stream.code * work.streams
     # A layer that is larger whatever its tiling is given the smaller ones.
     limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes.values(), default=0))
     times = {
-        tiling: predict_microseconds(spec, tiling, batch, density)
-        * LONG_STREAM ** bisect(STREAM_BYTES, stream.code_bytes)
-        for tiling, stream in streams.items()
-        if sizes[tiling] <= limit
+        tiling: predict_microseconds(spec, tiling, batch, density) for tiling, size in sizes.items() if size <= limit
     }
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
@@ -238,4 +229,4 @@ def _streams_fit(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer],
     if tiling.group_kernels == 1:
         return True  # there is nothing smaller
     largest = int(_stream_nonzeros(spec, tiling, nonzeros).max()) * tiling.rows
-    return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= STREAM_BYTES[-1]
+    return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= STREAM_BYTES

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 

@@ -1,8 +1,9 @@
 """Predicts how long a kernel runs, well enough to rank tilings.
 
-The terms: instructions to issue, the instruction stream against the instruction caches, latency of a lone warp, DRAM
-traffic. The constants were fitted to 650 kernels of the ten operators of Dong et al. measured on one H200 (two batches,
-sparsity 0.9); BENCHMARKS.md says how well the first choice does.
+The terms: instructions to issue, loads from shared memory, the instruction stream against three levels of instruction
+caches, latency of a lone warp, L2 and DRAM traffic. The constants were fitted to 1,300 kernels of the ten operators of
+Dong et al. and of layers of ResNet-50 measured on one H200 (two batches, sparsity 0.9); BENCHMARKS.md says how well the
+first choice does.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ SHARED_BYTES = 220_000
 
 ISSUE_PER_CLOCK = 4.0
 """Warp instructions a multiprocessor issues."""
-CACHED_INSTRUCTIONS = 1850
-"""Instructions near the schedulers: about 30 KB."""
-CACHED_PER_CLOCK = 10.0
-WARP_CLOCKS = 1.02
+NEAR_INSTRUCTIONS, NEAR_PER_CLOCK = 2275, 1.97
+"""Of the code of a multiprocessor, what the caches next to the schedulers hold (about 36 KB), and how fast it comes."""
+CACHED_INSTRUCTIONS, CACHED_PER_CLOCK = 6517, 0.303
+"""What the multiprocessor's own cache holds (about 104 KB), and how fast the rest of that comes."""
+DISTANT_PER_CLOCK = 0.168
+"""How fast what is beyond comes, from the L2 cache."""
+WARP_CLOCKS = 2.0
 """Of one instruction of a warp that has its scheduler to itself."""
-STREAMED_PER_CLOCK = 0.615
-"""Instructions of a stream beyond that, however many warps follow it."""
-COPY_INSTRUCTIONS = 3.6
-LOAD_INSTRUCTIONS = 1.6
-CONFLICT_INSTRUCTIONS = 3.5
-"""Of a load, for each further access that a bank conflict makes of it."""
-CHUNK_INSTRUCTIONS = 5.8
-STORE_INSTRUCTIONS = 1.05
-PROLOGUE_INSTRUCTIONS = 55.0
-CHUNK_CLOCKS = 159.0
-"""Waiting for a chunk and its barrier."""
-WAVE_CLOCKS = 100.0
-OVERLAP = 1.2
-"""How issue, fetch and latency combine: a norm between sum (1) and maximum (infinity)."""
-L2_BYTES_PER_MICROSECOND = 5.46e6
+LOAD_CLOCKS = 0.706
+"""Of one access of a warp to shared memory."""
+COPY_INSTRUCTIONS = 8.0
+CHUNK_INSTRUCTIONS = 4.7
+PROLOGUE_INSTRUCTIONS = 112.0
+CHUNK_CLOCKS, DEEP_CHUNK_CLOCKS = 56.0, 33.0
+"""Waiting for a chunk and its barrier, which the blocks of a multiprocessor share; with more than two stages."""
+LONE_BLOCK, LONE_BLOCK_WARPS = 1.08, 8
+"""How much longer a large block takes that has nobody to fill its waits at barriers."""
+OVERLAP = 1.66
+"""How issue, loads, fetch and latency combine: a norm between sum (1) and maximum (infinity)."""
+L2_BYTES_PER_MICROSECOND = 4.7e6
 DRAM_BYTES_PER_MICROSECOND = 4.0e6
-MEMORY_OVERLAP = 4.6
-LAUNCH_MICROSECONDS = 1.2
+MEMORY_OVERLAP = 2.64
+LAUNCH_MICROSECONDS = 1.23
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,10 @@ class Stream:
         """To issue."""
         return (
             self.multiply_adds
-            + self.loads * LOAD_INSTRUCTIONS
+            + self.loads
             + self.copies * COPY_INSTRUCTIONS
             + self.chunks * CHUNK_INSTRUCTIONS
-            + self.stores * STORE_INSTRUCTIONS
+            + self.stores
             + PROLOGUE_INSTRUCTIONS
         )
 
@@ -98,13 +99,20 @@ def registers_of(work: Work) -> int:
     return work.sums + 30 + 4 * work.pointers
 
 
+def _fetch_clocks(code: float) -> float:
+    """For so many instructions, however many warps follow them."""
+    near = min(code, NEAR_INSTRUCTIONS)
+    cached = min(code, CACHED_INSTRUCTIONS) - near
+    return near / NEAR_PER_CLOCK + cached / CACHED_PER_CLOCK + (code - near - cached) / DISTANT_PER_CLOCK
+
+
 def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: float) -> float:
-    """The time of one launch on an H200; `spec` is canonical."""
+    """The time of one launch on an H200, all parts of the layer at once; `spec` is canonical."""
     work = operator_of(spec).work(spec, tiling)
     stream = Stream.of(work, density)
     launch = launch_of(spec, tiling)
     warps = math.ceil(tiling.threads / 32)
-    registers = min(255, registers_of(work))
+    registers = 8 * math.ceil(min(255, registers_of(work)) / 8)
     resident = min(
         BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)
     )
@@ -116,18 +124,13 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
     def wave_clocks(blocks_here: int) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
-        issue = (
-            (stream.instructions + stream.loads * CONFLICT_INSTRUCTIONS * (work.conflicts - 1))
-            * warps
-            * blocks_here
-            / ISSUE_PER_CLOCK
-        )
-        code = stream.code * streams
-        beyond = max(0.0, code - CACHED_INSTRUCTIONS)
-        fetch = beyond / STREAMED_PER_CLOCK + min(code, CACHED_INSTRUCTIONS) / CACHED_PER_CLOCK
-        terms = (issue, fetch, stream.instructions * WARP_CLOCKS)
+        issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
+        loads = stream.loads * work.conflicts * warps * blocks_here * LOAD_CLOCKS
+        terms = (issue, loads, _fetch_clocks(stream.code * streams), stream.instructions * WARP_CLOCKS)
         together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
-        return together + WAVE_CLOCKS + stream.chunks * CHUNK_CLOCKS
+        if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
+            together *= LONE_BLOCK
+        return together + stream.chunks * (CHUNK_CLOCKS if tiling.stages == 2 else DEEP_CHUNK_CLOCKS) / blocks_here
 
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,10 @@ from farm import doctor
 from farm.build import known_toolchain
 from farm.bundle import write_bundle
 from farm.coordinator import Coordinator
-from farm.errors import CancelledError, JobFailedError, UnfinishedError, UsageError
+from farm.errors import CancelledError, JobFailedError, NotFoundError, UnfinishedError, UsageError
 from farm.executors import open_executor
-from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewSubmission, Status
-from farm.ledger import Ledger, open_ledger
+from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewSubmission, Status
+from farm.ledger import CoordinatorState, Ledger, open_ledger
 from farm.progress import Progress
 from farm.settings import Settings
 from farm.store import open_store
@@ -104,7 +104,8 @@ class Farm:
             for checkpoint in checkpoints
         ]
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
-        return Submission(submission.id, tuple(self._ledger.record_submission(submission)))
+        warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
+        return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
         """The best tuning record of each kind of layer for these architectures."""
@@ -115,6 +116,31 @@ class Farm:
         with open_executor(self._settings, self._store, self.toolchain) as executor:
             coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
             return coordinator.run(job_ids)
+
+    def serve(self, progress: Progress | None = None, *, drain: bool = False) -> None:
+        """Runs whatever is pending, until it is interrupted or, with `drain`, until nothing is.
+
+        Raises UnreachableError; the jobs it had are pending again then, as after KeyboardInterrupt.
+        """
+        with open_executor(self._settings, self._store, self.toolchain) as executor:
+            coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
+            coordinator.serve(drain=drain)
+
+    def cancel(self, which: JobSet) -> list[str]:
+        """Cancels those of the jobs that have not ended, and gives their ids; what they have built is kept."""
+        return self._ledger.cancel(which, f"cancelled by {self._settings.submitter}")
+
+    def retry(self, which: JobSet) -> list[str]:
+        """Puts those of the jobs that ended without success back to PENDING, and gives their ids."""
+        return self._ledger.retry(which, f"to be tried again, asked by {self._settings.submitter}")
+
+    def coordinators(self) -> list[CoordinatorState]:
+        """Those alive and those that died of late, oldest first."""
+        return self._ledger.coordinators.all()
+
+    def is_served(self) -> bool:
+        """Whether a `farm serve` is alive, which takes whatever is pending."""
+        return self._ledger.coordinators.any_serves()
 
     def compile(
         self,
@@ -148,14 +174,19 @@ class Farm:
         """By a unique prefix of its id, or "latest". Raises NotFoundError and UsageError."""
         return self._ledger.job(job_id)
 
+    def jobs_by_id(self, ids: Collection[str]) -> list[Job]:
+        """Those of the jobs that there are, by their whole ids, oldest first."""
+        return sorted(self._ledger.jobs_by_id(ids).values(), key=lambda job: (job.submitted_at, job.id))
+
+    def check_submission(self, submission: str) -> None:
+        """Raises NotFoundError if there is no such submission."""
+        if not self._ledger.has_submission(submission):
+            raise NotFoundError(f"there is no submission '{submission}': farm submit names it, farm status --json too")
+
     def inspect(self, job_id: str) -> JobDetail:
         """A job with its layers and cubins."""
         job = self.job(job_id)
         return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
-
-    def warnings(self, job_id: str) -> list[str]:
-        """What a person should know of a job's layers although it compiles."""
-        return dense_warnings(self._ledger.builds(self.job(job_id).id))
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """What happened, oldest first, after the event with that id."""

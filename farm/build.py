@@ -126,8 +126,10 @@ class Worker:
             if isinstance(request, TemplateRequest):
                 return self.build_template(request)
             return self.build_cubin(request)
-        except (ToolTimeout, ToolOutOfMemory) as error:
-            return failed(request, _tool_failure(Fault.INPUT, error))
+        except ToolTimeout as error:
+            return failed(request, _tool_failure(Fault.TIME, error))
+        except ToolOutOfMemory as error:
+            return failed(request, _tool_failure(Fault.MEMORY, error))
         except ToolCrashed as error:
             return failed(request, _tool_failure(Fault.CRASH, error))
         except ToolError as error:
@@ -135,7 +137,9 @@ class Worker:
             fault = Fault.FARM if isinstance(request, TemplateRequest) else Fault.INPUT
             return failed(request, _tool_failure(fault, error))
         except StoreUnavailableError as error:
-            return failed(request, Failure(Fault.CRASH, str(error)))
+            return failed(request, Failure(Fault.AWAY, str(error)))
+        except BlobLostError as error:
+            return failed(request, Failure(Fault.LOST, str(error)))
         except (CodegenError, FarmError) as error:
             return failed(request, Failure(Fault.FARM, str(error)))
         except OSError as error:
@@ -165,7 +169,7 @@ class Worker:
         )
         kernel = rewritten.kernel
         try:
-            cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits)
+            cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
         except ToolError as error:
             self._store.put(kernel.ptx)  # so that the command can be run again: it names the blob
             error.command += f", a blob of {self._store.describe()}"
@@ -187,9 +191,14 @@ class Worker:
         self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
         return CubinResult(request.key, facts)
 
+    def _limits_of(self, request: Request) -> ToolLimits:
+        return ToolLimits(self._limits.seconds, request.memory_limit_bytes or self._limits.memory_bytes)
+
     def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
         start = time.monotonic()
-        template = make_template(request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits)
+        template = make_template(
+            request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits_of(request)
+        )
         seconds = time.monotonic() - start
         digest = self._store.put(template.ptx.encode())
         self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})

@@ -129,6 +129,7 @@ def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
         "path": path,
         "sha256": result.cubin,
         "bytes": result.cubin_bytes,
+        "optimisation": result.optimisation,
         "registers": result.registers,
         "spill_bytes": result.spill_bytes,
         "ptx_sha256": result.ptx,

@@ -6,25 +6,28 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from codegen.toolchain import Toolchain
 from farm.claims import Claims
+from farm.errors import UnreachableError
 from farm.executors.contract import Executor
+from farm.flights import Flights
 from farm.jobs import Job, Status
-from farm.lease import LEASE_SECONDS, Lease
+from farm.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
 from farm.ledger import Ledger
-from farm.plan import plan
 from farm.progress import Progress
+from farm.requests import Fault
+from farm.retries import Retries
 from farm.run import Run
 from farm.settings import Settings
 from farm.store.contract import Store
 
-NO_COORDINATOR = "no coordinator: run farm compile again"
-AWAY_SECONDS = 300.0
-"""How long a database may be away before its jobs are given up; what is built meanwhile is kept."""
+NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
 POLL_SECONDS = 0.5
-"""How often a job that another coordinator runs is looked at."""
+"""How often a job that another coordinator runs is looked at, and whether there are new ones."""
+JOBS_AT_ONCE = 64
+"""Claimed together, at most: others have a share too, and what is held in memory stays small."""
 
 
 class Coordinator:
@@ -38,14 +41,20 @@ class Coordinator:
         toolchain: Toolchain,
         settings: Settings,
         progress: Progress | None = None,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
-        self._ledger = ledger.waiting(AWAY_SECONDS)
+        self._ledger = ledger.waiting(settings.away_seconds)
         self._store = store
         self._executor = executor
         self._toolchain = toolchain
         self._settings = settings
         self._progress = progress or Progress()
-        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = beat_seconds
+        self.node = socket.gethostname()
+        self.name = f"{self.node}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     def run(self, job_ids: Sequence[str]) -> list[Job]:
         """Runs the jobs to their end and gives them in the order given; waits for those that another coordinator runs.
@@ -53,60 +62,97 @@ class Coordinator:
         A failed job is a result, not an exception. An interruption (KeyboardInterrupt) puts unfinished jobs back to
         PENDING, what fails around them (UnreachableError) ends them as CRASHED; both are raised again.
         """
-        try:
-            self._run_all(list(dict.fromkeys(job_ids)))
-        except BaseException:
-            # Also what was claimed a moment ago and not begun.
-            self._ledger.release(self.name, NO_COORDINATOR)
-            raise
-        return [self._ledger.job(each) for each in job_ids]
-
-    def _run_all(self, unfinished: Sequence[str]) -> None:
+        unfinished = list(dict.fromkeys(job_ids))
         told: set[str] = set()
-        while unfinished:
-            claimed = self._ledger.claim_all(unfinished, self.name, LEASE_SECONDS)
-            if claimed:
-                self._run_claimed(claimed)
-            jobs = [job for each in unfinished if not (job := self._ledger.job(each)).status.final]
-            unfinished = [job.id for job in jobs]
+
+        def claim() -> list[str]:
+            return self._ledger.claim_all(unfinished, self.name, self._lease_seconds, limit=JOBS_AT_ONCE)
+
+        def over() -> bool:
+            jobs = self._ledger.jobs_by_id(unfinished).values()
+            unfinished[:] = [job.id for job in jobs if not job.status.final]
             for job in jobs:
-                if job.id not in told:
+                if not job.status.final and job.id not in told:
                     told.add(job.id)
                     self._progress.elsewhere(job)
-            if unfinished and not claimed:
-                time.sleep(POLL_SECONDS)
+            return not unfinished
 
-    def _run_claimed(self, job_ids: Sequence[str]) -> None:
-        with Lease(self._ledger.waiting(0), self.name):
-            claims = Claims(self._ledger, job_ids, self._progress)
-            try:
-                self._run_plan(claims)
-            except BaseException as error:
-                self._executor.cancel_all()
-                if isinstance(error, Exception):
-                    claims.end_all(Status.CRASHED, str(error) or type(error).__name__)
-                else:
-                    claims.keep()
-                raise
+        self._work(claim, over, serves=False)
+        found = self._ledger.jobs_by_id(job_ids)
+        return [found[each] for each in job_ids]
 
-    def _run_plan(self, claims: Claims) -> None:
-        started = time.monotonic()
-        todo = plan(claims.work(), self._toolchain)
-        claims.start(todo)
+    def serve(self, *, drain: bool = False) -> None:
+        """Runs whatever is pending until it is interrupted or, with `drain`, until nothing is.
+
+        An interruption (KeyboardInterrupt) puts unfinished jobs back to PENDING, and so does what fails around them
+        (UnreachableError): both are raised again.
+        """
+        if not drain:
+            _ = self._executor.capacity  # workers that cannot be reached are no reason to claim a job
+
+        def claim() -> list[str]:
+            return self._ledger.claim_next(self.name, self._lease_seconds, JOBS_AT_ONCE)
+
+        self._work(claim, lambda: drain, serves=True)
+
+    def _work(self, claim: Callable[[], list[str]], over: Callable[[], bool], *, serves: bool) -> None:
+        coordinators = self._ledger.coordinators
+        coordinators.register(self.name, self.node, serves=serves, lease_seconds=self._lease_seconds)
+        retries = Retries(self._settings, self._toolchain.ptxas_version)
+        claims = Claims(
+            self._ledger, self.name, retries, self._progress, timeout_seconds=self._settings.job_timeout_seconds
+        )
+        try:
+            with Lease(
+                self._ledger.waiting(0),
+                self.name,
+                self._executor.workers,
+                lease_seconds=self._lease_seconds,
+                beat_seconds=self._beat_seconds,
+            ):
+                self._loop(claims, retries, claim, over)
+        except BaseException as error:
+            self._executor.cancel_all()
+            self._give_up(claims, error, serves=serves)
+            raise
+        coordinators.leave(self.name)
+
+    def _loop(self, claims: Claims, retries: Retries, claim: Callable[[], list[str]], over: Callable[[], bool]) -> None:
         run = Run(
-            todo,
             self._store,
             self._executor,
-            max_retries=self._settings.max_retries,
+            Flights(self._ledger, self.name),
+            retries,
             recache=self._settings.recache,
             progress=self._progress,
         )
-        for batch in run.batches():
-            for result in batch:
-                claims.take(result)
-            claims.write()
-            if time.monotonic() - started > self._settings.job_timeout_seconds:
-                self._executor.cancel_all()
-                limit = f"{self._settings.job_timeout_seconds:g} s"
-                claims.end_all(Status.FAILED, f"it did not end within {limit} (FARM_JOB_TIMEOUT)")
-                return
+        asked_at = -POLL_SECONDS
+        while True:
+            asks = run.hungry and (not claims.job_ids or time.monotonic() - asked_at >= POLL_SECONDS)
+            new: list[str] = []
+            if asks:
+                asked_at = time.monotonic()
+                if new := [*claims.take_orphans(), *claim()]:
+                    run.add(claims.begin(new, self._toolchain))
+            if run.busy:
+                for result in run.step():
+                    claims.take(result)
+            run.drop(claims.write())
+            if asks and not new and not claims.job_ids:
+                if over():
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def _give_up(self, claims: Claims, error: BaseException, *, serves: bool) -> None:
+        """Ends or gives back what is claimed, also what was claimed a moment ago and not begun."""
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, Exception):
+            claims.keep()
+            self._ledger.release(self.name, NO_COORDINATOR)
+        elif serves and isinstance(error, UnreachableError):
+            claims.keep()
+            self._ledger.release(self.name, f"its coordinator ended ({reason}): the next farm serve goes on")
+        else:
+            claims.end_all(Status.CRASHED, reason, Fault.FARM)
+            self._ledger.release(self.name, NO_COORDINATOR)
+        self._ledger.coordinators.leave(self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,12 +20,18 @@ from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
+from farm.executors import open_executor
+from farm.executors.contract import UNCHECKED
+from farm.executors.token import described
 from farm.ledger import database_revision, open_ledger
-from farm.settings import Settings, redacted
+from farm.settings import Settings, ray_authentication, redacted
 from farm.store import open_store
 
 ARCH = "sm_90"
 PROBE = b"farm doctor"
+CHECK_SECONDS = 30.0
+"""How long machines may take to say which tools they have."""
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
-    yield _try("executor", lambda: _executor(settings), "pip install ray, or set FARM_EXECUTOR=inline")
+    yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
     yield _gpu()
 
 
@@ -96,7 +103,19 @@ def _executor(settings: Settings) -> str:
         return "inline: one build at a time, in the command itself"
     if importlib.util.find_spec("ray") is None:
         raise FarmError("Ray is not installed")
-    return f"Ray, {settings.ray_address or f'started on this machine with {settings.jobs} CPUs when there is work'}"
+    if settings.ray_address is None:
+        return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
+    with open_executor(settings, open_store(settings), _tools(settings)) as executor:
+        end = time.monotonic() + CHECK_SECONDS
+        room = executor.capacity
+        while any(state.reason == UNCHECKED for state in executor.workers()) and time.monotonic() < end:
+            time.sleep(LOOK_SECONDS)
+            room = executor.capacity
+        idle = [f"{state.node} gets no work: {state.reason}" for state in executor.workers() if state.reason]
+    told = (
+        f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, takes {room} builds at a time"
+    )
+    return "; ".join([told, *idle])
 
 
 def _gpu() -> Check:

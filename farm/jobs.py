@@ -166,6 +166,8 @@ class BuildResult:
     error: str = ""
     command: str = ""
     """To run the failed tool again by hand."""
+    optimisation: int = 3
+    """ptxas -O level that it was built at: lower than the job's where ptxas took too long at that."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class Job:
     options: BuildOptions
     status: Status
     reason: str
+    """Always words."""
     stage: str
     """What runs now: template, assemble, or empty."""
     done: int
@@ -194,6 +197,8 @@ class Job:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     skipped: tuple[SkippedLayer, ...] = field(default=())
+    fault: str = ""
+    """Of what ended it (requests.Fault); empty unless it failed or crashed."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,14 @@ class NewSubmission:
     id: str
     submitter: str
     jobs: tuple[NewJob, ...]
+
+
+@dataclass(frozen=True)
+class JobSet:
+    """Which jobs to cancel or to retry: those that are all of what is named; with nothing named, every job."""
+
+    ids: tuple[str, ...] | None = None
+    submission: str | None = None
 
 
 @dataclass(frozen=True)

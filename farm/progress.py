@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farm.jobs import Build, BuildResult, Job
-from farm.requests import Failure, Request, TemplateResult
+from farm.requests import Request, Retry, TemplateResult
 
 if TYPE_CHECKING:
     from farm.plan import Plan
@@ -21,8 +21,8 @@ class Progress:
     def submitted(self, request: Request) -> None:
         """A worker has it, or will soon."""
 
-    def retried(self, request: Request, failure: Failure) -> None:
-        """Its worker died, so it waits for another."""
+    def retried(self, retry: Retry) -> None:
+        """It failed, and is tried again."""
 
     def template_done(self, result: TemplateResult) -> None:
         """A template is there or has failed; its key is in the plan."""
@@ -32,6 +32,9 @@ class Progress:
 
     def job_done(self, job: Job) -> None:
         """A job has reached its final state."""
+
+    def job_lost(self, job: Job) -> None:
+        """A job was cancelled, or taken over by another coordinator."""
 
     def elsewhere(self, job: Job) -> None:
         """Another coordinator runs this job; said once, before waiting for it."""

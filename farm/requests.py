@@ -10,6 +10,18 @@ from typing import Any
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
+WORKER_BYTES = 192 * 2**20
+TEMPLATE_BYTES = 512 * 2**20
+"""What nvcc and its children take for a template of any shape, with room."""
+CUBIN_BYTES = 64 * 2**20
+MULTIPLY_ADD_BYTES = 12_000
+"""ptxas 13.0 took 30 MiB and, for each multiply-add, 6 to 8 KB at -O3 and up to 12 KB at -O1."""
+
+
+def _memory_class(needed_bytes: int) -> int:
+    """A power of two: a scheduler keeps its workers for requests that are alike."""
+    return 1 << (needed_bytes - 1).bit_length()
+
 
 @dataclass(frozen=True)
 class TemplateRequest:
@@ -22,6 +34,13 @@ class TemplateRequest:
     """Digest of the template's key; the worker checks that its own toolchain gives the same."""
     cost: int
     """Multiply-adds that nvcc compiles: what its time grows with."""
+    memory_limit_bytes: int | None = None
+    """Of nvcc; None: what the worker's settings say."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted, of the worker and its tool together."""
+        return _memory_class(WORKER_BYTES + max(TEMPLATE_BYTES, (self.memory_limit_bytes or 0) // 2))
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,14 @@ class CubinRequest:
     """Digest of the cubin's key."""
     cost: int
     """Predicted, in multiply-adds that ptxas assembles."""
+    memory_limit_bytes: int | None = None
+    """Of ptxas; None: what the worker's settings say."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted, of the worker and its tool together; one tried again needs more than half of its new limit."""
+        tool = max(CUBIN_BYTES + MULTIPLY_ADD_BYTES * self.cost, (self.memory_limit_bytes or 0) // 2)
+        return _memory_class(WORKER_BYTES + tool)
 
 
 Request = TemplateRequest | CubinRequest
@@ -49,10 +76,23 @@ class Fault(StrEnum):
 
     INPUT = "input"
     """The same input fails again: final."""
+    MEMORY = "memory"
+    """A tool needs more than its limit: once more with twice the limit."""
+    TIME = "time"
+    """ptxas takes too long: once more at a lower level; another machine would not be faster."""
     CRASH = "crash"
-    """A process died, or the store was away: may go well the next time."""
+    """A process or a machine died: may go well the next time, and elsewhere."""
+    AWAY = "away"
+    """The store does not answer: waited for."""
+    LOST = "lost"
+    """The store has lost what cannot be made again."""
     FARM = "farm"
     """The store, the toolchain or this program: final, and not the input's fault."""
+
+    @property
+    def of_input(self) -> bool:
+        """Whether the same input would fail again."""
+        return self in (Fault.INPUT, Fault.MEMORY, Fault.TIME)
 
 
 @dataclass(frozen=True)
@@ -121,6 +161,13 @@ class CubinResult:
     made: CubinFacts | Failure
     hit: bool = False
     """Known from before, be it a cubin or a failure."""
+    instead_of: str = ""
+    """Key of the cubin that was asked for, where that took too long and this one was built at a lower level."""
+
+    @property
+    def asked(self) -> str:
+        """Key of the cubin that was asked for."""
+        return self.instead_of or self.key
 
     @property
     def failure(self) -> Failure | None:
@@ -133,10 +180,25 @@ Result = TemplateResult | CubinResult
 
 @dataclass(frozen=True)
 class Retry:
-    """A request that crashed and is tried again."""
+    """A request that failed and is tried again."""
 
     request: Request
     failure: Failure
+    again: Request
+    """What is tried now: the same, or with more memory, or at a lower level."""
+    delay_seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What is done about the failure, in words."""
+        how = "tried again"
+        if self.failure.fault is Fault.AWAY:
+            how = f"tried again in {self.delay_seconds:.0f} s"
+        elif isinstance(self.again, CubinRequest) and self.again.key != self.request.key:
+            how = f"tried again at {' '.join(self.again.options)}"
+        elif self.again.memory_limit_bytes != self.request.memory_limit_bytes:
+            how = f"tried again with {(self.again.memory_limit_bytes or 0) // 2**20:,} MiB"
+        return f"{how}: {self.failure.message}"
 
 
 def failed(request: Request, failure: Failure) -> Result:

@@ -31,7 +31,7 @@ class Settings:
     """Where a machine keeps what it read from S3; None: below the XDG cache folder of whoever runs there."""
     cache_bytes: int
     """At most, on each machine; 0: nothing is kept."""
-    database_url: str
+    database_url: str = field(repr=False)
     """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
     """None: Ray on this machine."""
@@ -40,8 +40,12 @@ class Settings:
     tool_timeout_seconds: float
     """For one run of nvcc or ptxas."""
     tool_memory_bytes: int
+    tool_memory_most_bytes: int
+    """What runs out of memory is tried once more with twice the memory, but never with more than this."""
     max_retries: int
     """Of a build whose worker died."""
+    away_seconds: float
+    """How long a store or a database that does not answer is waited for."""
     recache: bool
     """Build everything anew, also what the cache holds."""
     read_only: bool
@@ -197,11 +201,13 @@ _OPTIONS: dict[str, _Option] = {
     "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),
     "job_timeout_seconds": _Option("FARM_JOB_TIMEOUT", "ray", "job_timeout", _number(1), lambda: 86_400.0),
     "max_retries": _Option("FARM_MAX_RETRIES", "ray", "max_retries", _whole(0), lambda: 2),
+    "away_seconds": _Option("FARM_AWAY_TIMEOUT", "ray", "away_timeout", _number(0), lambda: 300.0),
     "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, _login_name),
     "nvcc": _Option("FARM_NVCC", "toolchain", "nvcc", _path, lambda: ""),
     "ptxas": _Option("FARM_PTXAS", "toolchain", "ptxas", _path, lambda: ""),
     "tool_timeout_seconds": _Option("FARM_TOOL_TIMEOUT", "toolchain", "timeout", _number(1), lambda: 600.0),
     "tool_memory_bytes": _Option("FARM_TOOL_MEMORY", "toolchain", "memory", _bytes, lambda: 8 * GIB),
+    "tool_memory_most_bytes": _Option("FARM_TOOL_MEMORY_MOST", "toolchain", "memory_most", _bytes, lambda: 16 * GIB),
 }
 
 
@@ -210,6 +216,37 @@ def redacted(text: str) -> str:
     text = re.sub(r"(postgres[^:\s]*://[^:/@\s]*):\S*@", r"\1:***@", text)  # PostgreSQL's may hold a slash
     text = re.sub(r"([?&](?:ssl)?password=)[^&\s'\"]*", r"\1***", text)
     return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
+
+
+def _redacted_value(value: Any) -> str:
+    """A value that will not do: whatever stands before its last @ may be a password, spaces and slashes included."""
+    return redacted(re.sub(r"(://[^:/@]*):.*@", r"\1:***@", repr(value)))
+
+
+@dataclass(frozen=True)
+class RayAuthentication:
+    """How this machine proves to a Ray cluster that it may give it work."""
+
+    on: bool
+    token: str | None
+    """Where it stands, in words, never the token itself; None: nowhere."""
+    missing: str = ""
+    """Why there is none."""
+
+
+def ray_authentication(environ: Mapping[str, str] | None = None) -> RayAuthentication:
+    """What Ray will find, in its own order; on unless RAY_AUTH_MODE says otherwise."""
+    environ = os.environ if environ is None else environ
+    on = environ.get("RAY_AUTH_MODE", "token").lower() != "disabled"
+    if environ.get("RAY_AUTH_TOKEN"):
+        return RayAuthentication(on, "the token in RAY_AUTH_TOKEN")
+    named = environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else Path(environ.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    try:
+        found = bool(path.read_bytes().strip())
+    except OSError as error:
+        return RayAuthentication(on, None, f"{path} cannot be read ({error.strerror})")
+    return RayAuthentication(on, f"the token in {path}") if found else RayAuthentication(on, None, f"{path} is empty")
 
 
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -245,7 +282,7 @@ def load_settings(
         try:
             values[name] = option.read(value)
         except ValueError as error:
-            raise UsageError(f"{origin}: {redacted(repr(value))} will not do, it takes {error}") from None
+            raise UsageError(f"{origin}: {_redacted_value(value)} will not do, it takes {error}") from None
         origins[name] = origin
     return Settings(**values, origins=origins)
 

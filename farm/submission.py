@@ -29,6 +29,8 @@ class Submission:
     id: str
     jobs: tuple[Job, ...]
     """One for each checkpoint, in their order; a job that was unfinished already stands for itself."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the layers although they compile."""
 
 
 def new_id() -> str:

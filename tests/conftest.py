@@ -46,6 +46,7 @@ LACKS: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skip-nothing", action="store_true", help="a test that is skipped is a failure")
     parser.addoption("--every-sparsity", action="store_true", help="whole networks at 0.8 and 0.95 too")
 
 
@@ -55,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             lacks = LACKS.get(item.path.relative_to(TESTS).parts[0])
             if lacks and (reason := lacks()):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--skip-nothing") and not hasattr(session.config, "workerinput"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if session.exitstatus == pytest.ExitCode.OK and reporter.stats.get("skipped"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
 
 from codegen.launch import GridSize, Launch
 from codegen.operators import stream
 from codegen.operators.geometry import Geometry, Streams, geometry_of
-from codegen.operators.input_tile import InputTile, input_extent, input_tile
+from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
 from codegen.operators.region import Region
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import Work, bank_conflicts
+from codegen.operators.work import SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
@@ -223,26 +226,43 @@ def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) ->
 
 def _conflicts(geometry: Geometry, tiling: Tiling, tile: InputTile) -> float:
     row_step = tiling.rows * geometry.tile_stride[0] * tile.row_words
+    shape = (tiling.images, tiling.tile_height, tiling.tile_width)
+    return _average_conflicts(shape, (tile.image_words % BANKS, row_step % BANKS, geometry.tile_stride[1]))
 
-    def word(thread: int) -> int:
-        image, position = divmod(thread, tiling.tile_width * tiling.tile_height)
-        row, column = divmod(position, tiling.tile_width)
-        return image * tile.image_words + row * row_step + column * geometry.tile_stride[1]
 
-    warps = [range(first, min(first + 32, tiling.threads)) for first in range(0, tiling.threads, 32)]
-    return sum(bank_conflicts(map(word, warp)) for warp in warps) / len(warps)
+@lru_cache(maxsize=1024)
+def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) -> float:
+    """Of the warps of a block with threads [images, rows, columns] that read words so many banks apart."""
+    words = [
+        image * steps[0] + row * steps[1] + column * steps[2]
+        for image, row, column in product(range(shape[0]), range(shape[1]), range(shape[2]))
+    ]
+    warps = [words[first : first + 32] for first in range(0, len(words), 32)]
+    return sum(map(bank_conflicts, warps)) / len(warps)
 
 
 def candidates(spec: Spec) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = geometry_of(spec)
-    height, width = geometry.positions_height, -(-geometry.positions_width // pairs(spec))
+    for width, height, rows, images in _blocks(geometry, pairs(spec)):
+        for kernels, channels in _divisions(geometry):
+            two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
+            yield two
+            # Deeper where there is that much to fetch and the room.
+            chunks, tile = -(-geometry.group_channels // channels), input_tile(spec, two)
+            deepest = next((n for n in (4, 3) if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
+            if deepest > 2:
+                yield replace(two, stages=deepest)
+
+
+def _blocks(geometry: Geometry, pairs: int) -> Iterator[tuple[int, int, int, int]]:
+    """Width, height, rows of a thread and images of a block; up to 1024 threads."""
+    height, width = geometry.positions_height, -(-geometry.positions_width // pairs)
     if geometry.is_pointwise:
-        widths = {min(width, size) for size in (32, 64, 128, 256, 512)} | {-(-width // 2), width}
-        heights, rows_choices = {1}, [1]
+        widths, heights, rows_choices = {64, 128, 256, 512}, {1}, [1]
     else:
-        widths = {min(width, size) for size in (8, 16, 32, 64)} | {-(-width // 2), width}
-        heights, rows_choices = {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2, 4]
+        widths, heights, rows_choices = {8, 16, 64}, {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2]
+    widths = {min(width, each) for each in (*widths, 32)} | {-(-width // 2), width}
     for tile_width in sorted(widths):
         for tile_height in sorted(heights):
             if tile_width * tile_height < 32 and tile_height < height:
@@ -252,11 +272,8 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
                     continue
                 whole = tile_width >= width and tile_height * rows >= height
                 for images in (1, 2, 4, 8, 16, 32) if whole else (1,):
-                    if tile_width * tile_height * images > 1024:
-                        break
-                    for kernels, channels in _divisions(geometry):
-                        for stages in (2, 3, 4):
-                            yield Tiling(tile_width, tile_height, rows, kernels, channels, stages, images=images)
+                    if tile_width * tile_height * images <= 1024:
+                        yield tile_width, tile_height, rows, images
 
 
 def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -81,6 +82,7 @@ def canonical(spec: LayerSpec) -> LayerSpec:
     return spec
 
 
+@lru_cache(maxsize=256)
 def geometry_of(spec: LayerSpec) -> Geometry:
     """The geometry of a layer."""
     match spec:

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+SHARED_BYTES = 48 * 1024
+"""Every architecture gives a block this much without asking."""
+
 
 @dataclass(frozen=True)
 class Work:

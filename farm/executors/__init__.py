@@ -16,4 +16,4 @@ def open_executor(settings: Settings, store: Store, toolchain: Toolchain) -> Exe
         return InlineExecutor(Worker.of(settings, store, toolchain))
     from farm.executors.cluster import ClusterExecutor
 
-    return ClusterExecutor(settings, store)
+    return ClusterExecutor(settings, store, toolchain)

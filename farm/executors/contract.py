@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from farm.requests import Request, Result
+
+UNCHECKED = "it is not checked yet"
+"""Why a machine gets no work at first."""
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One machine that runs requests, and what it has done for this executor."""
+
+    id: str
+    node: str
+    """The machine's name."""
+    cpus: int
+    gpus: int
+    running: int
+    pending: int
+    """Given to it, and waiting for one that runs."""
+    accepted: int
+    """Requests it was given, since the executor started."""
+    finished: int
+    failed: int
+    """Of those that ended: without what was asked for."""
+    oldest_seconds: float
+    """How long it has had the oldest request that it still has."""
+    seen_seconds: float = 0.0
+    """How long ago it last said something."""
+    reason: str = ""
+    """Why it gets no work, if it gets none."""
 
 
 class Executor(Protocol):
@@ -26,6 +56,12 @@ class Executor(Protocol):
 
         A worker that dies is a result too, with a failure whose fault is CRASH.
         """
+
+    def cancel(self, keys: Collection[str]) -> None:
+        """Drops these requests and ends the tools that run for them; no result of them comes any more."""
+
+    def workers(self) -> Sequence[WorkerState]:
+        """The machines that run requests; none before the first use. May be called from any thread."""
 
     def cancel_all(self) -> None:
         """Drops what is submitted and ends the tools that run; no result of it comes any more."""

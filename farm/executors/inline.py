@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 
 from farm.build import Worker
-from farm.executors.contract import Executor
+from farm.executors.contract import Executor, WorkerState
 from farm.requests import Request, Result
 
 
@@ -28,6 +29,14 @@ class InlineExecutor(Executor):
     def wait(self, timeout_seconds: float) -> list[Result]:  # noqa: ARG002 - a build takes what it takes
         """One result, after its whole build."""
         return [self._worker.build(self._submitted.popleft())] if self._submitted else []
+
+    def cancel(self, keys: Collection[str]) -> None:
+        """See Executor."""
+        self._submitted = deque(request for request in self._submitted if request.key not in keys)
+
+    def workers(self) -> Sequence[WorkerState]:
+        """See Executor."""
+        return ()
 
     def cancel_all(self) -> None:
         """See Executor."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from farm.errors import LedgerError
+from farm.ledger.coordinators import CoordinatorState
 from farm.ledger.engine import open_engine
 from farm.ledger.ledger import Ledger
 from farm.ledger.schema import HEAD, revision, upgrade
 from farm.settings import Settings, redacted
 
-__all__ = ["Ledger", "database_revision", "open_ledger", "upgrade_database"]
+__all__ = ["CoordinatorState", "Ledger", "database_revision", "open_ledger", "upgrade_database"]
 
 
 def open_ledger(settings: Settings) -> Ledger:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -90,6 +92,37 @@ def _transaction(engine: Engine, wait_seconds: float, *, writes: bool) -> Iterat
         raise failure(engine, error) from None
 
 
+class _Waits(Protocol):
+    _wait_seconds: float
+
+
+_Self = TypeVar("_Self", bound=_Waits)
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def patient(
+    method: Callable[Concatenate[_Self, _Given], _Result],
+) -> Callable[Concatenate[_Self, _Given], _Result]:
+    """For a method that may be called twice with the same outcome: does so while the server is away, and for so long.
+
+    A connection may break at any moment of a transaction, also after the server has committed it.
+    """
+
+    @wraps(method)
+    def call(self: _Self, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        end = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                return method(self, *given, **named)
+            except LedgerAwayError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(AGAIN_SECONDS * random.uniform(0.5, 1.5))
+
+    return call
+
+
 def _connect(engine: Engine, wait_seconds: float) -> Connection:
     """Waits that long for a server that is away: nothing has begun yet that could be done twice."""
     end = time.monotonic() + wait_seconds
@@ -125,8 +158,18 @@ def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError
     )
 
 
-def insert_or_replace(engine: Engine, table: Table, index: tuple[str, ...], replaced: tuple[str, ...]) -> Any:
-    """An insert that replaces these columns of a row that is there already; without any, it leaves that row."""
+def insert_or_replace(
+    engine: Engine,
+    table: Table,
+    index: tuple[str, ...],
+    replaced: tuple[str, ...],
+    *,
+    where: ColumnElement[bool] | None = None,
+) -> Any:
+    """An insert that replaces these columns of a row that is there already, if it is one of those `where`.
+
+    Without any columns it leaves that row.
+    """
     # Each dialect has an insert of its own, and takes time to import.
     if engine.dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql
@@ -139,7 +182,7 @@ def insert_or_replace(engine: Engine, table: Table, index: tuple[str, ...], repl
     if not replaced:
         return statement.on_conflict_do_nothing(index_elements=index)
     return statement.on_conflict_do_update(
-        index_elements=index, set_={name: statement.excluded[name] for name in replaced}
+        index_elements=index, set_={name: statement.excluded[name] for name in replaced}, where=where
     )
 
 

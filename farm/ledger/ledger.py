@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func, insert, or_, select, true, update
 
 from farm.errors import LedgerError, NotFoundError, UsageError
-from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, NewJob, NewSubmission, Status
-from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
+from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
+from farm.ledger.coordinators import Coordinators
+from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, reading, writing
+from farm.ledger.moves import held_by, locked, state_values
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
 from farm.ledger.tuning import TuningTable
@@ -40,6 +41,11 @@ class Ledger:
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return writing(self._engine, self._wait_seconds)
+
+    @property
+    def coordinators(self) -> Coordinators:
+        """Who is alive, and what each builds."""
+        return Coordinators(self._engine, self._wait_seconds)
 
     @property
     def tuning(self) -> TuningTable:
@@ -73,18 +79,36 @@ class Ledger:
                 rows = [build_row(build, job.id) for job in new for build in job.builds]
                 if rows:
                     connection.execute(insert(builds), rows)
-        by_id = {job.id: job for job in self._jobs_by_id(list(standing.values()))}
+        by_id = self.jobs_by_id(list(standing.values()))
         return [by_id[standing[job.request_digest]] for job in submission.jobs]
 
     def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
         """Takes a job that is pending, or whose coordinator let its lease end; False if somebody alive has it."""
         return bool(self.claim_all([job_id], coordinator, lease_seconds))
 
-    def claim_all(self, job_ids: Sequence[str], coordinator: str, lease_seconds: float) -> list[str]:
+    @patient
+    def claim_all(
+        self, job_ids: Sequence[str], coordinator: str, lease_seconds: float, *, limit: int | None = None
+    ) -> list[str]:
         """Takes those of the jobs that are free, oldest first; what another takes at this moment is not waited for."""
+        return self._claim(jobs.c.id.in_(set(job_ids)), coordinator, lease_seconds, limit)
+
+    @patient
+    def claim_next(self, coordinator: str, lease_seconds: float, limit: int) -> list[str]:
+        """Takes up to so many free jobs, whoever submitted them, oldest first."""
+        with self._reading() as connection:
+            # Most often nothing is: then nobody has to wait for this transaction.
+            if connection.execute(select(jobs.c.id).where(_FREE).limit(1)).first() is None:
+                return []
+        return self._claim(_FREE, coordinator, lease_seconds, limit)
+
+    def _claim(
+        self, which: ColumnElement[bool], coordinator: str, lease_seconds: float, limit: int | None
+    ) -> list[str]:
         taken = {
             "status": Status.RUNNING,
             "reason": "",
+            "fault": "",
             "coordinator": coordinator,
             "lease_until": now() + lease_seconds,
             "tries": jobs.c.tries + 1,
@@ -93,72 +117,116 @@ class Ledger:
         }
         with self._writing() as connection:
             # SQLite knows no row locks, and needs none: this transaction is the only one that writes.
-            free = select(jobs.c.id).where(jobs.c.id.in_(set(job_ids)), _FREE).order_by(jobs.c.number)
+            free = select(jobs.c.id).where(which, _FREE).order_by(jobs.c.number).limit(limit)
             found = list(connection.execute(free.with_for_update(skip_locked=True, key_share=True)).scalars())
             if found:
                 connection.execute(update(jobs).where(jobs.c.id.in_(found)).values(taken))
             return found
 
+    @patient
     def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
         """The heartbeat of a coordinator, for all its jobs."""
-        mine = and_(jobs.c.coordinator == coordinator, jobs.c.status == Status.RUNNING)
         with self._writing() as connection:
-            rows = _locked(connection, mine)
+            rows = locked(connection, held_by(coordinator))
             connection.execute(update(jobs).where(rows).values(lease_until=now() + lease_seconds))
 
+    @patient
+    def held(self, coordinator: str) -> set[str]:
+        """The jobs that it has claimed, and that nobody has taken over or cancelled since."""
+        with self._reading() as connection:
+            return set(connection.execute(select(jobs.c.id).where(held_by(coordinator))).scalars())
+
+    @patient
     def release(self, coordinator: str, reason: str) -> None:
         """Gives back all that a coordinator runs: it is pending again, for that reason."""
-        mine = and_(jobs.c.coordinator == coordinator, jobs.c.status == Status.RUNNING)
         with self._writing() as connection:
-            connection.execute(update(jobs).where(_locked(connection, mine)).values(_state(Status.PENDING, reason)))
+            rows = locked(connection, held_by(coordinator))
+            connection.execute(update(jobs).where(rows).values(state_values(Status.PENDING, reason)))
 
-    def finish(self, job_id: str, status: Status, reason: str) -> None:
-        """Ends a job. Raises LedgerError for a move that a job cannot make."""
-        self._move(job_id, status, reason)
+    @patient
+    def finish(self, job_id: str, status: Status, reason: str, *, holder: str | None = None, fault: str = "") -> bool:
+        """Ends a job; False if `holder` is named and no longer has it.
 
-    def _move(self, job_id: str, status: Status, reason: str) -> None:
+        Raises LedgerError for a move that a job cannot make.
+        """
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
+        mine = and_(jobs.c.id == job_id, jobs.c.status.in_(sources), true() if holder is None else held_by(holder))
         with self._writing() as connection:
-            statement = (
-                update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(sources)).values(_state(status, reason))
-            )
-            if connection.execute(statement).rowcount == 1:
-                return
+            values = state_values(status, reason) | {"fault": fault}
+            if connection.execute(update(jobs).where(mine).values(values)).rowcount == 1:
+                return True
             found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
+        if holder is not None:
+            return False
         if found is None:
             raise NotFoundError(f"there is no job {job_id}")
         raise LedgerError(f"job {job_id} is {found} and cannot become {status}")
 
-    def set_stage(self, job_id: str, stage: str) -> None:
-        """What runs of the job now."""
-        with self._writing() as connection:
-            connection.execute(update(jobs).where(jobs.c.id == job_id).values(stage=stage))
+    def cancel(self, which: JobSet, reason: str) -> list[str]:
+        """Ends those of the jobs that have not ended, in one statement, and gives them; their coordinators notice."""
+        return self._move_all(which, (Status.PENDING, Status.RUNNING), Status.CANCELLED, reason)
 
-    def record_results(self, batch: Sequence[BuildResult]) -> None:
-        """Writes results, in place of older ones of the same builds, and each job's counts with them."""
+    def retry(self, which: JobSet, reason: str) -> list[str]:
+        """Puts those of the jobs that ended without success back to PENDING, and gives them."""
+        return self._move_all(which, (Status.FAILED, Status.CRASHED, Status.CANCELLED), Status.PENDING, reason)
+
+    def _move_all(self, which: JobSet, sources: tuple[Status, ...], target: Status, reason: str) -> list[str]:
+        chosen: list[ColumnElement[bool]] = [jobs.c.status.in_(sources)]
+        if which.ids is not None:
+            chosen.append(jobs.c.id.in_(which.ids))
+        if which.submission is not None:
+            chosen.append(jobs.c.submission == which.submission)
+        rows = select(jobs.c.number).where(*chosen).order_by(jobs.c.number).with_for_update(key_share=True)
+        values = state_values(target, reason) | {"fault": ""}
+        statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
+        with self._writing() as connection:
+            return list(connection.execute(statement.returning(jobs.c.id)).scalars())
+
+    @patient
+    def set_running(
+        self, job_ids: Collection[str], *, holder: str, stage: str | None = None, reason: str | None = None
+    ) -> None:
+        """What runs of these jobs now, and why it waits; None: as before."""
+        values = {"stage": stage, "reason": reason}
+        said = {name: value for name, value in values.items() if value is not None}
+        with self._writing() as connection:
+            rows = locked(connection, and_(jobs.c.id.in_(job_ids), held_by(holder)))
+            connection.execute(update(jobs).where(rows).values(said))
+
+    @patient
+    def record_results(self, batch: Sequence[BuildResult], *, holder: str | None = None) -> None:
+        """Writes results, in place of older ones of the same builds, and each job's counts with them.
+
+        Of jobs that `holder`, if it is named, no longer has, nothing is written.
+        """
         if not batch:
             return
         with self._writing() as connection:
             ids = {result.build for result in batch}
             owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_(ids))
             job_of = {row.id: row.job for row in connection.execute(owners)}
-            statement = insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS)
-            connection.execute(statement, [result_row(result, job_of[result.build]) for result in batch])
-            mine = results.c.job == jobs.c.id
-            count = select(func.count()).select_from(results).where(mine)
-            counts = {
-                "done": count.scalar_subquery(),
-                "hits": count.where(results.c.outcome == "hit").scalar_subquery(),
-            }
-            rows = _locked(connection, jobs.c.id.in_(set(job_of.values())))
-            connection.execute(update(jobs).where(rows).values(counts))
+            whose = jobs.c.id.in_(set(job_of.values()))
+            # Locked before anything is written: nobody takes a job over in between.
+            rows = locked(connection, whose if holder is None else and_(whose, held_by(holder)))
+            mine = set(connection.execute(select(jobs.c.id).where(rows)).scalars())
+            written = [result_row(each, job_of[each.build]) for each in batch if job_of[each.build] in mine]
+            if written:
+                connection.execute(insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS), written)
+                of_job = select(func.count()).select_from(results).where(results.c.job == jobs.c.id)
+                hits = of_job.where(results.c.outcome == "hit")
+                counts = {"done": of_job.scalar_subquery(), "hits": hits.scalar_subquery()}
+                connection.execute(update(jobs).where(rows).values(counts))
 
-    def forget_results(self, job_id: str) -> None:
+    @patient
+    def forget_results(self, job_id: str, *, holder: str | None = None) -> None:
         """Drops the results of an earlier try, before a job runs again."""
         with self._writing() as connection:
-            connection.execute(results.delete().where(results.c.job == job_id))
-            connection.execute(update(jobs).where(jobs.c.id == job_id).values(done=0, hits=0))
+            mine = and_(jobs.c.id == job_id, true() if holder is None else held_by(holder))
+            rows = locked(connection, mine)
+            if connection.execute(update(jobs).where(rows).values(done=0, hits=0)).rowcount:
+                connection.execute(results.delete().where(results.c.job == job_id))
 
+    @patient
     def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:
         """Keeps what went into keys, by their digests; a digest that is there stays."""
         if fields:
@@ -201,6 +269,7 @@ class Ledger:
         with self._reading() as connection:
             return {Status(status): count for status, count in connection.execute(query)}
 
+    @patient
     def job(self, prefix: str) -> Job:
         """The job whose id begins so, or the `latest`. Raises NotFoundError, or UsageError naming the candidates."""
         query = _JOB.order_by(jobs.c.number.desc())
@@ -216,10 +285,20 @@ class Ledger:
             raise UsageError(f"'{prefix}' begins more than one job's id ({ids}): give more of it")
         return found[0]
 
-    def _jobs_by_id(self, ids: Sequence[str]) -> list[Job]:
+    @patient
+    def jobs_by_id(self, ids: Collection[str]) -> dict[str, Job]:
+        """Those of the jobs that there are, by their whole ids."""
         with self._reading() as connection:
-            return [job_of_row(row) for row in connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))]
+            found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
+            return {row.id: job_of_row(row) for row in found}
 
+    def has_submission(self, submission: str) -> bool:
+        """Whether there is a submission with this id."""
+        query = select(submissions.c.id).where(submissions.c.id == submission)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
+    @patient
     def builds(self, job_id: str) -> list[Build]:
         """The layers of a job, in graph order; a layer has one build for each of its tilings."""
         query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
@@ -237,6 +316,7 @@ class Ledger:
         """A line for the job's log."""
         self.add_events([(job_id, level, text)])
 
+    @patient
     def add_events(self, lines: Sequence[tuple[str, str, str]]) -> None:
         """Lines for the logs of jobs: job, level and text of each, in this order."""
         if lines:
@@ -250,25 +330,3 @@ class Ledger:
         query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
         with self._reading() as connection:
             return [event_of_row(row) for row in connection.execute(query)]
-
-
-def _locked(connection: Connection, which: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The same rows of jobs, locked in one order by all who change several: else two could wait for one another."""
-    numbers = select(jobs.c.number).where(which).order_by(jobs.c.number).with_for_update(key_share=True)
-    return jobs.c.number.in_(list(connection.execute(numbers).scalars()))
-
-
-def _state(status: Status, reason: str) -> dict[str, Any]:
-    """What a job's row says once it is no longer running, or again pending."""
-    values: dict[str, Any] = {
-        "status": status,
-        "reason": reason,
-        "stage": "",
-        "coordinator": None,
-        "lease_until": None,
-    }
-    if status.final:
-        values["finished_at"] = now()
-    elif status is Status.PENDING:
-        values |= {"started_at": None, "finished_at": None}
-    return values

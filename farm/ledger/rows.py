@@ -39,6 +39,7 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
         "skipped": [asdict(layer) for layer in job.skipped],
         "status": Status.PENDING,
         "reason": "",
+        "fault": "",
         "stage": "",
         "done": 0,
         "total": count_cubins(job.builds, job.options),
@@ -52,7 +53,7 @@ def job_of_row(row: Any) -> Job:
     """A job; one that runs under a lease which has ended says so."""
     status, reason = Status(row.status), row.reason
     if status is Status.RUNNING and row.lease_until is not None and row.lease_until < row.now:
-        reason = f"no coordinator for {row.now - row.lease_until:.0f} s: run farm compile again"
+        reason = f"no coordinator for {row.now - row.lease_until:.0f} s: run farm compile again or farm serve"
     return Job(
         id=row.id,
         submission=row.submission,
@@ -63,6 +64,7 @@ def job_of_row(row: Any) -> Job:
         options=BuildOptions.from_json(row.options),
         status=status,
         reason=reason,
+        fault=row.fault,
         stage=row.stage,
         done=row.done,
         total=row.total,

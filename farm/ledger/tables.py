@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Dialect,
     Double,
@@ -66,6 +67,7 @@ jobs = Table(
     Column("skipped", JSON, nullable=False),
     Column("status", String(16), nullable=False),
     Column("reason", _Words, nullable=False),
+    Column("fault", String(16), nullable=False),
     Column("stage", String(16), nullable=False),
     Column("done", Integer, nullable=False),
     Column("total", Integer, nullable=False),
@@ -124,6 +126,7 @@ results = Table(
     Column("ptxas_seconds", Double, nullable=False),
     Column("error", _Words, nullable=False),
     Column("command", _Words, nullable=False),
+    Column("optimisation", Integer, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
@@ -167,6 +170,27 @@ tuning = Table(
     Column("measured_at", Double, nullable=False),
     PrimaryKeyConstraint("key", "gpu"),
     Index(None, "arch"),
+)
+
+
+coordinators = Table(
+    "coordinators",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("node", _Words, nullable=False),
+    Column("serves", Boolean, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("seen", Double, nullable=False),
+    Column("lease_until", Double, nullable=False),
+    Column("workers", JSON, nullable=False),
+)
+
+flights = Table(
+    "flights",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("coordinator", String(128), nullable=False),
+    Index(None, "coordinator"),
 )
 
 

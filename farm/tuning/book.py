@@ -16,11 +16,16 @@ from farm.jobs import BuildOptions, TilingChoice
 from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
 
+def tuned_spec(spec: LayerSpec) -> LayerSpec:
+    """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end."""
+    return replace(canonical(spec), epilogue=())
+
+
 def key_of(
     arch: str, spec: LayerSpec, batch: int, nonzeros: int, accumulate: Accumulator, optimisation: int
 ) -> TuningKey:
     """The key of a layer with so many non-zeros; `batch` in images, or in rows of a Linear."""
-    spec = replace(canonical(spec), epilogue=())
+    spec = tuned_spec(spec)
     bands = bands_of(spec, batch, nonzeros)
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate), optimisation)
 

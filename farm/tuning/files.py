@@ -8,8 +8,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from codegen.operators import canonical
 from farm.errors import UsageError
+from farm.tuning.book import tuned_spec
 from farm.tuning.record import TuningRecord, record_of_json
 
 SCHEMA_VERSION = 1
@@ -49,13 +49,11 @@ def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
 
 
 def _check_spec(record: TuningRecord) -> None:
-    """Records are found by the canonical spec of a layer. Raises ValueError."""
+    """Records are found by the spec that `tuned_spec` gives. Raises ValueError."""
     spec = record.key.spec
     try:
         sizes = (*spec.weights_shape, *spec.input_shape, *spec.output_shape)
-        found = (
-            canonical(spec) == spec and not spec.epilogue and all(isinstance(size, int) and size > 0 for size in sizes)
-        )
+        found = tuned_spec(spec) == spec and all(isinstance(size, int) and size > 0 for size in sizes)
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:

@@ -26,7 +26,7 @@ class TuningKey:
     arch: str
     """Without a letter: sm_90a is the same GPU as sm_90."""
     spec: LayerSpec
-    """Canonical, and without its epilogue: that comes once a stream, whatever the tiling."""
+    """As `tuned_spec` has it."""
     batch_band: int
     """In images, or in rows of a Linear."""
     density_band: float

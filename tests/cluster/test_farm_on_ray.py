@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from farm.api import Farm
 from farm.coordinator import NO_COORDINATOR
+from farm.executors.folder import remove_abandoned
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
@@ -77,3 +81,30 @@ def test_an_interruption_leaves_no_process_and_a_job_that_the_next_compile_finis
         assert (left.status, left.reason) == (Status.PENDING, NO_COORDINATOR)
         [job] = farm.compile([NET], OPTIONS)
         assert (job.id, job.status, job.tries, job.done) == (left.id, Status.SUCCEEDED, 2, 4)
+
+
+def test_what_a_killed_farm_leaves_goes_with_the_next_start(tmp_path: Path) -> None:
+    _, runs = sleeping_ptxas(tmp_path)
+    temporary = Path(tempfile.mkdtemp(prefix="killed-"))  # short: it has Ray's sockets
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    try:
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment) as child:
+            wait_until(lambda: len(running(runs)) == 2)
+            child.kill()
+        [left] = temporary.glob("farm-ray-*")
+        wait_until(lambda: not running(runs))
+        wait_until(lambda: not mentioning(left))
+        remove_abandoned(temporary)
+        assert not left.exists()
+    finally:
+        shutil.rmtree(temporary)
+
+
+def mentioning(folder: Path) -> list[str]:
+    """The commands that run with this folder among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes())
+    return [line.decode() for line in found if bytes(folder) in line]

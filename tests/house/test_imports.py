@@ -21,11 +21,11 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors",),
-    ("jobs", "settings", "requests", "recent"),
+    ("jobs", "settings", "requests", "recent", "version"),
     ("store",),
     ("build", "tuning"),
     ("ledger", "executors", "plan"),
-    ("progress", "lease"),
+    ("progress", "lease", "flights", "retries"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
@@ -51,7 +51,7 @@ DOORS = {
 """The files, or the folders, that may import a library at all."""
 
 SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "pycuda", "ray", "torch"}
-TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest"}
+TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "pytest", "yaml"}
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,7 @@ class Ceph:
             self._start("ceph-osd", "-f", "-i", "0")
             _wait(lambda: b"1 up" in self._do("ceph", "osd", "stat"))
             self.start_gateway()
-            keys = ("--access-key", self.access_key, "--secret-key", self.secret_key)
-            self._do("radosgw-admin", "user", "create", "--uid=farm", "--display-name=farm", *keys)
+            self._make_user("farm", self.access_key, self.secret_key)
         except BaseException:
             self._running.close()
             raise
@@ -110,6 +109,12 @@ class Ceph:
 
     def __exit__(self, *error: object) -> None:
         self._running.close()
+
+    def new_user(self, name: str) -> tuple[str, str]:
+        """Its key and secret; it may do nothing yet."""
+        key, secret = f"key-of-{name}", uuid.uuid4().hex
+        self._make_user(name, key, secret)
+        return key, secret
 
     def start_gateway(self) -> None:
         self._gateway = self._start("radosgw", "-f", "-n", "client.rgw")
@@ -132,6 +137,10 @@ class Ceph:
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
         )
+
+    def _make_user(self, name: str, key: str, secret: str) -> None:
+        keys = ("--access-key", key, "--secret-key", secret)
+        self._do("radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}", *keys)
 
     def _answers(self) -> bool:
         try:

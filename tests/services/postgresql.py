@@ -71,7 +71,7 @@ class PostgreSQL:
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(self._argv(argv, "--pdeathsig=INT"), stdout=log, stderr=log, cwd="/")
         end = time.monotonic() + START_SECONDS
-        while self._run("pg_isready", "-h", str(self._folder), check=False):
+        while self._run("pg_isready", "-h", str(self._folder), check=False).returncode:
             if self._server.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()}")
             time.sleep(0.05)
@@ -93,15 +93,27 @@ class PostgreSQL:
 
     def execute(self, statement: str) -> None:
         """In the database `postgres`, outside of a transaction."""
-        self._run("psql", "-h", str(self._folder), "-U", "farm", "-d", "postgres", "-qc", statement)
+        self.query(statement)
+
+    def query(self, statement: str) -> str:
+        """What psql prints, without headings."""
+        options = ("-h", str(self._folder), "-U", "farm", "-d", "postgres", "-qtAc", statement)
+        return self._run("psql", *options).stdout
+
+    def require_password(self, user: str, password: str) -> None:
+        """A new user, the only one that is asked for its password."""
+        self.execute(f"create role {user} superuser login password '{password}'")
+        rules = self._folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all {user} scram-sha-256\n{rules.read_text()}")
+        self.execute("select pg_reload_conf()")
 
     def url(self, database: str, user: str = "farm") -> str:
         return f"postgresql://{user}@/{database}?host={quote(str(self._folder), safe='')}"
 
-    def _run(self, program: str, *arguments: str, check: bool = True) -> int:
+    def _run(self, program: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(self._argv([program, *arguments]), capture_output=True, text=True, cwd="/", check=False)
         assert done.returncode == 0 or not check, f"{program}: {done.stderr}"
-        return done.returncode
+        return done
 
     def _argv(self, argv: list[str], *options: str) -> list[str]:
         user = () if self._user is None else (f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}")

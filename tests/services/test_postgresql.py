@@ -18,7 +18,7 @@ from farm.jobs import Status
 from farm.ledger import open_ledger
 from farm.ledger.engine import open_engine, writing
 from farm.requests import Request
-from tests.services.conftest import Database, settings_of
+from tests.services.conftest import MIGRATED, Database, settings_of
 from tests.services.postgresql import PostgreSQL
 from tests.services.test_ledger import new_job, submit
 from tests.unit.farmyard import Farmyard
@@ -146,3 +146,19 @@ def test_a_missing_driver_is_named_with_the_way_to_it(monkeypatch: pytest.Monkey
     with pytest.raises(LedgerError, match=r"pip install 'sparse-compile-farm\[postgres\]'") as caught:
         open_ledger(settings_of("postgresql://ada:s3cret@host/farm"))
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_password_may_stand_in_a_service_file_that_others_may_read(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As infra/compose.yaml has it."""
+    postgresql.require_password("grace", "hopper")
+    services = tmp_path / "pg_service.conf"
+    services.write_text("[farm]\npassword=hopper\n")
+    services.chmod(0o444)
+    settings = settings_of(postgresql.url(MIGRATED, "grace"))
+    with pytest.raises(LedgerError, match="no password supplied"):
+        open_ledger(settings)
+    monkeypatch.setenv("PGSERVICE", "farm")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    open_ledger(settings).close()

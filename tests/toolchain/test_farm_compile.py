@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -23,6 +24,7 @@ from farm.store.contract import Record
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_farm, laptop_settings
 from tests.samples import SMALLER, checkpoint, layer
+from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 REFUSAL = "ptxas error   : Entry function 'conv2d' uses too much shared data"
@@ -155,19 +157,60 @@ def test_a_failure_that_is_not_about_the_ptx_is_not_remembered(farm: Farm, tools
     assert job.status is Status.SUCCEEDED
 
 
-def test_a_timeout_is_final_and_not_remembered(farm: Farm, settings: Settings, tools: Tools) -> None:
+def test_a_timeout_is_final_at_both_levels_and_not_remembered(farm: Farm, settings: Settings, tools: Tools) -> None:
     net = checkpoint(layer())
     farm.compile([net], BuildOptions(("sm_80",)))
     tools.calls()
     tools.say("ptxas", "sleep 60")
     with Farm.open(replace(settings, tool_timeout_seconds=1.0)) as hurried:
         [job] = hurried.compile([net], BuildOptions(("sm_90",)))
-    assert job.status is Status.FAILED
-    assert "time limit of 1 s" in job.reason
-    assert tools.calls() == ["ptxas"]
+    assert (job.status, job.fault) == (Status.FAILED, "time")
+    assert "time limit of 1 s, at -O1 too" in job.reason
+    assert tools.calls() == ["ptxas"] * 2
     tools.relent()
     [job] = farm.compile([net], BuildOptions(("sm_90",)))
     assert job.status is Status.SUCCEEDED
+
+
+def test_a_cubin_that_takes_too_long_is_built_at_a_lower_level_under_its_own_key(
+    farm: Farm, settings: Settings, tools: Tools
+) -> None:
+    net = checkpoint(layer())
+    real = tools.command("ptxas")
+    tools.say("ptxas", f'case "$*" in *-O3*) sleep 60;; esac\n{real}')
+    with Farm.open(replace(settings, tool_timeout_seconds=2.0)) as hurried:
+        [job] = hurried.compile([net], BuildOptions(("sm_90",)))
+        assert (job.status, job.hits) == (Status.SUCCEEDED, 0)
+        [result] = hurried.inspect(job.id).results
+        assert result.optimisation == 1
+        warnings = [event.text for event in hurried.logs(job.id) if event.level == "warning"]
+    assert warnings == ["conv1 sm_90: tried again at -O1: ptxas ran into its time limit of 2 s"]
+    [lower] = farm.compile([net], replace(BuildOptions(("sm_90",)), optimisation=1))
+    assert (lower.hits, farm.inspect(lower.id).results[0].cubin_key) == (1, result.cubin_key)
+    tools.relent()
+    [again] = farm.compile([net], BuildOptions(("sm_90",)))
+    assert again.hits == 0
+    assert farm.inspect(again.id).results[0].optimisation == 3
+
+
+def test_what_runs_out_of_memory_gets_twice_as_much_once(settings: Settings, tools: Tools) -> None:
+    few = replace(settings, tool_memory_bytes=300 * 2**20, tool_memory_most_bytes=2**30)
+    tools.say(
+        "ptxas", f'[ "$(ulimit -v)" -ge 600000 ] || {{ echo out of memory >&2; exit 1; }}\n{tools.command("ptxas")}'
+    )
+    net, options = checkpoint(layer()), BuildOptions(("sm_90",))
+    with Farm.open(few) as farm, Farm.open(settings) as enough:
+        enough.compile([net], BuildOptions(("sm_80",)))  # nvcc needs more than this ptxas
+        tools.calls()
+        [job] = farm.compile([net], options)
+        assert job.status is Status.SUCCEEDED
+        assert tools.calls() == ["ptxas"] * 2
+        warnings = [event.text for event in farm.logs(job.id) if event.level == "warning"]
+        assert warnings == ["conv1 sm_90: tried again with 600 MiB: ptxas needs more than its limit of 300 MiB"]
+    with Farm.open(replace(few, tool_memory_most_bytes=500 * 2**20, recache=True)) as farm:
+        [job] = farm.compile([checkpoint(layer(seed=1))], replace(options, archs=("sm_80",)))
+        assert (job.status, job.fault) == (Status.FAILED, "memory")
+        assert "more than its limit of" in job.reason
 
 
 def test_a_tool_that_crashes_is_tried_again_and_then_crashes_the_job(farm: Farm, tools: Tools) -> None:
@@ -263,8 +306,7 @@ def test_the_log_tells_of_templates_cubins_and_the_end(compiled: tuple[Farm, Job
 
 def test_only_layers_too_dense_to_gain_are_warned_of(farm: Farm) -> None:
     net = checkpoint(layer("sparse"), layer("dense", sparsity=0.3))
-    [job] = farm.submit([net], OPTIONS).jobs
-    [warning] = farm.warnings(job.id)
+    [warning] = farm.submit([net], OPTIONS).warnings
     assert warning.startswith("dense: sparsity 0.3")
 
 
@@ -305,6 +347,26 @@ def test_a_tool_whose_file_changed_is_asked_again(farm: Farm, settings: Settings
         assert again.toolchain.archs == farm.toolchain.archs
 
 
+def compile_when_both_are_ready(settings: Settings, strict: bool) -> Job:
+    """What one process does: the same cubins, for a job of its own."""
+    with Farm.open(settings) as farm:
+        submission = farm.submit([NET], replace(OPTIONS, strict=strict))
+        BARRIER[0].wait()
+        [job] = farm.run([submission.jobs[0].id])
+        return job
+
+
+def test_two_coordinators_that_race_run_each_tool_once(settings: Settings, tools: Tools) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2, initializer=will_meet, initargs=(context.Barrier(2),)) as pool:
+        asked = [(settings, False), (settings, True)]
+        first, second = pool.starmap(compile_when_both_are_ready, asked, chunksize=1)
+    assert first.id != second.id
+    assert [(job.status, job.done) for job in (first, second)] == [(Status.SUCCEEDED, 4)] * 2
+    assert first.hits + second.hits == 4
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
+
+
 class AwayStore(MemoryStore):
     """Is away when the first few cubins are to be recorded."""
 
@@ -319,14 +381,17 @@ class AwayStore(MemoryStore):
         super().put_record(stage, key, record)
 
 
-def test_a_store_that_is_away_for_a_moment_costs_a_try_and_one_that_stays_away_crashes_the_job(tmp_path: Path) -> None:
-    settings = replace(laptop_settings(tmp_path), max_retries=2)
+def test_a_store_that_is_away_is_waited_for_and_one_that_stays_away_crashes_the_job(tmp_path: Path) -> None:
+    settings = laptop_settings(tmp_path)
     one, options = checkpoint(layer("conv1")), BuildOptions(("sm_80",))
     with Farm(settings, AwayStore(2), open_ledger(settings)) as farm:
         [job] = farm.compile([one], options)
         assert job.status is Status.SUCCEEDED
-    settings = replace(laptop_settings(tmp_path / "other"), max_retries=2)
-    with Farm(settings, AwayStore(3), open_ledger(settings)) as farm:
+        warnings = [event.text for event in farm.logs(job.id) if event.level == "warning"]
+        assert len(warnings) == 2
+        assert all("the store does not answer" in text for text in warnings)
+    settings = replace(laptop_settings(tmp_path / "other"), away_seconds=0.0)
+    with Farm(settings, AwayStore(1), open_ledger(settings)) as farm:
         [job] = farm.compile([one], options)
-        assert job.status is Status.CRASHED
+        assert (job.status, job.fault) == (Status.CRASHED, "away")
         assert "the store does not answer" in job.reason

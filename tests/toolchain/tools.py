@@ -17,13 +17,15 @@ class Tools:
     """The real tools behind scripts that write down each call which compiles something."""
 
     def __init__(self, folder: Path) -> None:
-        real = find_toolchain()
         self.log = folder / "calls"
         self.log.touch()
         self.nvcc, self.ptxas = folder / "nvcc", folder / "ptxas"
-        self.say("nvcc", f'exec {shlex.quote(str(real.nvcc))} "$@"')
-        self._ptxas = f'exec {shlex.quote(str(real.ptxas))} "$@"'
-        self.say("ptxas", self._ptxas)
+        self.say("nvcc", self.command("nvcc"))
+        self.relent()
+
+    def command(self, name: str) -> str:
+        """Of a script: the real tool with what it was given."""
+        return f'exec {shlex.quote(str(getattr(find_toolchain(), name)))} "$@"'
 
     def say(self, name: str, instead: str) -> None:
         real = find_toolchain()
@@ -37,7 +39,7 @@ class Tools:
         self.say("ptxas", f"echo {shlex.quote(message)} >&2; exit 255")
 
     def relent(self) -> None:
-        self.say("ptxas", self._ptxas)
+        self.say("ptxas", self.command("ptxas"))
 
     def calls(self) -> list[str]:
         """Since it was last asked."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from codegen.tiling import Part
 from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.coordinator import Coordinator
-from farm.executors.contract import Executor
+from farm.executors.contract import Executor, WorkerState
 from farm.jobs import BuildOptions, BuildResult, Job, NewSubmission
 from farm.ledger import Ledger, open_ledger
 from farm.progress import Progress
@@ -45,6 +45,7 @@ class PlayedExecutor(Executor):
         self._waiting: deque[Request] = deque()
         self.submitted: list[Request] = []
         self.cancelled = 0
+        self.dropped: list[str] = []
 
     @property
     def capacity(self) -> int:
@@ -60,6 +61,13 @@ class PlayedExecutor(Executor):
             return []
         request = self._waiting.popleft()
         return [self._play(request) or self._succeed(request)]
+
+    def cancel(self, keys: Collection[str]) -> None:
+        self.dropped += [request.key for request in self._waiting if request.key in keys]
+        self._waiting = deque(request for request in self._waiting if request.key not in keys)
+
+    def workers(self) -> Sequence[WorkerState]:
+        return ()
 
     def cancel_all(self) -> None:
         self.cancelled += 1
@@ -87,12 +95,14 @@ class Farmyard:
         self.ledger: Ledger = open_ledger(self.settings)
         self.store = MemoryStore()
 
-    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1) -> list[str]:
+    def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1, optimisation: int = 3) -> list[str]:
         """Jobs of NET, each of whose layers is cut into so many parts."""
         cut = tuple(Part(i, i + 1) for i in range(parts))
         jobs = []
         for name in names:
-            job = new_job(NET, BuildOptions(archs), namespace="test", name=name, store=self.store)
+            job = new_job(
+                NET, BuildOptions(archs, optimisation=optimisation), namespace="test", name=name, store=self.store
+            )
             builds = tuple(replace(build, parts=cut) for build in job.builds)
             jobs.append(replace(job, builds=builds, request_digest=name.ljust(64, ".")))
         return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", tuple(jobs)))]

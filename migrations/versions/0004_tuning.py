@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 JOBS = sa.table("jobs", sa.column("id", sa.String), sa.column("options", sa.JSON))
 BUILDS = sa.table("builds", sa.column("job", sa.String), sa.column("choices", sa.JSON))

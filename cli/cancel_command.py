@@ -1,0 +1,92 @@
+"""`farm cancel` and `farm retry`: what becomes of jobs that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.render import counted, job_json, print_json, stdout
+from cli.submit_command import warn_if_unserved
+from farm.errors import UsageError
+from farm.jobs import Job, JobSet, Status
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+
+LISTED = 20
+"""Jobs named one by one; of more, only the number is told."""
+
+Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB", help="Jobs' ids, their beginnings, or latest.", show_default=False),
+]
+OfSubmission = Annotated[
+    str | None, typer.Option("--submission", metavar="ID", help="All jobs of one submission, as farm submit names it.")
+]
+Everything = Annotated[bool, typer.Option("-a", "--all", help="All jobs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def cancel(
+    job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
+) -> None:
+    """Cancel jobs that have not ended; their tools are killed, what they have built stays in the store."""
+    _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json)
+
+
+def retry(
+    job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
+) -> None:
+    """Run jobs again that failed, crashed or were cancelled: only what did not succeed is built."""
+    _change("retry", lambda farm: farm.retry, job or [], submission, everything, as_json)
+
+
+def _change(
+    verb: str,
+    change_of: Callable[[Farm], Callable[[JobSet], list[str]]],
+    prefixes: Sequence[str],
+    submission: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    from farm.api import Farm
+    from farm.settings import load_settings
+
+    if sum((bool(prefixes), submission is not None, everything)) != 1:
+        raise UsageError(f"farm {verb} takes jobs, or --submission ID, or --all")
+    with Farm.open(load_settings()) as farm:
+        named = [farm.job(prefix) for prefix in prefixes]
+        if submission is not None:
+            farm.check_submission(submission)
+        ids = None if submission is not None or everything else tuple(job.id for job in named)
+        changed = set(change_of(farm)(JobSet(ids, submission)))
+        if as_json:
+            print_json({"jobs": [job_json(job) for job in farm.jobs_by_id(changed)]})
+        else:
+            _print(verb, named, farm.jobs_by_id(changed))
+        if verb == "retry" and changed:
+            warn_if_unserved(farm)
+
+
+def _print(verb: str, named: Sequence[Job], changed: Sequence[Job]) -> None:
+    done = "cancelled" if verb == "cancel" else "pending again"
+    ids = {job.id for job in changed}
+    if len(changed) <= LISTED:
+        for job in changed:
+            stdout().print(Text(f"{job.id}  {job.name}: {done}"), soft_wrap=True)
+    for job in named:
+        if job.id not in ids:
+            stdout().print(Text(f"{job.id}  {job.name}: {_why_not(verb, job)}", style="yellow"), soft_wrap=True)
+    if len(changed) != 1 and len(named) != 1:
+        stdout().print(Text(f"{counted(len(changed), 'job')} {done}"))
+
+
+def _why_not(verb: str, job: Job) -> str:
+    if verb == "cancel":
+        return f"it has {job.status} already"
+    return (
+        "it has SUCCEEDED, nothing is left to do" if job.status is Status.SUCCEEDED else f"it is {job.status} already"
+    )

@@ -1,0 +1,97 @@
+"""`farm serve`: a coordinator, which runs what `farm submit` left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import OK
+from cli.render import counted, stderr
+from farm.jobs import Build, BuildResult, Job, Status
+from farm.progress import Progress
+
+if TYPE_CHECKING:
+    from farm.plan import Plan
+    from farm.requests import Retry
+
+
+def serve(
+    drain: Annotated[bool, typer.Option("--drain", help="End when no job is pending.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Processes at once; all CPUs if not given.")
+    ] = None,
+) -> int:
+    """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once."""
+    from farm.api import Farm
+    from farm.settings import load_settings
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    progress = ServeProgress()
+    with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
+        progress.line(
+            f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
+        )
+        try:
+            farm.serve(progress, drain=drain)
+        except KeyboardInterrupt:
+            progress.line(f"stopped: {counted(progress.unfinished, 'unfinished job')} given back")
+    return OK
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM is Ctrl-C; while that is obeyed, another does not disturb it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class ServeProgress(Progress):
+    """A line for each job that begins or ends, on stderr: what a service's log has."""
+
+    def __init__(self) -> None:
+        self._running: set[str] = set()
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have begun and not ended."""
+        return len(self._running)
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:  # noqa: ARG002 - Progress
+        """See Progress."""
+        self._running |= {job.id for job in jobs}
+        made = f"{counted(len(plan.templates), 'template')}, {counted(len(plan.cubins), 'cubin')}"
+        self.line(f"claimed {counted(len(jobs), 'job')}: {made}")
+
+    def retried(self, retry: Retry) -> None:
+        """See Progress."""
+        self.line(f"again   {retry.text}", "yellow")
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """See Progress."""
+        if result.error:
+            name = build.cubin_name(result.arch, result.part)
+            self.line(f"failed  {job.id[:8]} {job.name} {name}: {result.error}", "red")
+
+    def job_done(self, job: Job) -> None:
+        """See Progress."""
+        self._running.discard(job.id)
+        style = "" if job.status is Status.SUCCEEDED else "red"
+        facts = f"{job.done} of {counted(job.total, 'cubin')}, {counted(job.hits, 'hit')}"
+        self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or facts}", style)
+
+    def job_lost(self, job: Job) -> None:
+        """See Progress."""
+        self._running.discard(job.id)
+        self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or 'another coordinator runs it'}", "yellow")
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, at once."""
+        at = datetime.now(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        stderr().print(Text(f"{at}  {text}", style=style), soft_wrap=True)

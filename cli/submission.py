@@ -1,0 +1,99 @@
+"""What `farm compile` and `farm submit` share: options, reading checkpoints, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.options import accumulator_of, archs_of, bytes_of, form_of
+from cli.render import print_error, print_warning
+from codegen.errors import CheckpointError
+from farm.jobs import BuildOptions
+
+if TYPE_CHECKING:
+    from codegen.layers import Checkpoint
+    from farm.api import Farm
+    from farm.submission import Submission
+
+Models = Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL", show_default=False)]
+Archs = Annotated[
+    list[str],
+    typer.Option(
+        "--arch", metavar="ARCH,...", help="Architectures, as in sm_80,sm_90; may be repeated.", show_default=False
+    ),
+]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; others run too.")]
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open; may repeat."
+    ),
+]
+TemplateForm = Annotated[
+    str, typer.Option("--template", metavar="rolled|full", help="full: everything unrolled before nvcc (slow).")
+]
+Accumulate = Annotated[
+    str,
+    typer.Option(
+        "--accumulate", metavar="float32|float16", help="Sums of float16 layers: float16 is faster, less exact."
+    ),
+]
+MaxCodeSize = Annotated[
+    float,
+    typer.Option("--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."),
+]
+Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")]
+NoTuning = Annotated[
+    bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the jobs instead of the file's.")]
+
+
+def build_options_of(
+    arch: Sequence[str],
+    *,
+    batch: int,
+    template: str,
+    accumulate: str,
+    max_code_size: float,
+    optimisation: int,
+    strict: bool,
+    tuning: bool,
+) -> BuildOptions:
+    """The options as they were typed. Raises UsageError."""
+    return BuildOptions(
+        archs_of(arch),
+        batch=batch,
+        form=form_of(template),
+        accumulate=accumulator_of(accumulate),
+        optimisation=optimisation,
+        strict=strict,
+        code_limit_bytes=bytes_of(max_code_size),
+        tuning=tuning,
+    )
+
+
+def read_checkpoints(
+    farm: Farm, models: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], *, keep_going: bool
+) -> list[Checkpoint]:
+    """Those that can be read. Raises CheckpointError for the first that cannot, unless it shall keep going."""
+    checkpoints = []
+    for path in models:
+        try:
+            checkpoints.append(farm.read(path, shapes))
+        except CheckpointError as error:
+            if not keep_going:
+                raise
+            print_error(str(error))
+    return checkpoints
+
+
+def print_warnings(submission: Submission) -> None:
+    """What a person should know of the layers although they compile."""
+    for warning in submission.warnings:
+        print_warning(warning)

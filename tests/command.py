@@ -1,0 +1,43 @@
+"""The command `farm` in a process of its own, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def farm(home: Path, environment: Mapping[str, str], *arguments: str) -> Ended:
+    """Nothing but these variables configures it, and its home is this folder."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_", "AWS_", "PG"))}
+    homes = {f"XDG_{kind.upper()}_HOME": str(home / kind) for kind in ("cache", "config", "data")}
+    homes |= {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=ROOT,
+        env={
+            **ours,
+            **homes,
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "AWS_EC2_METADATA_DISABLED": "true",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)

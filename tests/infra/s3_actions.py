@@ -1,0 +1,17 @@
+"""Which right each call of S3 needs (Service Authorization Reference of Amazon S3)."""
+
+from __future__ import annotations
+
+RIGHTS = {
+    "abort_multipart_upload": {"s3:AbortMultipartUpload"},
+    "complete_multipart_upload": {"s3:PutObject"},
+    "create_multipart_upload": {"s3:PutObject"},
+    "delete_object": {"s3:DeleteObject"},
+    "delete_objects": {"s3:DeleteObject"},
+    # Who may not list is told that a missing blob is forbidden.
+    "get_object": {"s3:GetObject", "s3:ListBucket"},
+    "head_object": {"s3:GetObject", "s3:ListBucket"},
+    "list_objects_v2": {"s3:ListBucket"},
+    "put_object": {"s3:PutObject"},
+    "upload_part": {"s3:PutObject"},
+}
