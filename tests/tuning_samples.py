@@ -71,10 +71,12 @@ class PlayedRig:
         self.x: NDArray[Any] = random_input(case.spec, case.images, seed)
         self.residual = None
         self._right = layer_output(case.spec, case.weights, self.x).astype(np.float32)
+        self._output = np.empty_like(self._right)
         yield self
 
     def output(self, kernels: Sequence[tuple[Any, Any]]) -> NDArray[Any]:
-        output = self._right.copy()
+        self._output[:] = self._right  # the same array each time, as a real rig's
+        output = self._output
         if self.wrong(kernels[0][1]):
             output[-1, -1, -1, -1] += 1.0
         return output
@@ -109,4 +111,4 @@ class PlayedBuilder:
 
 def other_tiling(tiling: Tiling) -> Tiling:
     """Not the same, and as good for small layers."""
-    return replace(tiling, stages=5 - tiling.stages)
+    return replace(tiling, stages=3 if tiling.stages == 2 else 2)

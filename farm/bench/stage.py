@@ -86,9 +86,13 @@ class Stage:
         """Makes the first output NaN: what is not written stays so."""
         self._device.poison(self.outputs[0], self._output_bytes)
 
-    def output(self) -> NDArray[Any]:
-        """The first output, once everything has run. Raises DeviceError if a kernel failed."""
-        spec = self.shape.spec
-        output = np.empty((self.shape.images, *spec.output_shape), numpy_dtype(spec.data_type))
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of all images."""
+        return (self.shape.images, *self.shape.spec.output_shape)
+
+    def output(self, into: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The first output, once everything has run, in an array if one is given. Raises DeviceError."""
+        output = np.empty(self.output_shape, numpy_dtype(self.shape.spec.data_type)) if into is None else into
         self._device.download(self.outputs[0], output)
         return output

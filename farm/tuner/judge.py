@@ -39,7 +39,7 @@ class Judge:
         if not found.ok:
             return found.message
         if self._right is None:
-            self._right = output
+            self._right = output.copy()
             return ""
         return self._differences(tiling, output, self._right)
 

@@ -9,7 +9,9 @@ from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
 
+from codegen.data_types import numpy_dtype
 from codegen.device import Device, LoadedLayer
+from codegen.errors import DeviceError
 from codegen.launch import Launch
 from farm.bench.stage import Shape, Stage
 from farm.bench.workload import Case
@@ -25,7 +27,7 @@ class Bench(Protocol):
     residual: NDArray[Any] | None
 
     def output(self, kernels: Kernels) -> NDArray[Any]:
-        """What the kernels write, NaN where they write nothing."""
+        """What the kernels write, NaN where they write nothing; the array is used again by the next call."""
 
     def microseconds(self, kernels: Kernels) -> float:
         """Median time of one launch of the layer."""
@@ -55,7 +57,11 @@ class GpuRig:
     def bench(self, case: Case, seed: int) -> GpuBench:
         """See Rig."""
         stage = Stage(self._device, Shape(case.spec, case.images, seed), self._l2_bytes)
-        return GpuBench(self._device, self._stream, stage)
+        try:
+            return GpuBench(self._device, self._stream, stage)
+        except DeviceError:
+            stage.close()
+            raise
 
 
 class GpuBench:
@@ -65,6 +71,8 @@ class GpuBench:
         self._device = device
         self._stream = stream
         self._stage = stage
+        # Every candidate's whole output comes here: that would take most of the time otherwise.
+        self._output = device.host_array(stage.output_shape, numpy_dtype(stage.shape.spec.data_type))
         self.x = stage.x
         self.residual = stage.residual
 
@@ -81,7 +89,7 @@ class GpuBench:
         layer = self._device.load_layer(kernels, self._stream)
         self._stage.poison()
         self._launch(layer, 0)
-        return self._stage.output()
+        return self._stage.output(self._output)
 
     def microseconds(self, kernels: Kernels) -> float:
         """See Bench."""

@@ -9,7 +9,8 @@ from importlib.resources import files
 from typing import Any
 
 from farm.errors import UsageError
-from farm.tuning.record import TuningRecord, record_of_json, tuned_spec
+from farm.tuning.book import tuned_spec
+from farm.tuning.record import TuningRecord, record_of_json
 
 SCHEMA_VERSION = 1
 """Of the file; raised whenever a reader of the old one would be misled. Its JSON Schema is tuning.schema.json."""

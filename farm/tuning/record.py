@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, get_args
 
 from codegen.keys import digest_fields
-from codegen.operators import canonical
 from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Accumulator, Tiling
 
@@ -18,11 +17,6 @@ from codegen.tiling import Accumulator, Tiling
 def plain_arch(arch: str) -> str:
     """Without the letter of architectures that are tied to a GPU: sm_90a is the same one as sm_90."""
     return arch if arch[-1].isdigit() else arch[:-1]
-
-
-def tuned_spec(spec: LayerSpec) -> LayerSpec:
-    """What its records are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel's map end."""
-    return replace(canonical(spec), epilogue=())
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,7 @@ def test_down_again_jobs_with_tilings_of_some_architectures_are_gone_and_no_othe
     ledger.record_submission(NewSubmission("s2", "ada", (job, plain)))
     ledger.tuning.put(record(TILING))
     ledger.close()
-    migrate(empty_database, "0002")
+    migrate(empty_database, "0003")
     empty_database.upgrade()
     ledger = empty_database.open()
     assert {each.id for each in ledger.jobs()} == {"aaaa1111", "cccc3333"}
