@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -173,6 +174,24 @@ def test_a_write_that_breaks_off_is_an_error_in_words_and_leaves_nothing(tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_killed_writers_and_collectors_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    digest = DiskStore(tmp_path).put(b"data")
+    folder = (tmp_path / blob_name(digest)).parent
+    for name, age_seconds in ((".new-old", 7200), (".gone-old", 7200), (".new-now", 0)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, 2 * (time.time() - age_seconds,))
+    assert DiskStore(tmp_path).remove_leftovers(3600) == 8
+    assert {path.name for path in folder.iterdir()} == {digest, ".new-now"}
+    with pytest.raises(StoreError, match="read-only"):
+        DiskStore(tmp_path, read_only=True).remove_leftovers(0)
+
+
+def test_what_is_removed_from_the_far_store_is_not_put_back_by_this_machine(tiers: Tiers) -> None:
+    digest = tiers.both.put(b"data")
+    assert tiers.both.remove_blob(digest, 0)
+    assert tiers.both.get(digest) is None
 
 
 def test_files_are_as_readable_as_the_user_makes_files(tmp_path: Path) -> None:
