@@ -11,7 +11,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, NewJob, NewSubmission, Status
 from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
+from farm.ledger.neighbours import Neighbours
+from farm.ledger.retention import Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.statistics import StatisticsBook
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
 
 _RESULT_KEY = ("build", "arch", "part")
@@ -39,6 +42,21 @@ class Ledger:
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return writing(self._engine, self._wait_seconds)
+
+    @property
+    def retention(self) -> Retention:
+        """What jobs refer to, and how old ones are forgotten."""
+        return Retention(self._engine, self._wait_seconds)
+
+    @property
+    def statistics(self) -> StatisticsBook:
+        """What the cache saved."""
+        return StatisticsBook(self._engine, self._wait_seconds)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Keys like another."""
+        return Neighbours(self._engine, self._wait_seconds)
 
     def close(self) -> None:
         """Gives the database's connections back."""
@@ -137,7 +155,8 @@ class Ledger:
             owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_(ids))
             job_of = {row.id: row.job for row in connection.execute(owners)}
             statement = insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS)
-            connection.execute(statement, [result_row(result, job_of[result.build]) for result in batch])
+            at = connection.execute(select(now())).scalar_one()
+            connection.execute(statement, [result_row(result, job_of[result.build], at) for result in batch])
             mine = results.c.job == jobs.c.id
             count = select(func.count()).select_from(results).where(mine)
             counts = {

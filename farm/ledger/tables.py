@@ -79,6 +79,7 @@ jobs = Table(
     Index(None, "status"),
     Index(None, "request_digest"),
     Index(None, "coordinator"),
+    Index(None, "submission"),
 )
 
 builds = Table(
@@ -123,6 +124,7 @@ results = Table(
     Column("ptxas_seconds", Double, nullable=False),
     Column("error", _Words, nullable=False),
     Column("command", _Words, nullable=False),
+    Column("recorded_at", Double, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
@@ -145,6 +147,13 @@ events = Table(
     Column("level", String(16), nullable=False),
     Column("text", _Words, nullable=False),
     Index(None, "job"),
+)
+
+marks = Table(
+    "marks",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("at", Double, nullable=False),
 )
 
 

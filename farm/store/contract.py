@@ -52,6 +52,7 @@ def blob_digest(data: bytes) -> str:
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BEGINNING = re.compile(r"[0-9a-f]{0,64}")
+_MENTIONED = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _STAGE = re.compile(r"[a-z]+")
 
 
@@ -70,6 +71,19 @@ def check_beginning(beginning: str) -> None:
 def is_name(stage: str, name: str) -> bool:
     """Whether something that lies in a store's place is the store's own."""
     return bool(_DIGEST.fullmatch(name) and _STAGE.fullmatch(stage))
+
+
+def digests_in(value: Any) -> frozenset[str]:
+    """Whatever looks like a digest in a JSON value: rather too much is kept than too little."""
+    match value:
+        case str():
+            return frozenset(_MENTIONED.findall(value))
+        case Mapping():
+            return frozenset().union(*(digests_in(each) for each in value.values()))
+        case list() | tuple():
+            return frozenset().union(*(digests_in(each) for each in value))
+        case _:
+            return frozenset()
 
 
 class Store(Protocol):

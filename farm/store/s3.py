@@ -109,7 +109,7 @@ class S3Store:
         check_beginning(beginning)
         for name, size_bytes, modified in self._list("v1/cas/", _below(beginning)):
             digest = name.rpartition("/")[2]
-            if is_name("blob", digest):
+            if is_name("blob", digest) and name == self._blob(digest):
                 yield StoredBlob(digest, size_bytes, _age_seconds(modified))
 
     def records(self, beginning: str = "") -> Iterator[StoredRecord]:
@@ -118,7 +118,7 @@ class S3Store:
         for stage in self._stages():
             for name, size_bytes, modified in self._list(f"v1/ac/{stage}/", _below(beginning)):
                 key = name.rpartition("/")[2].removesuffix(".json")
-                if is_name(stage, key):
+                if is_name(stage, key) and name == self._record(stage, key):
                     yield StoredRecord(stage, key, size_bytes, _age_seconds(modified))
 
     def is_damaged(self, digest: str) -> bool:

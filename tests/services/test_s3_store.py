@@ -112,6 +112,48 @@ def test_a_large_blob_is_written_in_parts_and_comes_back(ceph: Ceph, bucket: str
     assert store.get(digest) == data
 
 
+def test_an_old_blob_that_is_asked_for_is_made_young_by_a_copy_within_the_server(
+    ceph: Ceph, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, data = S3Store(bucket, endpoint=ceph.endpoint, part_bytes=PART), os.urandom(PART + 1)
+    digest, copies = store.put(data), []
+    store._client.meta.events.register(
+        "after-call.s3.CopyObject", lambda http_response, **_: copies.append(http_response.status_code)
+    )
+    assert store.get(digest) == data
+    assert not copies
+    monkeypatch.setattr("farm.store.s3.FRESH_SECONDS", -60)  # so that it counts as old
+    assert store.get(digest) == data
+    assert store.put(data) == digest
+    assert store.holds(digest)
+    assert copies == [200] * 3
+    assert S3Store(bucket, endpoint=ceph.endpoint, read_only=True).get(digest) == data
+    assert len(copies) == 3
+
+
+def test_a_blob_that_is_removed_while_it_is_asked_for_counts_as_missing_and_is_written_again(
+    ceph: Ceph, bucket: str, behind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(bucket, endpoint=ceph.endpoint)
+    digest = store.put(b"data")
+    monkeypatch.setattr("farm.store.s3.FRESH_SECONDS", -60)
+    store._client.meta.events.register(
+        "before-call.s3.CopyObject", lambda **_: behind.delete_object(Bucket=bucket, Key=blob_name(digest))
+    )
+    assert store.get(digest) is None
+    S3Store(bucket, endpoint=ceph.endpoint).put(b"data")
+    assert store.put(b"data") == digest
+    assert names(behind, bucket) == {blob_name(digest)}
+
+
+def test_more_than_a_page_of_blobs_is_listed(ceph: Ceph, bucket: str) -> None:
+    store = S3Store(bucket, "team/a", endpoint=ceph.endpoint)
+    with ThreadPoolExecutor(8) as pool:
+        digests = set(pool.map(store.put, (b"%d" % i for i in range(1100))))
+    assert {blob.digest for blob in store.blobs()} == digests
+    assert list(S3Store(bucket, "team/b", endpoint=ceph.endpoint).blobs()) == []
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(
     ceph: Ceph, bucket: str, behind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
