@@ -11,15 +11,18 @@ from typing import Annotated
 import typer
 
 from cli.bundle_command import fetch
+from cli.cache_command import app as cache_app
 from cli.compile_command import compile_models
 from cli.config_command import app as config_app
 from cli.database_command import app as database_app
 from cli.demo_command import demo
 from cli.doctor_command import doctor
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
+from cli.explain_command import explain
 from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.render import print_error
+from cli.stats_command import stats
 from cli.status_command import status
 from cli.verify_command import verify
 
@@ -59,10 +62,13 @@ app.command("compile")(compile_models)
 app.command("status")(status)
 app.command("inspect")(inspect)
 app.command("logs")(logs)
+app.command("explain")(explain)
+app.command("stats")(stats)
 app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.add_typer(cache_app, name="cache")
 app.add_typer(config_app, name="config")
 app.add_typer(database_app, name="db")
 

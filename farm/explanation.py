@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -44,7 +44,9 @@ class Explanation:
     """Between the nearest key and this one: before and now, by field; a template's fields as `template.field`."""
 
 
-def explain(ledger: Ledger, job: Job, builds: list[Build], results: list[BuildResult], what: str) -> list[Explanation]:
+def explain(
+    ledger: Ledger, job: Job, builds: Sequence[Build], results: Sequence[BuildResult], what: str
+) -> list[Explanation]:
     """Of `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
     build, arch = _find(job, builds, what)
     found = [each for each in results if each.build == build.id and arch in (None, each.arch)]
@@ -57,7 +59,7 @@ def explain(ledger: Ledger, job: Job, builds: list[Build], results: list[BuildRe
     return [search.explain(each) for each in found]
 
 
-def _find(job: Job, builds: list[Build], what: str) -> tuple[Build, str | None]:
+def _find(job: Job, builds: Sequence[Build], what: str) -> tuple[Build, str | None]:
     by_layer = {build.layer: build for build in builds}
     if what in by_layer:  # a layer's name may hold a slash
         return by_layer[what], None
@@ -100,7 +102,8 @@ class _Search:
             said = f"job {elsewhere[-1].job} ({elsewhere[-1].name}) built it for its layer {elsewhere[-1].layer}"
         else:
             said = "the job that built it is no longer in the ledger"
-        return self._explanation(result, (said,), (same or elsewhere[::-1] or [None])[0], {})
+        maker = same[0] if same else elsewhere[-1] if elsewhere else None
+        return self._explanation(result, (said,), maker, {})
 
     def _miss(self, result: BuildResult) -> Explanation:
         fields = self._fields(result.cubin_key)

@@ -137,7 +137,7 @@ class _Page:
             timeout = 10.0  # of a client that says nothing
             server_version, sys_version = "farm", ""
 
-            def do_GET(self) -> None:  # noqa: N802 - the library's name
+            def do_GET(self) -> None:
                 """Everything but the two pages is 404."""
                 make, content_type = answers.get(self.path.partition("?")[0], (None, "text/plain"))
                 if make is None:

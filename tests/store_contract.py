@@ -149,8 +149,6 @@ class Place:
     overwrite: Callable[[str, bytes], None]
     remove: Callable[[str], None]
     names: Callable[[], set[str]]
-    age: Callable[[str, float], None] | None = None
-    """Makes something older by so many seconds, where that can be done."""
 
 
 class SharedStoreContract(StoreContract):
@@ -238,9 +236,19 @@ class SharedStoreContract(StoreContract):
         store.remove_leftovers(0)
         assert place.names() == foreign
 
-    def test_whoever_asks_for_an_old_blob_makes_it_young(self, place: Place) -> None:
-        if place.age is None:
-            pytest.skip("needs a store whose objects can be made old")
+
+@dataclass(frozen=True)
+class FolderPlace(Place):
+    """A place whose files can be made older."""
+
+    age: Callable[[str, float], None]
+    """Makes something older by so many seconds."""
+
+
+class AgingStoreContract(SharedStoreContract):
+    """The same for stores in folders; has the fixture `place`, a FolderPlace."""
+
+    def test_whoever_asks_for_an_old_blob_makes_it_young(self, place: FolderPlace) -> None:
         digest = place.open().put(b"data")
         for ask in (
             lambda store: store.get(digest),
@@ -259,9 +267,7 @@ class SharedStoreContract(StoreContract):
             assert blob.age_seconds < 60
             assert not place.open().remove_blob(digest, 3600)
 
-    def test_an_old_blob_is_removed_or_found_whole_by_whoever_asks_at_that_moment(self, place: Place) -> None:
-        if place.age is None:
-            pytest.skip("needs a store whose objects can be made old")
+    def test_an_old_blob_is_removed_or_found_whole_by_whoever_asks_at_that_moment(self, place: FolderPlace) -> None:
         for _ in range(50):
             digest, together = place.open().put(b"data"), Barrier(2)
             place.age(blob_name(digest), 7200)
@@ -284,7 +290,7 @@ class SharedStoreContract(StoreContract):
             assert place.names() == {blob_name(digest)}
 
 
-def folder_place(folder: Path, opened: Callable[[bool], Store]) -> Place:
+def folder_place(folder: Path, opened: Callable[[bool], Store]) -> FolderPlace:
     """A place in a folder, with what opens a store there, read-only or not."""
 
     def overwrite(name: str, data: bytes) -> None:
@@ -292,7 +298,7 @@ def folder_place(folder: Path, opened: Callable[[bool], Store]) -> Place:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    return Place(
+    return FolderPlace(
         open=lambda: opened(False),
         open_read_only=lambda: opened(True),
         overwrite=overwrite,

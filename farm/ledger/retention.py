@@ -25,6 +25,8 @@ class References:
     """Of action records."""
     blobs: frozenset[str]
     """Digests: weights, cubins, PTX, and what the commands of failures name."""
+    weights: frozenset[str]
+    """Those of them that are layers' weights."""
 
 
 class Retention:
@@ -38,13 +40,14 @@ class Retention:
         """Of all jobs, whatever their state."""
         with reading(self._engine, self._wait_seconds) as connection:
             of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
-            of_blobs = union(select(builds.c.weights), select(results.c.cubin), select(results.c.ptx))
+            of_blobs = union(select(results.c.cubin), select(results.c.ptx))
             found_keys = set(connection.execute(of_keys).scalars())
-            found_blobs = set(connection.execute(of_blobs).scalars()) - {None}
+            weights = set(connection.execute(select(builds.c.weights).distinct()).scalars())
+            found_blobs = (set(connection.execute(of_blobs).scalars()) - {None}) | weights
             failed = select(results.c.command).where(results.c.outcome == Outcome.FAILED)
             for command in connection.execute(failed).scalars():
                 found_blobs |= digests_in(command)
-        return References(frozenset(found_keys), frozenset(found_blobs))
+        return References(frozenset(found_keys), frozenset(found_blobs), frozenset(weights))
 
     def users(self, name: str) -> list[str]:
         """The jobs that refer to a record's key or to a blob's digest."""

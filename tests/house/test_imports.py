@@ -25,10 +25,11 @@ FARM_LAYERS = (
     ("store",),
     ("build",),
     ("ledger", "executors", "plan"),
-    ("progress", "lease"),
+    ("progress", "lease", "inventory"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor"),
+    ("garbage", "scrub", "removal", "explanation", "metrics"),
     ("api",),
     ("testing",),
 )
@@ -38,6 +39,7 @@ DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
     "botocore": {"farm/store/s3.py"},
+    "prometheus_client": {"farm/metrics.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
@@ -48,7 +50,7 @@ DOORS = {
 }
 """The files, or the folders, that may import a library at all."""
 
-SLOW = {"alembic", "boto3", "botocore", "onnx", "pycuda", "ray"}
+SLOW = {"alembic", "boto3", "botocore", "onnx", "prometheus_client", "pycuda", "ray"}
 TEST_ONLY = {"hypothesis", "jsonschema", "onnxruntime", "pytest", "torch"}
 
 

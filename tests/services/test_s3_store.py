@@ -137,9 +137,11 @@ def test_a_blob_that_is_removed_while_it_is_asked_for_counts_as_missing_and_is_w
     store = S3Store(bucket, endpoint=ceph.endpoint)
     digest = store.put(b"data")
     monkeypatch.setattr("farm.store.s3.FRESH_SECONDS", -60)
-    store._client.meta.events.register(
-        "before-call.s3.CopyObject", lambda **_: behind.delete_object(Bucket=bucket, Key=blob_name(digest))
-    )
+
+    def remove(**_: object) -> None:
+        behind.delete_object(Bucket=bucket, Key=blob_name(digest))
+
+    store._client.meta.events.register("before-call.s3.CopyObject", remove)
     assert store.get(digest) is None
     S3Store(bucket, endpoint=ceph.endpoint).put(b"data")
     assert store.put(b"data") == digest

@@ -19,7 +19,7 @@ from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.memory import MemoryStore
 from farm.store.tiered import TieredStore
-from tests.store_contract import KEY, Place, SharedStoreContract, StoreContract, blob_name, folder_place
+from tests.store_contract import KEY, AgingStoreContract, FolderPlace, StoreContract, blob_name, folder_place
 
 
 class TestMemory(StoreContract):
@@ -28,9 +28,9 @@ class TestMemory(StoreContract):
         return MemoryStore()
 
 
-class TestDisk(SharedStoreContract):
+class TestDisk(AgingStoreContract):
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> FolderPlace:
         return folder_place(tmp_path, lambda read_only: DiskStore(tmp_path, read_only=read_only))
 
 
@@ -40,11 +40,11 @@ class TestCacheFolder(StoreContract):
         return CacheFolder(tmp_path, 2**30)
 
 
-class TestTiered(SharedStoreContract):
+class TestTiered(AgingStoreContract):
     """Each process with a near store of its own, as on machines of their own."""
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> FolderPlace:
         near = (tmp_path / f"near{number}" for number in count())
 
         def opened(read_only: bool) -> Store:
