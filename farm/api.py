@@ -200,7 +200,10 @@ class Farm:
         return scrub(self._store, repair=repair, tell=tell)
 
     def prune(self, older_than_seconds: float) -> Iterator[int]:
-        """Forgets jobs that ended that long ago, some at a time; gives how many each time. Raises UsageError."""
+        """Forgets jobs that ended that long ago, some at a time; gives how many each time.
+
+        Raises UsageError for an age that is too low to be safe.
+        """
         if older_than_seconds < LEAST_PRUNE_SECONDS:
             raise UsageError("a job that ended within the last hour may still be written to: prune older ones")
         return self._ledger.retention.prune(older_than_seconds)
