@@ -78,7 +78,11 @@ def remove(
     """Remove one record, so that it is made anew next time, or one blob."""
     with _farm() as farm:
         removed = farm.remove_cached(name, force=force)
-    rest = "" if removed.stage == "blob" else ", which is made anew next time; farm cache gc removes its bytes"
+    rest = (
+        ""
+        if removed.stage == "blob"
+        else ", which is made anew next time; farm cache gc removes its bytes once no job needs them"
+    )
     stdout().print(f"removed {removed}{rest}", soft_wrap=True)
 
 

@@ -81,6 +81,8 @@ class _Search:
 
     def explain(self, result: BuildResult) -> Explanation:
         uses = self._neighbours.uses("cubin", result.cubin_key)
+        own = [use.at for use in uses if use.job == self._job.id and use.arch == result.arch]
+        uses = [use for use in uses if use.at <= max(own)]  # what came later explains nothing
         before = [use for use in uses if use.job != self._job.id and use.outcome is Outcome.BUILT]
         if result.outcome is Outcome.HIT:
             return self._hit(result, uses)
@@ -116,7 +118,7 @@ class _Search:
             del differences["template"]
             then, now = self._fields(nearest.fields.get("template", "")), self._fields(result.template_key)
             differences |= {f"template.{name}": pair for name, pair in _differences(then, now).items()}
-        uses = self._neighbours.uses("cubin", nearest.digest)
+        uses = [use for use in self._neighbours.uses("cubin", nearest.digest) if use.number <= nearest.number]
         use = next((each for each in reversed(uses) if each.layer == self._build.layer), uses[-1] if uses else None)
         lines = [_in_words(name, *pair) for name, pair in sorted(differences.items())]
         lines.append(self._template(result))

@@ -50,7 +50,7 @@ def choose_garbage(inventory: Inventory, references: References, limits: Limits)
     if limits.grace_seconds < LEAST_GRACE_SECONDS:
         raise UsageError(
             f"a grace period of {limits.grace_seconds:g} s is too short: a job may have found something so old a "
-            f"moment ago; it is {LEAST_GRACE_SECONDS:g} s at least"
+            f"moment ago; it is {LEAST_GRACE_SECONDS / 3600:g} h at least"
         )
     entries = sorted(inventory.entries, key=inventory.age_seconds, reverse=True)
     users = _count_users(entries)

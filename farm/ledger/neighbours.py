@@ -18,6 +18,8 @@ class KeyUse:
     """One cubin of a job that had this key."""
 
     job: str
+    number: int
+    """Of the job: a later one is larger."""
     name: str
     """Of the job."""
     layer: str
@@ -70,7 +72,15 @@ class Neighbours:
         """Who had this key, the first one first."""
         column = {"template": results.c.template_key, "cubin": results.c.cubin_key}[stage]
         query = (
-            select(results.c.job, jobs.c.name, builds.c.layer, results.c.arch, results.c.outcome, results.c.recorded_at)
+            select(
+                results.c.job,
+                jobs.c.number,
+                jobs.c.name,
+                builds.c.layer,
+                results.c.arch,
+                results.c.outcome,
+                results.c.recorded_at,
+            )
             .join_from(results, jobs, results.c.job == jobs.c.id)
             .join(builds, builds.c.id == results.c.build)
             .where(column == digest)
@@ -80,6 +90,7 @@ class Neighbours:
             return [
                 KeyUse(
                     row.job,
+                    row.number,
                     row.name,
                     row.layer,
                     row.arch,

@@ -112,6 +112,16 @@ def test_the_newest_of_equally_near_keys_is_compared(farm: Explained) -> None:
     assert found.nearest.job == second
 
 
+def test_later_jobs_explain_nothing(farm: Explained) -> None:
+    first = farm.compile(FIRST)
+    second = farm.compile(checkpoint(layer("conv1", seed=1), name="second"))
+    farm.compile(checkpoint(layer("conv1"), name="third"))
+    [found] = farm.explain(second, "conv1/sm_80")
+    assert found.nearest is not None
+    assert found.nearest.job == first
+    assert farm.explain(first, "conv1/sm_80")[0].nearest is None
+
+
 def test_a_hit_names_the_job_that_built_it(farm: Explained) -> None:
     first = farm.compile(FIRST)
     [found] = farm.explain(farm.compile(checkpoint(layer("renamed"), name="other")), "renamed/sm_90")
