@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
+from time import sleep
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +59,7 @@ def _follow(farm: Farm, job: Job, console: Console) -> Job:
             if not told:
                 stderr().print(Text(f"farm: {error}; waiting", style="yellow"), soft_wrap=True)
             told = True
-        time.sleep(POLL_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def _print_new(farm: Farm, job: Job, console: Console, last: int) -> int:

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from codegen.arch import check_archs
 from codegen.checkpoint import read_checkpoint
@@ -34,6 +34,9 @@ from farm.store import open_store
 from farm.store.contract import Store
 from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
+
+if TYPE_CHECKING:
+    from farm.metrics import MetricsServer
 
 LEAST_PRUNE_SECONDS = 3600.0
 """A coordinator writes the last line of a job's log after its end."""
@@ -225,6 +228,12 @@ class Farm:
         job_id, _, what = build.partition("/")
         detail = self.inspect(job_id)
         return detail.job, explain(self._ledger, detail.job, detail.builds, detail.results, what)
+
+    def metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Serves Prometheus while it is in a `with` block. Raises UsageError, UnreachableError."""
+        from farm.metrics import MetricsServer  # a web server, which few commands need
+
+        return MetricsServer(self._ledger, port, host)
 
     def _check_writable(self) -> None:
         """Before anything is read, which may take long."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import cli.logs_command
 from cli.main import run
 from cli.options import seconds_of, size_of
 from cli.render import size
@@ -188,7 +187,7 @@ def test_following_a_log_ends_with_the_job_and_its_code(
             farm.ledger.add_event(job_id, "info", "last")
             farm.ledger.finish(job_id, status, "why")
 
-    monkeypatch.setattr(cli.logs_command.time, "sleep", end_after_the_first_look)
+    monkeypatch.setattr("cli.logs_command.sleep", end_after_the_first_look)
     shown = text(f"logs -f {job_id}", capsys, code)
     assert looked.is_set()
     assert [line.split()[-1] for line in shown.splitlines()] == ["first", "last"]
@@ -201,7 +200,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
         raise KeyboardInterrupt
 
     [job_id] = farm.submit("followed")
-    monkeypatch.setattr(cli.logs_command.time, "sleep", interrupt)
+    monkeypatch.setattr("cli.logs_command.sleep", interrupt)
     assert run(["logs", "-f", job_id]) == 130
     assert capsys.readouterr().err == ""
     assert farm.ledger.job(job_id).status is Status.PENDING

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from farm.api import Farm
 from farm.errors import LedgerAwayError, UnreachableError, UsageError
 from farm.metrics import MetricsServer
 from tests.unit.farmyard import Farmyard
@@ -86,6 +87,12 @@ def test_a_database_that_is_away_is_said_and_is_no_end(farm: Farmyard, monkeypat
             assert get(server, "/metrics")[0] == 503
         assert get(server, "/healthz")[0] == 200
         assert get(server, "/metrics")[0] == 200
+
+
+def test_the_farm_serves_what_its_ledger_says(farm: Farmyard) -> None:
+    farm.submit("waits")
+    with Farm(farm.settings, farm.store, farm.ledger).metrics(0) as server:
+        assert samples(get(server, "/metrics")[1])["farm_jobs", "PENDING"] == 1
 
 
 def test_it_listens_on_this_machine_only_unless_asked(farm: Farmyard) -> None:
