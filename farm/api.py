@@ -22,7 +22,7 @@ from farm.coordinator import Coordinator
 from farm.errors import CancelledError, JobFailedError, StoreError, UnfinishedError, UsageError
 from farm.executors import open_executor
 from farm.explanation import Explanation, explain
-from farm.garbage import Collection, Limits, collect_garbage
+from farm.garbage import Limits, Sweep, collect_garbage
 from farm.inventory import Inventory, Tell, read_inventory, tell_nobody
 from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, NewSubmission, Status
 from farm.ledger import Ledger, References, Statistics, open_ledger
@@ -190,7 +190,7 @@ class Farm:
         self._check_writable()
         return remove_cached(self._store, self._ledger, beginning, force=force)
 
-    def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Collection:
+    def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Sweep:
         """Removes from the store what is past the limits and what nobody needs; may be done while jobs run."""
         if not dry_run:
             self._check_writable()

@@ -29,7 +29,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Collection:
+class Sweep:
     """What goes, or went, and why the rest stays."""
 
     records: tuple[Entry, ...]
@@ -42,7 +42,7 @@ class Collection:
     """Records and blobs past the limits that stay because they are younger than the grace period."""
 
 
-def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Collection:
+def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Sweep:
     """What would go. Pure.
 
     Raises UsageError for a grace period that is too short to be safe.
@@ -78,7 +78,7 @@ def choose_garbage(inventory: Inventory, references: References, limits: Limits)
     kept_young += sum(
         each not in references.blobs and inventory.blobs[each].age_seconds < limits.grace_seconds for each in free
     )
-    return Collection(
+    return Sweep(
         records=tuple(gone),
         blobs=tuple(doomed),
         bytes_before=inventory.total_bytes,
@@ -111,7 +111,7 @@ def _may_go(inventory: Inventory, references: References, limits: Limits, digest
 
 def collect_garbage(
     store: Store, ledger: Ledger, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody
-) -> Collection:
+) -> Sweep:
     """Removes garbage, and is safe while jobs run, also on other machines (DECISIONS.md says why).
 
     Records go first, so that nobody finds their blobs any more. What jobs refer to is asked again before the blobs
@@ -133,7 +133,7 @@ def collect_garbage(
     leftover_bytes = store.remove_leftovers(limits.grace_seconds)
     spared = set(chosen.blobs) - set(removed)
     spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)
-    return Collection(
+    return Sweep(
         records=chosen.records,
         blobs=tuple(removed),
         bytes_before=chosen.bytes_before,

@@ -13,7 +13,7 @@ import pytest
 
 from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.errors import NotFoundError, StoreError, UsageError
-from farm.garbage import Collection, Limits, collect_garbage
+from farm.garbage import Limits, Sweep, collect_garbage
 from farm.inventory import read_inventory
 from farm.jobs import Status
 from farm.removal import remove_cached
@@ -43,7 +43,7 @@ class Yard:
                 status = path.stat()
                 os.utime(path, (status.st_atime - seconds, status.st_mtime - seconds))
 
-    def collect(self, limits: Limits, *, dry_run: bool = False) -> Collection:
+    def collect(self, limits: Limits, *, dry_run: bool = False) -> Sweep:
         return collect_garbage(self.store, self.farm.ledger, limits, dry_run=dry_run)
 
     def forget_jobs(self) -> None:
