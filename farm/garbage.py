@@ -133,11 +133,13 @@ def collect_garbage(
     leftover_bytes = store.remove_leftovers(limits.grace_seconds)
     spared = set(chosen.blobs) - set(removed)
     spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)
+    # The others somebody else has removed.
+    asked_for = [digest for digest in spared if any(store.blobs(digest))]
     return Sweep(
         records=chosen.records,
         blobs=tuple(removed),
         bytes_before=chosen.bytes_before,
         bytes_freed=chosen.bytes_freed - spared_bytes + leftover_bytes,
         kept_for_jobs=chosen.kept_for_jobs,
-        kept_young=chosen.kept_young + len(spared),
+        kept_young=chosen.kept_young + len(asked_for),
     )

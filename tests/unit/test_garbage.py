@@ -204,6 +204,23 @@ def test_what_a_job_finds_while_garbage_is_collected_stays(yard: Yard) -> None:
         assert yard.store.get(build.weights) is not None
 
 
+def test_two_collections_at_once_share_the_work(yard: Yard) -> None:
+    for key in ("aa", "bb"):
+        yard.record(key, key.encode())
+    yard.age(OLD)
+    store, others = SlowStore(yard.folder), []
+
+    def collect_too() -> None:
+        store.before_removal = lambda: None
+        others.append(yard.collect(Limits(older_than_seconds=DAY)))
+
+    store.before_removal = collect_too
+    mine = collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY))
+    [other] = others
+    assert (len(mine.blobs), len(other.blobs), mine.kept_young, other.kept_young) == (0, 2, 0, 0)
+    assert yard.contents() == set()
+
+
 def test_jobs_lose_nothing_while_garbage_is_collected_all_the_time(yard: Yard) -> None:
     stop = threading.Event()
     removed: list[str] = []
