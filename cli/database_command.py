@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from cli.render import stdout
+from cli.counting import counting
+from cli.options import seconds_of
+from cli.render import counted, stdout
 
 app = typer.Typer(help="The ledger's database.", no_args_is_help=True)
 
@@ -35,3 +39,27 @@ def upgrade() -> None:
     before, newest = database_revision(settings)
     upgrade_database(settings)
     stdout().print("nothing to do" if before == newest else f"upgraded from {before or 'empty'} to {newest}")
+
+
+@app.command("prune")
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Jobs that ended so long ago, as in 90d; at least 1h.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many would go, and remove nothing.")] = False,
+) -> None:
+    """Forget old jobs that have ended, with their builds, results and logs; the store stays as it is."""
+    from farm.api import Farm
+    from farm.settings import load_settings
+
+    age_seconds = seconds_of("--older-than", older_than)
+    with Farm.open(load_settings()) as farm:
+        if dry_run:
+            stdout().print(f"would forget {counted(farm.count_prunable(age_seconds), 'job')}")
+            return
+        removed = 0
+        with counting("forgetting jobs") as tell:
+            for some in farm.prune(age_seconds):
+                removed += some
+                tell("jobs", removed)
+    stdout().print(f"forgot {counted(removed, 'job')}{'; farm cache gc frees what they needed' if removed else ''}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from datetime import UTC, datetime
+from time import sleep
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
-from cli.render import moment, stdout
+from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
+from cli.render import moment, stderr, stdout
 
 if TYPE_CHECKING:
     from farm.api import Farm
@@ -22,28 +23,49 @@ LEVEL_STYLES = {"error": "red", "warning": "yellow"}
 
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
-) -> None:
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the job ends; the exit code says how.")
+    ] = False,
+) -> int:
     """Print a job's log: templates, failures with the tool's words, the command to run again."""
     from farm.api import Farm
     from farm.settings import load_settings
 
     with Farm.open(load_settings()) as farm:
         found = farm.job(job)
-        with suppress(KeyboardInterrupt):  # following ends, the job goes on
-            _print_events(farm, found, follow=follow)
+        console = stdout()
+        if not follow:
+            _print_new(farm, found, console, 0)
+            return OK
+        try:
+            return exit_code_of_job(_follow(farm, found, console))
+        except KeyboardInterrupt:  # following ends, the job goes on
+            return INTERRUPTED
 
 
-def _print_events(farm: Farm, job: Job, *, follow: bool) -> None:
-    console = stdout()
-    last = 0
+def _follow(farm: Farm, job: Job, console: Console) -> Job:
+    """Prints events until the job has ended, and waits for a database that is away meanwhile."""
+    from farm.errors import LedgerAwayError
+
+    last, told = 0, False
     while True:
-        ended = job.status.final
-        for event in farm.logs(job.id, last):
-            last = event.id
-            line = f"{moment(event.at, datetime.now(UTC))}  {event.level:<7}  {event.text}"
-            console.print(Text(line, style=LEVEL_STYLES.get(event.level, "")), soft_wrap=True)
-        if ended or not follow:
-            return
-        time.sleep(POLL_SECONDS)
-        job = farm.job(job.id)
+        try:
+            job = farm.job(job.id)  # before its events: what it says at its end is among them then
+            last = _print_new(farm, job, console, last)
+            told = False
+            if job.status.final:
+                return job
+        except LedgerAwayError as error:
+            if not told:
+                stderr().print(Text(f"farm: {error}; waiting", style="yellow"), soft_wrap=True)
+            told = True
+        sleep(POLL_SECONDS)
+
+
+def _print_new(farm: Farm, job: Job, console: Console, last: int) -> int:
+    """Prints what happened after that event; gives the last one."""
+    for event in farm.logs(job.id, last):
+        last = event.id
+        line = f"{moment(event.at, datetime.now(UTC))}  {event.level:<7}  {event.text}"
+        console.print(Text(line, style=LEVEL_STYLES.get(event.level, "")), soft_wrap=True)
+    return last

@@ -12,6 +12,7 @@ import typer
 
 from cli.bench_command import app as bench_app
 from cli.bundle_command import fetch
+from cli.cache_command import app as cache_app
 from cli.cancel_command import cancel, retry
 from cli.compile_command import compile_models
 from cli.config_command import app as config_app
@@ -19,10 +20,12 @@ from cli.database_command import app as database_app
 from cli.demo_command import demo
 from cli.doctor_command import doctor
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
+from cli.explain_command import explain
 from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.render import print_error
 from cli.serve_command import serve
+from cli.stats_command import stats
 from cli.status_command import status
 from cli.submit_command import submit
 from cli.tune_command import tune
@@ -71,6 +74,8 @@ app.command("logs")(logs)
 app.command("cancel")(cancel)
 app.command("retry")(retry)
 app.command("workers")(workers)
+app.command("explain")(explain)
+app.command("stats")(stats)
 app.command("fetch")(fetch)
 app.command("verify")(verify)
 app.command("doctor")(doctor)
@@ -78,6 +83,7 @@ app.command("demo")(demo)
 app.command("tune")(tune)
 app.add_typer(tuning_app, name="tuning")
 app.add_typer(bench_app, name="bench")
+app.add_typer(cache_app, name="cache")
 app.add_typer(config_app, name="config")
 app.add_typer(database_app, name="db")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def bytes_of(megabytes: float) -> int:
     if not 0 < megabytes < math.inf:
         raise UsageError(f"--max-code-size {megabytes:g}: it is a number of megabytes above 0")
     return round(megabytes * 1e6)
+
+
+def seconds_of(option: str, value: str) -> float:
+    """An age as in 90d, 12h, 30m or 45s. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
+    if not match:
+        raise UsageError(f"{option} {value}: it is an age, as in 30d, 12h or 90m")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
+def size_of(option: str, value: str) -> int:
+    """A size as in 10GB, 500MB or 8GiB. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B", value.strip())
+    if not match or (match[3] and not match[2]):
+        raise UsageError(f"{option} {value}: it is a size, as in 10GB, 500MB or 8GiB")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " "))
 
 
 def check_output_folder(folder: Path | None) -> None:

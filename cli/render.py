@@ -86,12 +86,14 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count_bytes: int) -> str:
-    """As in 812 B, 14 KB, 3.2 MB."""
+    """As in 812 B, 14 KB, 3.2 MB, 1.5 GB."""
     if count_bytes < 1000:
         return f"{count_bytes} B"
     if count_bytes < 1_000_000:
         return f"{count_bytes / 1000:.0f} KB"
-    return f"{count_bytes / 1e6:.1f} MB"
+    if count_bytes < 1_000_000_000:
+        return f"{count_bytes / 1e6:.1f} MB"
+    return f"{count_bytes / 1e9:.1f} GB"
 
 
 def moment(at: datetime, now: datetime) -> str:

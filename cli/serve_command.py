@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,13 @@ def serve(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Processes at once; all CPUs if not given.")
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics (Prometheus), /healthz."),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="HOST", help="Where they listen; 0.0.0.0 is everywhere.")
+    ] = "127.0.0.1",
 ) -> int:
     """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once."""
     from farm.api import Farm
@@ -34,7 +42,11 @@ def serve(
 
     signal.signal(signal.SIGTERM, _interrupt)
     progress = ServeProgress()
-    with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
+    with ExitStack() as stack:
+        farm = stack.enter_context(Farm.open(load_settings(overrides={"jobs": jobs})))
+        if metrics_port is not None:
+            metrics = stack.enter_context(farm.metrics(metrics_port, metrics_host))
+            progress.line(f"metrics at {metrics.address}/metrics")
         progress.line(
             f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from codegen.arch import check_archs
 from codegen.checkpoint import read_checkpoint
@@ -18,11 +19,16 @@ from farm import doctor
 from farm.build import known_toolchain
 from farm.bundle import write_bundle
 from farm.coordinator import Coordinator
-from farm.errors import CancelledError, JobFailedError, NotFoundError, UnfinishedError, UsageError
+from farm.errors import CancelledError, JobFailedError, NotFoundError, StoreError, UnfinishedError, UsageError
 from farm.executors import open_executor
+from farm.explanation import Explanation, explain
+from farm.garbage import Limits, Sweep, collect_garbage
+from farm.inventory import Inventory, Tell, read_inventory, tell_nobody
 from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewSubmission, Status
-from farm.ledger import CoordinatorState, Ledger, open_ledger
+from farm.ledger import CoordinatorState, Ledger, References, Statistics, open_ledger
 from farm.progress import Progress
+from farm.removal import Stored, remove_cached
+from farm.scrub import Damage, scrub
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
@@ -31,6 +37,12 @@ from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
 from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
+
+if TYPE_CHECKING:
+    from farm.metrics import MetricsServer
+
+LEAST_PRUNE_SECONDS = 3600.0
+"""A coordinator writes the last line of a job's log after its end."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,67 @@ class Farm:
     def doctor(self) -> Iterator[doctor.Check]:
         """Tries everything that a compile needs."""
         return doctor.checks(self._settings)
+
+    def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
+        """All that the store holds, and what of it the ledger's jobs refer to."""
+        return read_inventory(self._store, tell), self._ledger.retention.references()
+
+    def remove_cached(self, beginning: str, *, force: bool = False) -> Stored:
+        """Removes one record or blob from the store. Raises UsageError, NotFoundError."""
+        self._check_writable()
+        return remove_cached(self._store, self._ledger, beginning, force=force)
+
+    def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Sweep:
+        """Removes from the store what is past the limits and what nobody needs; may be done while jobs run."""
+        if not dry_run:
+            self._check_writable()
+        return collect_garbage(self._store, self._ledger, limits, dry_run=dry_run, tell=tell)
+
+    def scrub(self, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
+        """Reads all that the store holds again, and finds what is damaged."""
+        if repair:
+            self._check_writable()
+        return scrub(self._store, repair=repair, tell=tell)
+
+    def prune(self, older_than_seconds: float) -> Iterator[int]:
+        """Forgets jobs that ended that long ago, some at a time; gives how many each time.
+
+        Raises UsageError for an age that is too low to be safe.
+        """
+        if older_than_seconds < LEAST_PRUNE_SECONDS:
+            raise UsageError("a job that ended within the last hour may still be written to: prune older ones")
+        return self._ledger.retention.prune(older_than_seconds)
+
+    def count_prunable(self, older_than_seconds: float) -> int:
+        """How many jobs `prune` would forget."""
+        return self._ledger.retention.count_older(older_than_seconds)
+
+    def statistics(self) -> Statistics:
+        """What the cache saved, since it was last set to zero."""
+        return self._ledger.statistics.read()
+
+    def zero_statistics(self) -> datetime:
+        """Counts anew from now."""
+        return self._ledger.statistics.zero()
+
+    def explain(self, build: str) -> tuple[Job, list[Explanation]]:
+        """Why a build, JOB/LAYER or JOB/LAYER/ARCH, was a hit or not. Raises NotFoundError, UnfinishedError."""
+        job_id, _, what = build.partition("/")
+        detail = self.inspect(job_id)
+        return detail.job, explain(self._ledger, detail.job, detail.builds, detail.results, what)
+
+    def metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Serves Prometheus while it is in a `with` block. Raises UsageError, UnreachableError."""
+        from farm.metrics import MetricsServer  # a web server, which few commands need
+
+        return MetricsServer(self._ledger, port, host)
+
+    def _check_writable(self) -> None:
+        """Before anything is read, which may take long."""
+        if self._settings.read_only:
+            raise StoreError(
+                f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to remove something"
+            )
 
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)

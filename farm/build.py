@@ -32,7 +32,7 @@ from farm.requests import (
     failed,
 )
 from farm.settings import Settings
-from farm.store.contract import Store, blob_digest
+from farm.store.contract import Record, Store, blob_digest
 
 TEMPLATE_STAGE = "template"
 CUBIN_STAGE = "cubin"
@@ -102,8 +102,18 @@ class Worker:
     part for several architectures too.
     """
 
-    def __init__(self, store: Store, toolchain: Toolchain, limits: ToolLimits, *, recache: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        toolchain: Toolchain,
+        limits: ToolLimits,
+        *,
+        recache: bool = False,
+        namespace: str = "",
+    ) -> None:
         self._store = store
+        self._namespace = namespace
+        """Kept in the records, so that each team may collect its own garbage."""
         self._toolchain = toolchain
         self._limits = limits
         self._recache = recache
@@ -118,7 +128,7 @@ class Worker:
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
         """A worker with the limits that the settings name."""
         limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
-        return Worker(store, toolchain, limits, recache=settings.recache)
+        return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
 
     def build(self, request: Request) -> Result:
         """Does one request. What goes wrong is in the result, not raised."""
@@ -175,7 +185,7 @@ class Worker:
             error.command += f", a blob of {self._store.describe()}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
                 refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
-                self._store.put_record(CUBIN_STAGE, request.key, refusal)
+                self._put_record(CUBIN_STAGE, request.key, refusal)
             raise
         facts = CubinFacts(
             cubin=self._store.put(cubin.data),
@@ -188,7 +198,7 @@ class Worker:
             rewrite_seconds=rewritten.seconds,
             ptxas_seconds=cubin.seconds,
         )
-        self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
+        self._put_record(CUBIN_STAGE, request.key, facts.to_json())
         return CubinResult(request.key, facts)
 
     def _limits_of(self, request: Request) -> ToolLimits:
@@ -201,8 +211,11 @@ class Worker:
         )
         seconds = time.monotonic() - start
         digest = self._store.put(template.ptx.encode())
-        self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})
+        self._put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})
         return template, seconds
+
+    def _put_record(self, stage: str, key: str, record: Record) -> None:
+        self._store.put_record(stage, key, {**record, "namespace": self._namespace})
 
     def _template(self, request: TemplateRequest) -> Template:
         ptx = find_template(self._store, request.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ class StoreContract:
             lambda: store.holds(name),
             lambda: store.get_record("cubin", name),
             lambda: store.put_record("cubin", name, {}),
+            lambda: store.is_damaged(name),
+            lambda: store.remove_blob(name, 0),
+            lambda: store.remove_damaged(name),
+            lambda: store.remove_record("cubin", name),
         ):
             with pytest.raises(ValueError, match="not a name"):
                 call()
@@ -62,6 +67,65 @@ class StoreContract:
     def test_a_stage_that_is_no_word_is_refused(self, store: Store, stage: str) -> None:
         with pytest.raises(ValueError, match="not a name"):
             store.put_record(stage, KEY, {})
+        with pytest.raises(ValueError, match="not a name"):
+            store.remove_record(stage, KEY)
+
+    @pytest.mark.parametrize("beginning", ["..", "/", "AB", "a" * 65, "*", "a\n"])
+    def test_a_beginning_that_no_digest_has_is_refused(self, store: Store, beginning: str) -> None:
+        for listed in (store.blobs, store.records):
+            with pytest.raises(ValueError, match="not the beginning of a name"):
+                list(listed(beginning))
+
+    def test_what_was_put_is_listed_with_its_size_and_age(self, store: Store) -> None:
+        assert list(store.blobs()) == list(store.records()) == []
+        sizes = {store.put(bytes([i]) * i): i for i in range(5)}
+        for stage in ("template", "cubin"):
+            store.put_record(stage, KEY, {"a": stage})
+        assert {blob.digest: blob.size_bytes for blob in store.blobs()} == sizes
+        assert {(record.stage, record.key) for record in store.records()} == {("cubin", KEY), ("template", KEY)}
+        assert {record.size_bytes for record in store.records()} == {len('{"a": "cubin"}'), len('{"a": "template"}')}
+        for found in (*store.blobs(), *store.records()):
+            assert -60 < found.age_seconds < 60
+
+    def test_a_list_can_be_narrowed_by_the_beginning_of_a_name(self, store: Store) -> None:
+        digests = [store.put(bytes([i])) for i in range(20)]
+        for key in (KEY, "1f" * 32):
+            store.put_record("cubin", key, {})
+        for length in (1, 2, 3, 10, 64):
+            beginning = digests[7][:length]
+            named = {digest for digest in digests if digest.startswith(beginning)}
+            assert {blob.digest for blob in store.blobs(beginning)} == named
+            assert [record.key for record in store.records(KEY[:length])] == [KEY]
+        assert list(store.records("00")) == []
+
+    def test_what_was_removed_is_gone_and_can_be_put_again(self, store: Store) -> None:
+        digest = store.put(b"data")
+        store.put_record("cubin", KEY, {"cubin": digest})
+        assert store.remove_blob(digest, 0)
+        assert not store.remove_blob(digest, 0)
+        store.remove_record("cubin", KEY)
+        store.remove_record("cubin", KEY)
+        assert (store.get(digest), store.get_record("cubin", KEY)) == (None, None)
+        assert list(store.blobs()) == list(store.records()) == []
+        assert store.get(store.put(b"data")) == b"data"
+
+    def test_what_was_used_of_late_is_not_removed(self, store: Store) -> None:
+        digest = store.put(b"data")
+        assert not store.remove_blob(digest, 3600)
+        assert store.get(digest) == b"data"
+
+    def test_a_right_blob_is_not_taken_for_damaged(self, store: Store) -> None:
+        digest = store.put(b"data")
+        assert not store.is_damaged(digest)
+        assert not store.is_damaged("ab" * 32)
+        assert not store.remove_damaged(digest)
+        assert store.get(digest) == b"data"
+
+    def test_nothing_is_left_to_sweep_after_whole_writes(self, store: Store) -> None:
+        digest = store.put(b"data")
+        store.put_record("cubin", KEY, {})
+        assert store.remove_leftovers(0) == 0
+        assert store.get(digest) == b"data"
 
     def test_many_writers_of_one_blob_all_succeed(self, store: Store) -> None:
         data, together = os.urandom(300_000), Barrier(WRITERS)
@@ -146,10 +210,87 @@ class SharedStoreContract(StoreContract):
             store.put(b"other")
         with pytest.raises(StoreError, match="read-only"):
             store.put_record("cubin", KEY, {})
+        for removal in (
+            lambda: store.remove_blob(digest, 0),
+            lambda: store.remove_damaged(digest),
+            lambda: store.remove_record("cubin", KEY),
+        ):
+            with pytest.raises(StoreError, match="read-only here: unset FARM_READ_ONLY to remove something"):
+                removal()
         assert place.names() == before
 
+    def test_a_damaged_blob_is_found_and_removed(self, place: Place) -> None:
+        digest, right = place.open().put(b"right"), place.open().put(b"data")
+        place.overwrite(blob_name(digest), b"wrong")
+        assert place.open_read_only().is_damaged(digest)
+        assert {blob.digest for blob in place.open().blobs()} == {digest, right}
+        assert place.open().remove_damaged(digest)
+        assert place.names() == {blob_name(right)}
 
-def folder_place(folder: Path, opened: Callable[[bool], Store]) -> Place:
+    def test_what_is_not_the_stores_own_is_neither_listed_nor_removed(self, place: Place) -> None:
+        foreign = {"v1/cas/ab/notes.txt", "v1/cas/ab/" + "A" * 64, f"v1/ac/cubin/0f/{KEY}", "v1/ac/Cubin/0f/x.json"}
+        for name in foreign:
+            place.overwrite(name, b"mine")
+        store = place.open()
+        assert list(store.blobs()) == list(store.records()) == []
+        store.remove_leftovers(0)
+        assert place.names() == foreign
+
+
+@dataclass(frozen=True)
+class FolderPlace(Place):
+    """A place whose files can be made older."""
+
+    age: Callable[[str, float], None]
+    """Makes something older by so many seconds."""
+
+
+class AgingStoreContract(SharedStoreContract):
+    """The same for stores in folders; has the fixture `place`, a FolderPlace."""
+
+    def test_whoever_asks_for_an_old_blob_makes_it_young(self, place: FolderPlace) -> None:
+        digest = place.open().put(b"data")
+        for ask in (
+            lambda store: store.get(digest),
+            lambda store: store.put(b"data"),
+            lambda store: store.holds(digest),
+        ):
+            place.age(blob_name(digest), 7200)
+            [blob] = place.open().blobs()
+            assert blob.age_seconds > 7000
+            assert not place.open().is_damaged(digest)  # looking does not count
+            assert place.open_read_only().get(digest) == b"data"  # and no more can who may not write
+            [blob] = place.open().blobs()
+            assert blob.age_seconds > 7000
+            ask(place.open())
+            [blob] = place.open().blobs()
+            assert blob.age_seconds < 60
+            assert not place.open().remove_blob(digest, 3600)
+
+    def test_an_old_blob_is_removed_or_found_whole_by_whoever_asks_at_that_moment(self, place: FolderPlace) -> None:
+        for _ in range(50):
+            digest, together = place.open().put(b"data"), Barrier(2)
+            place.age(blob_name(digest), 7200)
+            stores = place.open(), place.open()
+
+            def use(together: Barrier = together, store: Store = stores[0]) -> str:
+                together.wait()
+                return store.put(b"data")
+
+            def collect(digest: str = digest, together: Barrier = together, store: Store = stores[1]) -> bool:
+                together.wait()
+                return store.remove_blob(digest, 3600)
+
+            with ThreadPoolExecutor(2) as pool:
+                used, collected = pool.submit(use), pool.submit(collect)
+                assert used.result() == digest
+                collected.result()
+            # Who put it may refer to it: it must be there, whichever came first.
+            assert place.open().get(digest) == b"data"
+            assert place.names() == {blob_name(digest)}
+
+
+def folder_place(folder: Path, opened: Callable[[bool], Store]) -> FolderPlace:
     """A place in a folder, with what opens a store there, read-only or not."""
 
     def overwrite(name: str, data: bytes) -> None:
@@ -157,10 +298,11 @@ def folder_place(folder: Path, opened: Callable[[bool], Store]) -> Place:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
-    return Place(
+    return FolderPlace(
         open=lambda: opened(False),
         open_read_only=lambda: opened(True),
         overwrite=overwrite,
         remove=lambda name: (folder / name).unlink(),
         names=lambda: {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()},
+        age=lambda name, seconds: os.utime(folder / name, 2 * (time.time() - seconds,)),
     )

@@ -10,10 +10,24 @@ from farm.errors import LedgerError
 from farm.ledger.coordinators import CoordinatorState
 from farm.ledger.engine import open_engine
 from farm.ledger.ledger import Ledger
+from farm.ledger.neighbours import KeyUse, Neighbour
+from farm.ledger.retention import References
 from farm.ledger.schema import HEAD, revision, upgrade
+from farm.ledger.statistics import StageStatistics, Statistics
 from farm.settings import Settings, redacted
 
-__all__ = ["CoordinatorState", "Ledger", "database_revision", "open_ledger", "upgrade_database"]
+__all__ = [
+    "CoordinatorState",
+    "KeyUse",
+    "Ledger",
+    "Neighbour",
+    "References",
+    "StageStatistics",
+    "Statistics",
+    "database_revision",
+    "open_ledger",
+    "upgrade_database",
+]
 
 
 def open_ledger(settings: Settings) -> Ledger:

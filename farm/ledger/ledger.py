@@ -12,7 +12,10 @@ from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, New
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, reading, writing
 from farm.ledger.moves import held_by, locked, state_values
+from farm.ledger.neighbours import Neighbours
+from farm.ledger.retention import Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.statistics import StatisticsBook
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
 from farm.ledger.tuning import TuningTable
 
@@ -51,6 +54,21 @@ class Ledger:
     def tuning(self) -> TuningTable:
         """Tuning records, which belong to no job."""
         return TuningTable(self._engine, self._wait_seconds)
+
+    @property
+    def retention(self) -> Retention:
+        """What jobs refer to, and how old ones are forgotten."""
+        return Retention(self._engine, self._wait_seconds)
+
+    @property
+    def statistics(self) -> StatisticsBook:
+        """What the cache saved."""
+        return StatisticsBook(self._engine, self._wait_seconds)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Keys like another."""
+        return Neighbours(self._engine, self._wait_seconds)
 
     def close(self) -> None:
         """Gives the database's connections back."""
@@ -209,7 +227,8 @@ class Ledger:
             # Locked before anything is written: nobody takes a job over in between.
             rows = locked(connection, whose if holder is None else and_(whose, held_by(holder)))
             mine = set(connection.execute(select(jobs.c.id).where(rows)).scalars())
-            written = [result_row(each, job_of[each.build]) for each in batch if job_of[each.build] in mine]
+            at = connection.execute(select(now())).scalar_one()
+            written = [result_row(each, job_of[each.build], at) for each in batch if job_of[each.build] in mine]
             if written:
                 connection.execute(insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS), written)
                 of_job = select(func.count()).select_from(results).where(results.c.job == jobs.c.id)

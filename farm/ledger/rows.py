@@ -118,14 +118,14 @@ def build_of_row(row: Any) -> Build:
     )
 
 
-def result_row(result: BuildResult, job_id: str) -> dict[str, Any]:
-    """A result, with the job that its build belongs to."""
-    return {**asdict(result), "job": job_id}
+def result_row(result: BuildResult, job_id: str, at: float) -> dict[str, Any]:
+    """A result, with the job that its build belongs to; `at` in seconds since 1970."""
+    return {**asdict(result), "job": job_id, "recorded_at": at}
 
 
 def result_of_row(row: Any) -> BuildResult:
     """A result."""
-    values = {name: value for name, value in row._mapping.items() if name != "job"}
+    values = {name: value for name, value in row._mapping.items() if name not in ("job", "recorded_at")}
     return BuildResult(**{**values, "outcome": Outcome(values["outcome"])})
 
 

@@ -81,6 +81,7 @@ jobs = Table(
     Index(None, "status"),
     Index(None, "request_digest"),
     Index(None, "coordinator"),
+    Index(None, "submission"),
 )
 
 builds = Table(
@@ -127,6 +128,7 @@ results = Table(
     Column("error", _Words, nullable=False),
     Column("command", _Words, nullable=False),
     Column("optimisation", Integer, nullable=False),
+    Column("recorded_at", Double, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
@@ -191,6 +193,13 @@ flights = Table(
     Column("key", String(64), primary_key=True),
     Column("coordinator", String(128), nullable=False),
     Index(None, "coordinator"),
+)
+
+marks = Table(
+    "marks",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("at", Double, nullable=False),
 )
 
 

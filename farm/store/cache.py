@@ -58,7 +58,7 @@ class CacheFolder(DiskStore):
 
     def _trim(self) -> None:
         """Removes files until the rest fits; what a killed process left half written goes the same way."""
-        files = sorted(self._files())
+        files = sorted(self._cached())
         size = sum(file.size for file in files)
         if size <= self._limit:
             return
@@ -69,7 +69,7 @@ class CacheFolder(DiskStore):
             if size * _SLACK <= self._limit * (_SLACK - 1):
                 return
 
-    def _files(self) -> list[_CachedFile]:
+    def _cached(self) -> list[_CachedFile]:
         files = []
         for folder, _, names in os.walk(self._folder):
             for path in (Path(folder, name) for name in names):

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from farm.errors import NoBucketError, StoreDeniedError, StoreError, StoreUnavailableError
-from farm.store.contract import Record, blob_digest, check_name
+from farm.errors import StoreDeniedError, StoreError, StoreUnavailableError
+from farm.store.contract import (
+    FRESH_SECONDS,
+    Record,
+    StoredBlob,
+    StoredRecord,
+    blob_digest,
+    check_beginning,
+    check_name,
+    is_name,
+)
+from farm.store.refusal import WrittenByOthersError, refusal, status_of
 
 PART_BYTES = 16 * 2**20
 """Larger blobs are written in parts of this size (S3 takes 5 MiB to 5 GiB, and 10,000 parts)."""
@@ -21,10 +34,11 @@ READ_SECONDS = 60.0
 BODY_ATTEMPTS = 3
 """boto3 repeats a request, but not the reading of its answer when the connection breaks in the middle."""
 
-_DENIED = {"AccessDenied", "ExpiredToken", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
-_BUSY = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
-_WRITTEN_BY_OTHERS = {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchUpload"}
-"""The last: an upload whose completion boto3 repeats, because the first answer was lost, is no longer there."""
+
+@dataclass(frozen=True)
+class _Object:
+    data: bytes
+    modified: datetime | None
 
 
 class S3Store:
@@ -56,8 +70,11 @@ class S3Store:
 
     def get(self, digest: str) -> bytes | None:
         """The blob; None where it is missing or damaged."""
-        data = self._read(self._blob(digest))
-        return data if data is not None and blob_digest(data) == digest else None
+        key = self._blob(digest)
+        found = self._read(key)
+        if found is None or blob_digest(found.data) != digest:
+            return None
+        return found.data if self._refresh(key, found.modified) else None
 
     def put(self, data: bytes) -> str:
         """Writes a blob once and gives its digest; replaces one that is damaged."""
@@ -71,20 +88,14 @@ class S3Store:
     def holds(self, digest: str) -> bool:
         """Whether there is a blob, right or damaged."""
         key = self._blob(digest)
-        with self._errors("read"):
-            try:
-                self._client.head_object(Bucket=self._bucket, Key=key)
-            except self._client.exceptions.ClientError as error:
-                if _status(error) == 404:
-                    return False
-                raise
-        return True
+        found = self._head(key)
+        return found is not None and self._refresh(key, found.get("LastModified"))
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None where it is missing or damaged."""
-        data = self._read(self._record(stage, key))
+        found = self._read(self._record(stage, key))
         try:
-            record = None if data is None else json.loads(data)
+            record = None if found is None else json.loads(found.data)
         except ValueError:
             return None
         return record if isinstance(record, dict) else None
@@ -92,6 +103,56 @@ class S3Store:
     def put_record(self, stage: str, key: str, record: Record) -> None:
         """Writes an action record; the last one wins."""
         self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
+
+    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
+        """Every blob whose digest begins so, right or damaged."""
+        check_beginning(beginning)
+        for name, size_bytes, modified in self._list("v1/cas/", _below(beginning)):
+            digest = name.rpartition("/")[2]
+            if is_name("blob", digest) and name == self._blob(digest):
+                yield StoredBlob(digest, size_bytes, _age_seconds(modified))
+
+    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
+        """Every action record whose key begins so, of all stages."""
+        check_beginning(beginning)
+        for stage in self._stages():
+            for name, size_bytes, modified in self._list(f"v1/ac/{stage}/", _below(beginning)):
+                key = name.rpartition("/")[2].removesuffix(".json")
+                if is_name(stage, key) and name == self._record(stage, key):
+                    yield StoredRecord(stage, key, size_bytes, _age_seconds(modified))
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether there is a blob with other bytes than its digest says."""
+        found = self._read(self._blob(digest))
+        return found is not None and blob_digest(found.data) != digest
+
+    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
+        """Removes a blob unless it was written or asked for within that time; whether it did."""
+        self._check_removal()
+        key = self._blob(digest)
+        found = self._head(key)
+        if found is None or _age_seconds(found["LastModified"]) < unused_seconds:
+            return False
+        self._delete(key)
+        return True
+
+    def remove_damaged(self, digest: str) -> bool:
+        """Removes a blob if it is damaged; whether it did."""
+        self._check_removal()
+        if not self.is_damaged(digest):
+            return False
+        self._delete(self._blob(digest))
+        return True
+
+    def remove_record(self, stage: str, key: str) -> None:
+        """Removes an action record, if it is there."""
+        self._check_removal()
+        self._delete(self._record(stage, key))
+
+    def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - the contract's
+        """Nothing: unfinished uploads are left to the bucket's rule for them."""
+        self._check_removal()
+        return 0
 
     def describe(self) -> str:
         """Where it is, for people."""
@@ -106,7 +167,56 @@ class S3Store:
         check_name(stage, key)
         return f"{self._prefix}v1/ac/{stage}/{key[:2]}/{key}.json"
 
-    def _read(self, key: str) -> bytes | None:
+    def _list(self, folder: str, beginning: str) -> Iterator[tuple[str, int, datetime]]:
+        """Name, bytes and last change of every object there."""
+        with self._errors("read"):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}{beginning}"):
+                for each in page.get("Contents", []):
+                    yield each["Key"], each["Size"], each["LastModified"]
+
+    def _stages(self) -> list[str]:
+        folder = f"{self._prefix}v1/ac/"
+        with self._errors("read"):
+            pages = self._client.get_paginator("list_objects_v2")
+            found = pages.paginate(Bucket=self._bucket, Prefix=folder, Delimiter="/")
+            prefixes = [each["Prefix"] for page in found for each in page.get("CommonPrefixes", [])]
+        return [prefix.removeprefix(folder).rstrip("/") for prefix in prefixes]
+
+    def _head(self, key: str) -> Any:
+        """What S3 says of an object; None where there is none."""
+        with self._errors("read"):
+            try:
+                return self._client.head_object(Bucket=self._bucket, Key=key)
+            except self._client.exceptions.ClientError as error:
+                if status_of(error) == 404:
+                    return None
+                raise
+
+    def _refresh(self, key: str, modified: datetime | None) -> bool:
+        """Makes a blob young again, by a copy within the server; False if it is no longer there."""
+        if self._read_only or modified is None or _age_seconds(modified) <= FRESH_SECONDS:
+            return True
+        source = {"Bucket": self._bucket, "Key": key}
+        # Who may not write has no job for which anything must be kept.
+        with suppress(StoreDeniedError), self._errors("written"):
+            try:
+                self._client.copy_object(**source, CopySource=source, MetadataDirective="REPLACE")
+            except self._client.exceptions.ClientError as error:
+                if status_of(error) == 404:
+                    return False
+                raise
+        return True
+
+    def _check_removal(self) -> None:
+        if self._read_only:
+            raise StoreError(f"the store {self.describe()} is read-only here: unset FARM_READ_ONLY to remove something")
+
+    def _delete(self, key: str) -> None:
+        with self._errors("written"):
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def _read(self, key: str) -> _Object | None:
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         with self._errors("read"):
@@ -118,7 +228,7 @@ class S3Store:
                 try:
                     # Not `with answer["Body"] as body`: that body would be urllib3's, with errors of its own.
                     with closing(answer["Body"]) as body:
-                        return bytes(body.read())
+                        return _Object(bytes(body.read()), answer.get("LastModified"))
                 except (HTTPClientError, IncompleteReadError):
                     if attempt == BODY_ATTEMPTS:
                         raise
@@ -128,7 +238,7 @@ class S3Store:
         """False if there is something under this key."""
         try:
             self._write(key, data, IfNoneMatch="*")
-        except _WrittenByOthers:
+        except WrittenByOthersError:
             return False
         return True
 
@@ -191,7 +301,7 @@ class S3Store:
         try:
             yield
         except boto.ClientError as error:
-            raise self._refusal(error, done) from None
+            raise refusal(error, place, done) from None
         except (
             boto.NoCredentialsError,
             boto.PartialCredentialsError,
@@ -220,30 +330,12 @@ class S3Store:
                 "FARM_S3_REGION"
             ) from None
 
-    def _refusal(self, error: Any, done: str) -> Exception:
-        code, status, place = str(error.response.get("Error", {}).get("Code")), _status(error), self.describe()
-        if code in _WRITTEN_BY_OTHERS:
-            return _WrittenByOthers(f"the store {place} has it from another writer: try again")
-        if code == "NoSuchBucket":
-            return NoBucketError(
-                f"the store {place} cannot be {done}, there is no bucket {self._bucket}: create it, or name another in "
-                "FARM_STORE"
-            )
-        if status in (401, 403) or code in _DENIED:
-            return StoreDeniedError(
-                f"the store {place} may not be {done} ({code}): check the credentials that boto3 finds, their rights "
-                "s3:GetObject, s3:PutObject and s3:ListBucket, and this machine's clock"
-            )
-        if status >= 500 or status == 429 or code in _BUSY:
-            return StoreUnavailableError(f"the store {place} cannot be {done} now ({code}): try again later")
-        return StoreError(
-            f"the store {place} cannot be {done} ({code}): correct FARM_STORE, FARM_S3_ENDPOINT, FARM_S3_REGION"
-        )
+
+def _below(beginning: str) -> str:
+    """What the names of all objects begin with whose digest or key begins so."""
+    return f"{beginning[:2]}/{beginning}" if len(beginning) >= 2 else beginning
 
 
-class _WrittenByOthers(StoreUnavailableError):
-    """There is something already, or was a moment ago."""
-
-
-def _status(error: Any) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _age_seconds(modified: datetime) -> float:
+    """S3 refuses whose clock differs from its own by more than 15 minutes."""
+    return time.time() - modified.timestamp()

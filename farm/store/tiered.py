@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from farm.errors import StoreError, StoreUnavailableError
-from farm.store.contract import Record, Store
+from farm.store.contract import Record, Store, StoredBlob, StoredRecord
 
 
 class TieredStore:
@@ -55,6 +56,38 @@ class TieredStore:
     def put_record(self, stage: str, key: str, record: Record) -> None:
         """Writes an action record; the last one wins."""
         self._far.put_record(stage, key, record)
+
+    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
+        """Every blob of the far store whose digest begins so."""
+        return self._far.blobs(beginning)
+
+    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
+        """Every action record whose key begins so, of all stages."""
+        return self._far.records(beginning)
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether the far store's blob is: a damaged copy is replaced when it is read."""
+        return self._far.is_damaged(digest)
+
+    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
+        """Removes a blob unless it was written or asked for within that time; the copy on this machine too."""
+        removed = self._far.remove_blob(digest, unused_seconds)
+        if removed:
+            with suppress(StoreError):
+                self._near.remove_blob(digest, 0)
+        return removed
+
+    def remove_damaged(self, digest: str) -> bool:
+        """Removes the far store's blob if it is damaged; whether it did."""
+        return self._far.remove_damaged(digest)
+
+    def remove_record(self, stage: str, key: str) -> None:
+        """Removes an action record, if it is there."""
+        self._far.remove_record(stage, key)
+
+    def remove_leftovers(self, unused_seconds: float) -> int:
+        """Removes what killed writers left in the far store; the near one forgets by itself."""
+        return self._far.remove_leftovers(unused_seconds)
 
     def describe(self) -> str:
         """Where it is, for people."""

@@ -25,10 +25,11 @@ FARM_LAYERS = (
     ("store",),
     ("build", "tuning"),
     ("ledger", "executors", "plan"),
-    ("progress", "lease", "flights", "retries"),
+    ("progress", "lease", "flights", "retries", "inventory"),
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
+    ("garbage", "scrub", "removal", "explanation", "metrics"),
     ("api", "tuner"),
     ("testing",),
 )
@@ -39,6 +40,7 @@ DOORS = {
     "boto3": {"farm/store/s3.py"},
     "botocore": {"farm/store/s3.py"},
     "matplotlib": {"farm/bench/plots.py"},
+    "prometheus_client": {"farm/metrics.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
     "ray": {"farm/executors/cluster.py"},
@@ -50,7 +52,7 @@ DOORS = {
 }
 """The files, or the folders, that may import a library at all."""
 
-SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "pycuda", "ray", "torch"}
+SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "prometheus_client", "pycuda", "ray", "torch"}
 TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "pytest", "yaml"}
 
 

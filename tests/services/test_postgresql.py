@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from cli.main import run
 from farm.errors import LedgerAwayError, LedgerError
 from farm.jobs import Status
 from farm.ledger import open_ledger
@@ -97,6 +98,37 @@ def test_jobs_run_to_their_end_though_the_server_is_restarted(
         jobs = running.result()
     assert [(job.status, job.done, job.tries) for job in jobs] == [(Status.SUCCEEDED, 4, 1)] * 2
     farm.ledger.close()
+
+
+def test_a_log_is_followed_through_a_restart_of_the_server(
+    postgresql: PostgreSQL,
+    postgresql_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FARM_DATABASE_URL", postgresql_database.settings.database_url)
+    ledger = postgresql_database.open()
+    submit(ledger, new_job())
+    ledger.claim("aaaa1111", "c", 60)
+    ledger.add_event("aaaa1111", "info", "before")
+    pauses = iter(("stop", "away", "start", "end"))
+
+    def pause(_seconds: float) -> None:
+        match next(pauses):
+            case "stop":
+                postgresql.stop()
+            case "start":
+                postgresql.start()
+            case "end":
+                ledger.add_event("aaaa1111", "info", "after")
+                ledger.finish("aaaa1111", Status.FAILED, "why")
+
+    monkeypatch.setattr("cli.logs_command.sleep", pause)
+    assert run(["logs", "-f", "aaaa1111"]) == 100
+    out, err = capsys.readouterr()
+    assert [line.split()[-1] for line in out.splitlines()] == ["before", "after"]
+    assert err.count("does not answer now") == 1
+    ledger.close()
 
 
 def test_what_will_not_pass_is_not_waited_for(postgresql: PostgreSQL) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from farm.api import Farm
 from farm.errors import NoBucketError, StoreDeniedError, StoreUnavailableError
+from farm.garbage import Limits, collect_garbage
 from farm.jobs import BuildOptions, Status
 from farm.settings import load_settings
 from farm.store import open_store
@@ -23,6 +24,7 @@ from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
+from farm.testing import laptop_farm
 from tests.conftest import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph
@@ -110,6 +112,73 @@ def test_a_large_blob_is_written_in_parts_and_comes_back(ceph: Ceph, bucket: str
     assert store.get(digest) is None
     store.put(data)
     assert store.get(digest) == data
+
+
+def test_an_old_blob_that_is_asked_for_is_made_young_by_a_copy_within_the_server(
+    ceph: Ceph, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, data = S3Store(bucket, endpoint=ceph.endpoint, part_bytes=PART), os.urandom(PART + 1)
+    digest, copies = store.put(data), []
+    store._client.meta.events.register(
+        "after-call.s3.CopyObject", lambda http_response, **_: copies.append(http_response.status_code)
+    )
+    assert store.get(digest) == data
+    assert not copies
+    monkeypatch.setattr("farm.store.s3.FRESH_SECONDS", -60)  # so that it counts as old
+    assert store.get(digest) == data
+    assert store.put(data) == digest
+    assert store.holds(digest)
+    assert copies == [200] * 3
+    assert S3Store(bucket, endpoint=ceph.endpoint, read_only=True).get(digest) == data
+    assert len(copies) == 3
+
+
+def test_a_blob_that_is_removed_while_it_is_asked_for_counts_as_missing_and_is_written_again(
+    ceph: Ceph, bucket: str, behind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(bucket, endpoint=ceph.endpoint)
+    digest = store.put(b"data")
+    monkeypatch.setattr("farm.store.s3.FRESH_SECONDS", -60)
+
+    def remove(**_: object) -> None:
+        behind.delete_object(Bucket=bucket, Key=blob_name(digest))
+
+    store._client.meta.events.register("before-call.s3.CopyObject", remove)
+    assert store.get(digest) is None
+    S3Store(bucket, endpoint=ceph.endpoint).put(b"data")
+    assert store.put(b"data") == digest
+    assert names(behind, bucket) == {blob_name(digest)}
+
+
+def test_more_than_a_page_of_blobs_is_listed(ceph: Ceph, bucket: str) -> None:
+    store = S3Store(bucket, "team/a", endpoint=ceph.endpoint)
+    with ThreadPoolExecutor(8) as pool:
+        digests = set(pool.map(store.put, (b"%d" % i for i in range(1100))))
+    assert {blob.digest for blob in store.blobs()} == digests
+    assert list(S3Store(bucket, "team/b", endpoint=ceph.endpoint).blobs()) == []
+
+
+def test_garbage_is_collected_and_what_was_asked_for_since_is_not(
+    ceph: Ceph, bucket: str, behind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(bucket, "team/a", endpoint=ceph.endpoint)
+    kept, gone = store.put(b"asked for again"), store.put(b"asked for no more")
+    store.put_record("cubin", KEY, {"cubin": gone})
+    store.put_record("cubin", "1f" * 32, {"cubin": kept})
+    beginning = behind.head_object(Bucket=bucket, Key=f"team/a/{blob_name(gone)}")["LastModified"].timestamp()
+    # S3 tells seconds: whatever was written in the one that has just ended counts as a month old.
+    while True:
+        behind.put_object(Bucket=bucket, Key="clock", Body=b"")
+        now = behind.head_object(Bucket=bucket, Key="clock")["LastModified"].timestamp()
+        if now > beginning + 1:
+            break
+    monkeypatch.setattr("farm.store.s3._age_seconds", lambda at: 3e6 if at.timestamp() < int(now) else 0.0)
+    with laptop_farm(tmp_path) as farm:
+        assert store.get(kept) == b"asked for again"
+        done = collect_garbage(store, farm._ledger, Limits(older_than_seconds=86_400))
+    assert [entry.stored.key for entry in done.records] == [KEY]
+    assert done.blobs == (gone,)
+    assert {blob.digest for blob in store.blobs()} == {kept}
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,7 @@ from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.memory import MemoryStore
 from farm.store.tiered import TieredStore
-from tests.store_contract import KEY, Place, SharedStoreContract, StoreContract, blob_name, folder_place
+from tests.store_contract import KEY, AgingStoreContract, FolderPlace, StoreContract, blob_name, folder_place
 
 
 class TestMemory(StoreContract):
@@ -27,9 +28,9 @@ class TestMemory(StoreContract):
         return MemoryStore()
 
 
-class TestDisk(SharedStoreContract):
+class TestDisk(AgingStoreContract):
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> FolderPlace:
         return folder_place(tmp_path, lambda read_only: DiskStore(tmp_path, read_only=read_only))
 
 
@@ -39,11 +40,11 @@ class TestCacheFolder(StoreContract):
         return CacheFolder(tmp_path, 2**30)
 
 
-class TestTiered(SharedStoreContract):
+class TestTiered(AgingStoreContract):
     """Each process with a near store of its own, as on machines of their own."""
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> FolderPlace:
         near = (tmp_path / f"near{number}" for number in count())
 
         def opened(read_only: bool) -> Store:
@@ -173,6 +174,24 @@ def test_a_write_that_breaks_off_is_an_error_in_words_and_leaves_nothing(tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_killed_writers_and_collectors_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    digest = DiskStore(tmp_path).put(b"data")
+    folder = (tmp_path / blob_name(digest)).parent
+    for name, age_seconds in ((".new-old", 7200), (".gone-old", 7200), (".new-now", 0)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, 2 * (time.time() - age_seconds,))
+    assert DiskStore(tmp_path).remove_leftovers(3600) == 8
+    assert {path.name for path in folder.iterdir()} == {digest, ".new-now"}
+    with pytest.raises(StoreError, match="read-only"):
+        DiskStore(tmp_path, read_only=True).remove_leftovers(0)
+
+
+def test_what_is_removed_from_the_far_store_is_not_put_back_by_this_machine(tiers: Tiers) -> None:
+    digest = tiers.both.put(b"data")
+    assert tiers.both.remove_blob(digest, 0)
+    assert tiers.both.get(digest) is None
 
 
 def test_files_are_as_readable_as_the_user_makes_files(tmp_path: Path) -> None:

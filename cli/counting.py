@@ -1,0 +1,20 @@
+"""What a long look through a store has counted so far, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cli.render import stderr
+from farm.inventory import Tell, tell_nobody
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Tell]:
+    """Shows `what` and the counts that it is told; nothing where nobody watches."""
+    console = stderr()
+    if not console.is_terminal:
+        yield tell_nobody
+        return
+    with console.status(what) as line:
+        yield lambda noun, count: line.update(f"{what}: {count:,} {noun}")

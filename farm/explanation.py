@@ -1,0 +1,181 @@
+"""Why a build was a hit or not: its key beside the nearest key that was used before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from farm.errors import NotFoundError, UnfinishedError
+from farm.jobs import Build, BuildResult, Job, Outcome
+from farm.ledger import KeyUse, Ledger, Neighbour
+
+_DIGESTS = {
+    "weights": "the weights",
+    "rewriter": "this program's rewriter",
+    "operator": "the sources of the operator",
+}
+"""Fields that are digests: that they differ says all."""
+_NAMES = {
+    "assembler": "ptxas",
+    "compiler": "nvcc",
+    "flags": "the flags of nvcc",
+    "options": "the options of ptxas",
+    "arch": "the architecture",
+    "virtual_arch": "the virtual architecture",
+    "part": "the part of the layer",
+    "schema": "the schema of keys",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of one cubin of a build."""
+
+    arch: str
+    part: int
+    """From 0."""
+    outcome: Outcome
+    lines: tuple[str, ...]
+    """What is known, in words."""
+    nearest: KeyUse | None
+    """Who used the nearest key, or made the cubin that was found."""
+    differences: Mapping[str, tuple[str, str]]
+    """Between the nearest key and this one: before and now, by field; a template's fields as `template.field`."""
+
+
+def explain(
+    ledger: Ledger, job: Job, builds: Sequence[Build], results: Sequence[BuildResult], what: str
+) -> list[Explanation]:
+    """Of `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
+    build, arch = _find(job, builds, what)
+    found = [each for each in results if each.build == build.id and arch in (None, each.arch)]
+    if not found:
+        raise UnfinishedError(
+            f"nothing is known of {what} yet: job {job.id} is {job.status}, and nothing looked for it"
+        )
+    found.sort(key=lambda each: (job.options.archs.index(each.arch), each.part))
+    search = _Search(ledger, job, build)
+    return [search.explain(each) for each in found]
+
+
+def _find(job: Job, builds: Sequence[Build], what: str) -> tuple[Build, str | None]:
+    by_layer = {build.layer: build for build in builds}
+    if what in by_layer:  # a layer's name may hold a slash
+        return by_layer[what], None
+    layer, _, arch = what.rpartition("/")
+    if layer in by_layer and arch in job.options.archs:
+        return by_layer[layer], arch
+    if layer in by_layer:
+        raise NotFoundError(f"job {job.id} was not for {arch}: its architectures are {', '.join(job.options.archs)}")
+    raise NotFoundError(f"job {job.id} has no layer '{what}': farm inspect {job.id} lists them")
+
+
+class _Search:
+    def __init__(self, ledger: Ledger, job: Job, build: Build) -> None:
+        self._neighbours = ledger.neighbours
+        self._job = job
+        self._build = build
+        self._fields = cache(self._neighbours.fields)
+        self._used = cache(lambda stage: list(self._neighbours.used_before(stage, job.id)))
+
+    def explain(self, result: BuildResult) -> Explanation:
+        uses = self._neighbours.uses("cubin", result.cubin_key)
+        own = [use.at for use in uses if use.job == self._job.id and use.arch == result.arch]
+        uses = [use for use in uses if use.at <= max(own)]  # what came later explains nothing
+        before = [use for use in uses if use.job != self._job.id and use.outcome is Outcome.BUILT]
+        if result.outcome is Outcome.HIT:
+            return self._hit(result, uses)
+        if before:
+            said = (
+                f"{before[-1].job} had built the very same cubin: since then the store has lost or removed it, or "
+                "FARM_RECACHE was set"
+            )
+            return self._explanation(result, (said, *self._failure(result)), before[-1], {})
+        return self._miss(result)
+
+    def _hit(self, result: BuildResult, uses: list[KeyUse]) -> Explanation:
+        made = [use for use in uses if use.outcome is Outcome.BUILT]
+        elsewhere = [use for use in made if use.job != self._job.id]
+        same = [use for use in made if use.job == self._job.id]
+        if same:
+            said = f"{same[0].layer} of this job has the same shape and weights, and was built"
+        elif elsewhere:
+            said = f"job {elsewhere[-1].job} ({elsewhere[-1].name}) built it for its layer {elsewhere[-1].layer}"
+        else:
+            said = "the job that built it is no longer in the ledger"
+        maker = same[0] if same else elsewhere[-1] if elsewhere else None
+        return self._explanation(result, (said,), maker, {})
+
+    def _miss(self, result: BuildResult) -> Explanation:
+        fields = self._fields(result.cubin_key)
+        nearest = self._nearest("cubin", fields)
+        if nearest is None:
+            first = "no job before it has a cubin that could be compared"
+            return self._explanation(result, (first, *self._failure(result)), None, {})
+        differences = _differences(nearest.fields, fields)
+        if "template" in differences:
+            del differences["template"]
+            then, now = self._fields(nearest.fields.get("template", "")), self._fields(result.template_key)
+            differences |= {f"template.{name}": pair for name, pair in _differences(then, now).items()}
+        uses = [use for use in self._neighbours.uses("cubin", nearest.digest) if use.number <= nearest.number]
+        use = next((each for each in reversed(uses) if each.layer == self._build.layer), uses[-1] if uses else None)
+        lines = [_in_words(name, *pair) for name, pair in sorted(differences.items())]
+        lines.append(self._template(result))
+        return self._explanation(result, (*lines, *self._failure(result)), use, differences)
+
+    def _nearest(self, stage: str, fields: Mapping[str, str]) -> Neighbour | None:
+        """The key with most fields in common; of several the one for a layer of this name, then the newest."""
+        own_template = self._fields(fields.get("template", ""))
+
+        @cache
+        def likeness(template: str) -> float:
+            theirs = self._fields(template)
+            return _common(theirs, own_template) / max(1, len(own_template))
+
+        def nearness(each: Neighbour) -> tuple[float, int]:
+            return _common(each.fields, fields) + likeness(each.fields.get("template", "")), each.number
+
+        ranked = sorted(self._used(stage), key=nearness, reverse=True)
+        best = [each for each in ranked if nearness(each)[0] == nearness(ranked[0])[0]]
+        for each in best[:20]:
+            if any(use.layer == self._build.layer for use in self._neighbours.uses(stage, each.digest)):
+                return each
+        return best[0] if best else None
+
+    def _template(self, result: BuildResult) -> str:
+        if result.template_seconds:
+            return f"the template was made too, in {result.template_seconds:.1f} s of nvcc"
+        return "the template was there"
+
+    def _failure(self, result: BuildResult) -> tuple[str, ...]:
+        return (f"it failed: {result.error}",) if result.outcome is Outcome.FAILED else ()
+
+    def _explanation(
+        self,
+        result: BuildResult,
+        lines: tuple[str, ...],
+        nearest: KeyUse | None,
+        differences: Mapping[str, tuple[str, str]],
+    ) -> Explanation:
+        return Explanation(result.arch, result.part, result.outcome, lines, nearest, differences)
+
+
+def _common(a: Mapping[str, str], b: Mapping[str, str]) -> int:
+    return sum(a.get(name) == value for name, value in b.items())
+
+
+def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    names = sorted(then.keys() | now.keys())
+    return {name: (then.get(name, ""), now.get(name, "")) for name in names if then.get(name) != now.get(name)}
+
+
+def _in_words(field: str, then: str, now: str) -> str:
+    name = field.removeprefix("template.")
+    if name in _DIGESTS:
+        return f"{_DIGESTS[name]} changed ({then[:8] or '-'} -> {now[:8] or '-'})"
+    if name in _NAMES:
+        return f"{_NAMES[name]}: {then or '-'} -> {now or '-'}"
+    of, _, detail = name.partition(".")
+    shown = {"spec": "the layer's ", "tiling": "the tiling's "}.get(of, "")
+    return f"{shown}{(detail or name).replace('_', ' ')}: {then or '-'} -> {now or '-'}"

@@ -1,0 +1,102 @@
+"""What jobs refer to in the store, and how old jobs are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, or_, select, union
+
+from farm.jobs import Outcome, Status
+from farm.ledger.engine import one_at_a_time, reading, writing
+from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.store.contract import digests_in
+
+JOBS_AT_ONCE = 200
+"""Deleted in one transaction: others wait for that long at most."""
+_FINAL = [status for status in Status if status.final]
+
+
+@dataclass(frozen=True)
+class References:
+    """What the jobs in the ledger need of the store."""
+
+    keys: frozenset[str]
+    """Of action records."""
+    blobs: frozenset[str]
+    """Digests: weights, cubins, PTX, and what the commands of failures name."""
+    weights: frozenset[str]
+    """Those of them that are layers' weights."""
+
+
+class Retention:
+    """Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    def references(self) -> References:
+        """Of all jobs, whatever their state."""
+        with reading(self._engine, self._wait_seconds) as connection:
+            of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
+            of_blobs = union(select(results.c.cubin), select(results.c.ptx))
+            found_keys = set(connection.execute(of_keys).scalars())
+            weights = set(connection.execute(select(builds.c.weights).distinct()).scalars())
+            found_blobs = (set(connection.execute(of_blobs).scalars()) - {None}) | weights
+            failed = select(results.c.command).where(results.c.outcome == Outcome.FAILED)
+            for command in connection.execute(failed).scalars():
+                found_blobs |= digests_in(command)
+        return References(frozenset(found_keys), frozenset(found_blobs), frozenset(weights))
+
+    def users(self, name: str) -> list[str]:
+        """The jobs that refer to a record's key or to a blob's digest."""
+        columns = (results.c.template_key, results.c.cubin_key, results.c.cubin, results.c.ptx)
+        failed = (results.c.outcome == Outcome.FAILED) & results.c.command.contains(name, autoescape=True)
+        query = union(
+            select(builds.c.job).where(builds.c.weights == name),
+            select(results.c.job).where(or_(failed, *(column == name for column in columns))),
+        )
+        with reading(self._engine, self._wait_seconds) as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def count_older(self, older_than_seconds: float) -> int:
+        """How many jobs ended that long ago."""
+        with reading(self._engine, self._wait_seconds) as connection:
+            return connection.execute(select(func.count()).where(_ended(older_than_seconds))).scalar_one()
+
+    def prune(self, older_than_seconds: float) -> Iterator[int]:
+        """Forgets jobs that ended that long ago, with all their rows, some at a time; gives how many each time.
+
+        Whoever stops in the middle has forgotten some, each of them whole.
+        """
+        while removed := self._prune_some(older_than_seconds):
+            yield removed
+        self._remove_orphans()
+
+    def _prune_some(self, older_than_seconds: float) -> int:
+        with writing(self._engine, self._wait_seconds) as connection:
+            old = select(jobs.c.id).where(_ended(older_than_seconds)).order_by(jobs.c.number).limit(JOBS_AT_ONCE)
+            # A job that somebody changes at this moment, such as `farm retry`, is left alone.
+            found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
+            for table in (events, results, builds):
+                connection.execute(delete(table).where(table.c.job.in_(found)))
+            connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
+            return len(found)
+
+    def _remove_orphans(self) -> None:
+        """Submissions without jobs; keys without results, unless a job runs, which has keys before it has results."""
+        with writing(self._engine, self._wait_seconds) as connection:
+            one_at_a_time(connection, submissions)
+            alone = ~exists().where(jobs.c.submission == submissions.c.id)
+            connection.execute(delete(submissions).where(alone))
+        with writing(self._engine, self._wait_seconds) as connection:
+            one_at_a_time(connection, jobs)  # nobody claims one meanwhile
+            if connection.execute(select(jobs.c.id).where(jobs.c.status == Status.RUNNING).limit(1)).first():
+                return
+            unused = select(keys.c.digest).except_(select(results.c.template_key), select(results.c.cubin_key))
+            connection.execute(delete(keys).where(keys.c.digest.in_(unused)))
+
+
+def _ended(older_than_seconds: float) -> ColumnElement[bool]:
+    return and_(jobs.c.status.in_(_FINAL), jobs.c.finished_at < now() - older_than_seconds)

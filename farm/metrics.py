@@ -1,0 +1,161 @@
+"""What Prometheus may ask for: GET /metrics and /healthz, and nothing else. The only importer of prometheus_client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from farm.errors import FarmError, UnreachableError, UsageError
+from farm.jobs import Status
+from farm.ledger import Ledger
+
+HOST = "127.0.0.1"
+"""Nobody else on the network, unless that is asked for."""
+KEEP_SECONDS = 5.0
+"""How long an answer is given again: whoever asks often must not keep the database busy."""
+
+
+class LedgerCollector:
+    """The ledger's numbers, read when they are asked for.
+
+    All are gauges, also what only grows in a quiet farm: a retry or `farm db prune` takes results away, and a counter
+    that falls would look like a restart.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[Any]:
+        """As prometheus_client asks for it. Raises LedgerError."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        counts, statistics = self._ledger.counts(), self._ledger.statistics.read(all_time=True)
+        jobs = GaugeMetricFamily("farm_jobs", "Jobs in the ledger by state.", labels=["status"])
+        for status in Status:
+            jobs.add_metric([status], counts.get(status, 0))
+        yield jobs
+        stages = {"template": statistics.template, "cubin": statistics.cubin}
+        for name, words in (
+            ("hits", "Look-ups that the store answered."),
+            ("misses", "Look-ups after which something was made."),
+            ("spent_seconds", "Seconds of nvcc (template) and ptxas (cubin)."),
+            ("saved_seconds", "Seconds of nvcc and ptxas that hits saved."),
+        ):
+            of_stage = GaugeMetricFamily(f"farm_cache_{name}", words, labels=["stage"])
+            for stage, values in stages.items():
+                of_stage.add_metric([stage], getattr(values, name))
+            yield of_stage
+        cubins = GaugeMetricFamily("farm_cubin_bytes", "Bytes of cubins by how they came to be.", labels=["outcome"])
+        cubins.add_metric(["built"], statistics.built_bytes)
+        cubins.add_metric(["hit"], statistics.hit_bytes)
+        yield cubins
+        yield GaugeMetricFamily("farm_cubins_failed", "Cubins that could not be made.", value=statistics.failed)
+        fmas = GaugeMetricFamily("farm_fmas", "Multiply-adds of all cubins.", labels=["fate"])
+        fmas.add_metric(["kept"], statistics.fmas_kept)
+        fmas.add_metric(["deleted"], statistics.fmas_deleted)
+        yield fmas
+
+
+class MetricsServer:
+    """Answers in threads of its own while it is in a `with` block.
+
+    Port 0 takes any that is free. Raises UsageError where prometheus_client is not installed, UnreachableError where
+    the port cannot be had.
+    """
+
+    def __init__(self, ledger: Ledger, port: int, host: str = HOST) -> None:
+        try:
+            from prometheus_client import CollectorRegistry
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST
+        except ImportError as error:
+            raise UsageError(
+                f"metrics need prometheus_client, which cannot be imported ({error}): "
+                "pip install 'sparse-compile-farm[metrics]'"
+            ) from None
+        registry = CollectorRegistry()
+        registry.register(LedgerCollector(ledger))
+        page = _Page(ledger, registry, CONTENT_TYPE_LATEST)
+        try:
+            self._server = ThreadingHTTPServer((host, port), page.handler())
+        except (OSError, OverflowError) as error:
+            raise UnreachableError(f"metrics cannot be served at {host}:{port} ({error}): name another port") from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """As in http://127.0.0.1:9400."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Page:
+    """What is answered, kept for a while."""
+
+    def __init__(self, ledger: Ledger, registry: Any, content_type: str) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._content_type = content_type
+        self._asking = threading.Lock()
+        self._kept = b""
+        self._kept_until = 0.0
+
+    def metrics(self) -> bytes:
+        from prometheus_client import generate_latest
+
+        with self._asking:
+            if time.monotonic() >= self._kept_until:
+                self._kept = generate_latest(self._registry)
+                self._kept_until = time.monotonic() + KEEP_SECONDS
+            return self._kept
+
+    def health(self) -> bytes:
+        self._ledger.counts()
+        return b"ok\n"
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        answers = {"/metrics": (self.metrics, self._content_type), "/healthz": (self.health, "text/plain")}
+
+        class Handler(BaseHTTPRequestHandler):
+            """HTTP/1.0: a connection for each request."""
+
+            timeout = 10.0  # of a client that says nothing
+            server_version, sys_version = "farm", ""
+
+            def do_GET(self) -> None:
+                """Everything but the two pages is 404."""
+                make, content_type = answers.get(self.path.partition("?")[0], (None, "text/plain"))
+                if make is None:
+                    self._answer(404, b"there are /metrics and /healthz\n", "text/plain")
+                    return
+                try:
+                    self._answer(200, make(), content_type)
+                except FarmError as error:
+                    self._answer(503, f"{error}\n".encode(), "text/plain")
+
+            def log_message(self, *_: Any) -> None:
+                """Not on the coordinator's stderr."""
+
+            def _answer(self, status: int, body: bytes, content_type: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        return Handler

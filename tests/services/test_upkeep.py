@@ -1,0 +1,165 @@
+"""What the ledger knows of the cache: references, statistics, like keys, and how it forgets; on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import update
+
+from farm.jobs import BuildResult, Outcome, Status
+from farm.ledger import Ledger, References
+from farm.ledger.tables import jobs
+from tests.services.ledger_rows import new_job, result, submit
+
+
+def finish(ledger: Ledger, job_id: str, *results: BuildResult, status: Status = Status.SUCCEEDED) -> None:
+    """A job whose layers, in order, have these results."""
+    ledger.claim(job_id, "c", 60)
+    ids = [build.id for build in ledger.builds(job_id)]
+    ledger.record_results([replace(each, build=ids[each.build]) for each in results])
+    ledger.add_event(job_id, "info", "planned")
+    ledger.finish(job_id, status, "")
+
+
+def end_earlier(ledger: Ledger, seconds: float) -> None:
+    """All jobs that have ended."""
+    with ledger._writing() as connection:
+        connection.execute(update(jobs).values(finished_at=jobs.c.finished_at - seconds))
+
+
+def made(layer: int, template: str = "11", cubin: str = "22", seconds: float = 0.0, arch: str = "sm_80") -> BuildResult:
+    keys = {"template_key": template * 32, "cubin_key": cubin * 32, "cubin": f"{cubin}{'c' * 62}"}
+    return replace(result(layer, arch), **keys, template_seconds=seconds, command="")
+
+
+def hit(layer: int, template: str = "11", cubin: str = "22", arch: str = "sm_80") -> BuildResult:
+    return replace(made(layer, template, cubin, arch=arch), outcome=Outcome.HIT)
+
+
+def test_jobs_refer_to_keys_weights_cubins_ptx_and_what_failed_commands_name(ledger: Ledger) -> None:
+    assert ledger.retention.references() == References(frozenset(), frozenset(), frozenset())
+    submit(ledger, new_job())
+    assert ledger.retention.references().blobs == {"ab" * 32}  # before anything was built
+    failed = replace(
+        made(1, cubin="55"), outcome=Outcome.FAILED, cubin=None, ptx=None, command=f"ptxas -O3 {'66' * 32}, a blob"
+    )
+    finish(ledger, "aaaa1111", made(0), failed)
+    assert ledger.retention.references() == References(
+        keys=frozenset({"11" * 32, "22" * 32, "55" * 32}),
+        blobs=frozenset({"ab" * 32, "22" + "c" * 62, "44" * 32, "66" * 32}),
+        weights=frozenset({"ab" * 32}),
+    )
+    for name in ("11" * 32, "55" * 32, "22" + "c" * 62, "44" * 32, "66" * 32, "ab" * 32):
+        assert ledger.retention.users(name) == ["aaaa1111"]
+    assert ledger.retention.users("99" * 32) == []
+
+
+def test_old_jobs_are_forgotten_with_all_their_rows_and_others_are_not(ledger: Ledger) -> None:
+    submit(ledger, *(new_job(f"{i:08x}", f"r{i}") for i in range(450)), new_job("running", "rr"), new_job("new", "rn"))
+    ledger.record_keys("cubin", {name * 32: {"a": name} for name in ("22", "33", "44")})
+    for i in range(450):
+        finish(ledger, f"{i:08x}", made(0, cubin="33"), status=Status.SUCCEEDED if i % 2 else Status.FAILED)
+    finish(ledger, "new", made(0, cubin="44"))
+    end_earlier(ledger, 7200)
+    submit(ledger, new_job("late", "rl"))
+    finish(ledger, "late", made(1, cubin="22"))
+    assert ledger.retention.count_older(3600) == 451
+    assert list(ledger.retention.prune(3600)) == [200, 200, 51]
+    assert [job.id for job in ledger.jobs()] == ["late", "running"]
+    assert len(ledger.builds("running")) == 2
+    assert [each.cubin_key for each in ledger.results("late")] == ["22" * 32]
+    assert [each.text for each in ledger.events("late")] == ["planned"]
+    assert ledger.key_fields("22" * 32) == {"a": "22"}
+    assert ledger.key_fields("33" * 32) is None
+    assert ledger.retention.references().keys == {"11" * 32, "22" * 32}
+    assert list(ledger.retention.prune(3600)) == []
+
+
+def test_a_submission_goes_with_the_last_of_its_jobs(ledger: Ledger) -> None:
+    for _ in range(2):
+        submit(ledger, new_job("aaaa", "a"))
+        finish(ledger, "aaaa", made(0))
+        end_earlier(ledger, 7200)
+        assert list(ledger.retention.prune(3600)) == [1]
+
+
+def test_keys_stay_while_a_job_runs_which_may_have_keys_before_it_has_results(ledger: Ledger) -> None:
+    submit(ledger, new_job("old", "a"), new_job("running", "b"))
+    finish(ledger, "old", made(0, cubin="33"))
+    ledger.claim("running", "c", 60)
+    ledger.record_keys("cubin", {"77" * 32: {"a": "b"}})
+    end_earlier(ledger, 60)
+    assert list(ledger.retention.prune(0)) == [1]
+    assert ledger.key_fields("77" * 32) == {"a": "b"}
+    ledger.release("c", "stopped")
+    assert list(ledger.retention.prune(0)) == []
+    assert ledger.key_fields("77" * 32) is None
+
+
+def test_statistics_of_an_empty_ledger_have_no_rate(ledger: Ledger) -> None:
+    found = ledger.statistics.read()
+    assert (found.since, found.cubin.rate, found.template.rate, found.fmas_deleted) == (None, None, None, 0)
+
+
+def test_hits_count_over_hits_and_misses_and_failures_over_neither(ledger: Ledger) -> None:
+    submit(ledger, new_job("a", "a"), new_job("b", "b"))
+    failed = replace(made(1, cubin="99"), outcome=Outcome.FAILED, fmas_kept=0, fmas_deleted=0, ptxas_seconds=0)
+    finish(ledger, "a", made(0, seconds=2.0), made(0, seconds=2.0, arch="sm_90"), failed)
+    finish(ledger, "b", hit(0), hit(1), hit(1, arch="sm_90"), made(0, cubin="88", arch="sm_90"))
+    found = ledger.statistics.read()
+    assert (found.cubin.hits, found.cubin.misses, found.cubin.rate, found.failed) == (3, 3, 0.5, 1)
+    assert found.cubin.spent_seconds == pytest.approx(0.6)
+    assert found.cubin.saved_seconds == pytest.approx(0.6)
+    assert (found.fmas_kept, found.fmas_deleted, found.built_bytes, found.hit_bytes) == (30, 36, 12288, 12288)
+
+
+def test_a_template_is_looked_up_once_by_each_job_that_builds_and_made_once_for_jobs_that_share_it(
+    ledger: Ledger,
+) -> None:
+    submit(ledger, *(new_job(name, name) for name in "abcd"))
+    # a and b run together and share the run of nvcc; c finds the template, d all its cubins.
+    finish(ledger, "a", made(0, seconds=2.5), made(1, template="12", cubin="23", seconds=1.0))
+    finish(ledger, "b", made(0, cubin="24", seconds=2.5))
+    finish(ledger, "c", made(0, cubin="25"))
+    finish(ledger, "d", hit(0))
+    found = ledger.statistics.read().template
+    assert (found.hits, found.misses, found.rate) == (2, 2, 0.5)
+    assert found.spent_seconds == pytest.approx(3.5)
+    assert found.saved_seconds == pytest.approx(7.5)  # b, c and d would have run nvcc too
+
+
+def test_after_zero_only_what_comes_later_counts_and_nothing_is_lost(ledger: Ledger) -> None:
+    submit(ledger, new_job("a", "a"), new_job("b", "b"))
+    finish(ledger, "a", made(0, seconds=2.0), made(1, cubin="23", seconds=2.0))
+    zero = ledger.statistics.zero()
+    found = ledger.statistics.read()
+    assert (found.since, found.cubin.misses, found.template.misses, found.fmas_deleted) == (zero, 0, 0, 0)
+    finish(ledger, "b", hit(0), made(1, cubin="24"))
+    found = ledger.statistics.read()
+    assert (found.cubin.hits, found.cubin.misses) == (1, 1)
+    assert (found.template.hits, found.template.misses) == (1, 0)
+    assert found.template.saved_seconds == pytest.approx(2.0)  # what it took is known from before
+    assert ledger.statistics.read(all_time=True).cubin.misses == 3
+    assert ledger.statistics.zero() >= zero
+    assert ledger.statistics.read().cubin.hits == 0
+
+
+def test_keys_of_earlier_jobs_are_found_with_the_newest_that_used_them(ledger: Ledger) -> None:
+    submit(ledger, *(new_job(name, name) for name in "abc"))
+    ledger.record_keys("cubin", {name * 32: {"name": name} for name in ("22", "23", "24", "25")})
+    failed = replace(made(1, cubin="25"), outcome=Outcome.FAILED)
+    finish(ledger, "a", made(0, cubin="22"), made(1, cubin="23"))
+    finish(ledger, "b", hit(0, cubin="22"), failed)
+    finish(ledger, "c", made(0, cubin="24"))
+    before = {each.digest[:2]: each for each in ledger.neighbours.used_before("cubin", "c")}
+    assert {name: (each.fields, each.number) for name, each in before.items()} == {
+        "22": ({"name": "22"}, 2),
+        "23": ({"name": "23"}, 1),
+    }
+    assert list(ledger.neighbours.used_before("cubin", "a")) == []
+    uses = ledger.neighbours.uses("cubin", "22" * 32)
+    assert [(use.job, use.layer, use.outcome) for use in uses] == [
+        ("a", "conv0", Outcome.BUILT),
+        ("b", "conv0", Outcome.HIT),
+    ]

@@ -1,0 +1,233 @@
+"""The commands that look and the commands that clean, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import run
+from cli.options import seconds_of, size_of
+from cli.render import size
+from farm.errors import UsageError
+from farm.jobs import Status
+from farm.store.disk import DiskStore
+from tests.store_contract import blob_name
+from tests.unit.farmyard import Farmyard
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farmyard]:
+    """A farm that the environment names too, with a job that succeeded."""
+    monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'store'}")
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FARM_CONFIG", raising=False)
+    farm = Farmyard(tmp_path)
+    farm.store = DiskStore(tmp_path / "store")  # type: ignore[assignment]
+    farm.run(farm.submit("one"))
+    yield farm
+    farm.ledger.close()
+
+
+def document(arguments: str, capsys: Output, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run([*arguments.split(), "--json"]) == code
+    out, err = capsys.readouterr()
+    assert not err
+    return json.loads(out)
+
+
+def text(arguments: str, capsys: Output, code: int = 0) -> str:
+    capsys.readouterr()
+    assert run(arguments.split()) == code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("cache ls --stage nope", 2, "the stages are cubin, template, weights"),
+        ("cache rm ../../../etc/passwd", 2, "is not the beginning of a key or digest"),
+        ("cache rm abc", 2, "give 4 hex digits or more"),
+        ("cache rm 0000000000", 102, "no key or digest that begins with 0000000000"),
+        ("cache gc --older-than soon", 2, "--older-than soon: it is an age, as in 30d"),
+        ("cache gc --max-size big", 2, "--max-size big: it is a size, as in 10GB"),
+        ("cache gc --grace 1h", 2, "it is 2 h at least"),
+        ("db prune", 2, "Missing option '--older-than'"),
+        ("db prune --older-than 59m", 2, "prune older ones"),
+        ("explain latest", 2, "it is JOB/LAYER or JOB/LAYER/ARCH"),
+        ("explain latest/nope", 102, "has no layer 'nope'"),
+        ("explain zzz/conv1", 102, "there is no job 'zzz'"),
+    ],
+)
+def test_a_users_error_is_one_line_with_the_way_out(
+    farm: Farmyard, command: str, code: int, words: str, capsys: Output
+) -> None:
+    assert run(command.split()) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("farm: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["cache rm {}", "cache rm {} --force", "cache gc", "cache verify --repair"])
+def test_nothing_is_removed_from_a_read_only_store(
+    farm: Farmyard, command: str, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FARM_READ_ONLY", "1")
+    key = farm.results(farm.ledger.job("latest").id)[0].cubin_key
+    before = sorted((tmp_path / "store").rglob("*"))
+    assert run(command.format(key).split()) == 32
+    assert "read-only here: unset FARM_READ_ONLY to remove something" in capsys.readouterr().err
+    assert sorted((tmp_path / "store").rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["cache ls", "cache verify", "cache gc --dry-run", "stats"])
+def test_a_read_only_store_can_be_looked_at(
+    farm: Farmyard, command: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_READ_ONLY", "1")
+    assert run(command.split()) == 0
+
+
+def test_the_store_is_listed_by_stage_and_a_stage_by_entries(farm: Farmyard, capsys: Output) -> None:
+    stages = {each["stage"]: each for each in document("cache ls", capsys)["stages"]}
+    assert {name: each["entries"] for name, each in stages.items()} == {"cubin": 4, "template": 2, "weights": 2}
+    assert {name: each["needed"] for name, each in stages.items()} == {"cubin": 4, "template": 2, "weights": 2}
+    entries = document("cache ls --stage cubin -n 3", capsys)["entries"]
+    assert len(entries) == 3
+    assert all(each["needed"] and each["bytes"] > 64 for each in entries)
+    assert "STAGE" in text("cache ls", capsys)
+    shown = text("cache ls --stage cubin -n 3", capsys)
+    assert entries[0]["name"] in shown
+    assert "and 1 younger ones: -n shows more" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_an_empty_store_says_how_to_begin(
+    farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'nothing'}")
+    assert "farm compile fills the store" in text("cache ls", capsys)
+    assert document("cache ls", capsys) == {"stages": [], "total_bytes": 0}
+    assert document("cache gc", capsys)["freed_bytes"] == 0
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_garbage_goes_after_its_job_is_forgotten(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            os.utime(path, (1e9, 1e9))
+    kept = document("cache gc --older-than 30d", capsys)
+    assert (kept["records"], kept["blobs"], kept["kept_for_jobs"]) == ([], [], 6)
+    list(farm.ledger.retention.prune(0))
+    would = document("cache gc --older-than 30d --dry-run", capsys)
+    assert "would remove 6 records and 8 blobs" in text("cache gc --older-than 30d --dry-run", capsys)
+    gone = document("cache gc --older-than 30d", capsys)
+    assert (sorted(gone["blobs"]), gone["left_bytes"]) == (sorted(would["blobs"]), 0)
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+def test_damage_is_told_with_39_until_it_is_repaired(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
+    assert "0 damaged" in text("cache verify", capsys)
+    digest = str(farm.results(farm.ledger.job("latest").id)[0].cubin)
+    (tmp_path / "store" / blob_name(digest)).write_bytes(b"wrong")
+    assert document("cache verify", capsys, code=39)["damaged"] == [
+        {"stage": "blob", "name": digest, "bytes": 5, "removed": False}
+    ]
+    assert f"damaged: blob {digest}, removed" in text("cache verify --repair", capsys)
+    assert document("cache verify", capsys)["damaged"] == []
+
+
+def test_statistics_are_of_what_came_since_zero(farm: Farmyard, capsys: Output) -> None:
+    found = document("stats", capsys)
+    assert (found["cubin"]["hits"], found["cubin"]["misses"], found["cubin"]["rate"]) == (0, 4, 0.0)
+    assert (found["template"]["misses"], found["template"]["spent_seconds"]) == (2, 3.0)
+    assert found["fmas_deleted"] == 360
+    assert document("stats --zero", capsys)["cubin"]["rate"] is None
+    farm.run(farm.submit("two"))
+    again = document("stats", capsys)
+    assert (again["cubin"]["hits"], again["cubin"]["rate"]) == (4, 1.0)
+    assert again["since"] is not None
+    assert "100.0%" in text("stats", capsys)
+
+
+def test_a_build_is_explained(farm: Farmyard, capsys: Output) -> None:
+    first = farm.ledger.job("latest").id
+    farm.run(farm.submit("two"))
+    found = document("explain latest/conv1/sm_80", capsys)["explanations"]
+    assert [(each["arch"], each["outcome"]) for each in found] == [("sm_80", "hit")]
+    shown = text("explain latest/conv1", capsys)
+    assert shown == f"sm_80, sm_90: hit\n  job {first} (one) built it for its layer conv1\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(Status.SUCCEEDED, 0), (Status.FAILED, 100), (Status.CRASHED, 32), (Status.CANCELLED, 103)]
+)
+def test_following_a_log_ends_with_the_job_and_its_code(
+    farm: Farmyard, status: Status, code: int, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job_id] = farm.submit("followed")
+    farm.ledger.claim(job_id, "c", 60)
+    farm.ledger.add_event(job_id, "info", "first")
+    looked = threading.Event()
+
+    def end_after_the_first_look(_seconds: float) -> None:
+        if not looked.is_set():
+            looked.set()
+            farm.ledger.add_event(job_id, "info", "last")
+            farm.ledger.finish(job_id, status, "why")
+
+    monkeypatch.setattr("cli.logs_command.sleep", end_after_the_first_look)
+    shown = text(f"logs -f {job_id}", capsys, code)
+    assert looked.is_set()
+    assert [line.split()[-1] for line in shown.splitlines()] == ["first", "last"]
+
+
+def test_ctrl_c_ends_the_following_and_not_the_job(
+    farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    [job_id] = farm.submit("followed")
+    monkeypatch.setattr("cli.logs_command.sleep", interrupt)
+    assert run(["logs", "-f", job_id]) == 130
+    assert capsys.readouterr().err == ""
+    assert farm.ledger.job(job_id).status is Status.PENDING
+
+
+def test_a_log_that_is_not_followed_is_no_verdict_on_its_job(farm: Farmyard, capsys: Output) -> None:
+    [job_id] = farm.submit("waits")
+    assert run(["logs", job_id]) == 0
+
+
+def test_ages_and_sizes_are_read() -> None:
+    assert [seconds_of("-x", each) for each in ("45s", "30m", "12h", "90d")] == [45, 1800, 43200, 7776000]
+    assert [size_of("-x", each) for each in ("0B", "812B", "10GB", "1.5MB", "8GiB", "2 TB")] == [
+        0,
+        812,
+        10**10,
+        1_500_000,
+        8 * 2**30,
+        2 * 10**12,
+    ]
+    for wrong in ("", "d", "-1d", "1w", "1e3d", "9" * 20 + "d"):
+        with pytest.raises(UsageError, match="it is an age"):
+            seconds_of("-x", wrong)
+    for wrong in ("", "10", "10G", "-1GB", "1iB", "GB", "1e9B"):
+        with pytest.raises(UsageError, match="it is a size"):
+            size_of("-x", wrong)
+
+
+def test_sizes_are_shown_up_to_gigabytes() -> None:
+    assert [size(each) for each in (812, 14_000, 3_200_000, 1_500_000_000)] == ["812 B", "14 KB", "3.2 MB", "1.5 GB"]
