@@ -58,6 +58,17 @@ class LedgerCollector:
         fmas.add_metric(["kept"], statistics.fmas_kept)
         fmas.add_metric(["deleted"], statistics.fmas_deleted)
         yield fmas
+        alive = [each for each in self._ledger.coordinators.all() if each.alive]
+        yield GaugeMetricFamily("farm_coordinators", "Coordinators that are alive.", value=len(alive))
+        workers = [worker for each in alive for worker in each.workers]
+        for name, words in (
+            ("running", "Builds that run."),
+            ("pending", "Builds that workers have and do not run yet."),
+            ("finished", "Builds that ended, of coordinators that are alive."),
+            ("failed", "Builds that ended without what was asked for."),
+        ):
+            value = sum(int(worker.get(name, 0)) for worker in workers)
+            yield GaugeMetricFamily(f"farm_builds_{name}", words, value=value)
 
 
 class MetricsServer:

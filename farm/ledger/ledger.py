@@ -220,8 +220,7 @@ class Ledger:
         if not batch:
             return
         with self._writing() as connection:
-            ids = {result.build for result in batch}
-            owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_(ids))
+            owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_({result.build for result in batch}))
             job_of = {row.id: row.job for row in connection.execute(owners)}
             whose = jobs.c.id.in_(set(job_of.values()))
             # Locked before anything is written: nobody takes a job over in between.

@@ -5,6 +5,7 @@ from __future__ import annotations
 RIGHTS = {
     "abort_multipart_upload": {"s3:AbortMultipartUpload"},
     "complete_multipart_upload": {"s3:PutObject"},
+    "copy_object": {"s3:GetObject", "s3:PutObject"},
     "create_multipart_upload": {"s3:PutObject"},
     "delete_object": {"s3:DeleteObject"},
     "delete_objects": {"s3:DeleteObject"},
@@ -15,3 +16,6 @@ RIGHTS = {
     "put_object": {"s3:PutObject"},
     "upload_part": {"s3:PutObject"},
 }
+
+REMOVALS = {"delete_object", "delete_objects"}
+"""What `farm cache gc|rm|verify --repair` do, and no worker."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.house.tree import ROOT
 from tests.infra.documents import INFRA
-from tests.infra.s3_actions import RIGHTS
+from tests.infra.s3_actions import REMOVALS, RIGHTS
 
 POLICY: dict[str, Any] = json.loads((INFRA / "s3-policy.json").read_text())
 LIFECYCLE: dict[str, Any] = json.loads((INFRA / "s3-lifecycle.json").read_text())
@@ -45,8 +45,9 @@ def test_the_store_s_calls_are_known_here() -> None:
     assert used() <= set(RIGHTS)
 
 
-def test_a_worker_has_the_rights_of_the_store_s_calls_and_no_other() -> None:
-    assert set(allowed("farm-worker")) == set().union(*(RIGHTS[call] for call in used()))
+def test_a_worker_has_the_rights_of_the_store_s_calls_but_removals_and_a_keeper_of_all() -> None:
+    assert set(allowed("farm-worker")) == set().union(*(RIGHTS[call] for call in used() - REMOVALS))
+    assert set(allowed("farm-keeper")) == set().union(*(RIGHTS[call] for call in used()))
 
 
 def test_every_right_is_on_the_prefix_alone() -> None:

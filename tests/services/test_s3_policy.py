@@ -17,7 +17,7 @@ from tests.infra.s3_actions import RIGHTS
 from tests.services.ceph import Ceph
 from tests.store_contract import KEY, Place, SharedStoreContract, blob_name
 
-ROLES = ("farm-worker", "farm-submitter", "farm-reader")
+ROLES = ("farm-worker", "farm-submitter", "farm-reader", "farm-keeper")
 PREFIX = "farm"
 PART = 5 * 2**20
 RECORD = {"cubin": "ab" * 32}
@@ -71,8 +71,8 @@ def opened(ceph: Ceph, bucket: str, roles: Any, monkeypatch: pytest.MonkeyPatch)
     return As(ceph, bucket, roles, monkeypatch)
 
 
-class TestS3AsAWorker(SharedStoreContract):
-    """The whole contract of stores, with a worker's rights."""
+class TestS3AsAKeeper(SharedStoreContract):
+    """The whole contract of stores, with the rights of who also removes."""
 
     @pytest.fixture
     def place(self, opened: As, behind: Any, bucket: str) -> Place:
@@ -81,7 +81,7 @@ class TestS3AsAWorker(SharedStoreContract):
             return {each["Key"].removeprefix(f"{PREFIX}/") for each in found}
 
         return Place(
-            open=lambda: opened.store("farm-worker"),
+            open=lambda: opened.store("farm-keeper"),
             open_read_only=lambda: opened.store("farm-reader", read_only=True),
             overwrite=lambda name, data: behind.put_object(Bucket=bucket, Key=f"{PREFIX}/{name}", Body=data),
             remove=lambda name: behind.delete_object(Bucket=bucket, Key=f"{PREFIX}/{name}"),
@@ -135,22 +135,27 @@ def test_a_reader_reads_and_is_told_what_is_missing_and_writes_nothing(opened: A
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_no_role_reaches_what_is_beside_the_prefix_or_removes_anything(
-    opened: As, behind: Any, bucket: str, role: str
-) -> None:
+def test_no_role_reaches_what_is_beside_the_prefix(opened: As, behind: Any, bucket: str, role: str) -> None:
     behind.put_object(Bucket=bucket, Key="payroll", Body=b"x")
-    behind.put_object(Bucket=bucket, Key=f"{PREFIX}/{blob_name(KEY)}", Body=b"x")
     client = opened.store(role)._client
     for call in (
         lambda: client.get_object(Bucket=bucket, Key="payroll"),
         lambda: client.put_object(Bucket=bucket, Key="payroll", Body=b"y"),
-        lambda: client.delete_object(Bucket=bucket, Key=f"{PREFIX}/{blob_name(KEY)}"),
+        lambda: client.delete_object(Bucket=bucket, Key="payroll"),
         lambda: client.list_objects_v2(Bucket=bucket, Prefix="pay"),
         lambda: client.get_bucket_policy(Bucket=bucket),
         lambda: client.put_bucket_policy(Bucket=bucket, Policy="{}"),
     ):
         with pytest.raises(client.exceptions.ClientError, match="AccessDenied"):
             call()
+
+
+@pytest.mark.parametrize("role", sorted({*ROLES} - {"farm-keeper"}))
+def test_only_a_keeper_removes_anything(opened: As, behind: Any, bucket: str, role: str) -> None:
+    behind.put_object(Bucket=bucket, Key=f"{PREFIX}/{blob_name(KEY)}", Body=b"x")
+    client = opened.store(role)._client
+    with pytest.raises(client.exceptions.ClientError, match="AccessDenied"):
+        client.delete_object(Bucket=bucket, Key=f"{PREFIX}/{blob_name(KEY)}")
 
 
 def test_the_server_takes_the_lifecycle(behind: Any, bucket: str) -> None:

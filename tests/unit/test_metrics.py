@@ -89,6 +89,18 @@ def test_a_database_that_is_away_is_said_and_is_no_end(farm: Farmyard, monkeypat
         assert get(server, "/metrics")[0] == 200
 
 
+def test_coordinators_and_their_workers_are_counted(farm: Farmyard) -> None:
+    worker = {"running": 2, "pending": 1, "finished": 7, "failed": 1}
+    for name in ("one", "two"):
+        farm.ledger.coordinators.register(name, "node", serves=True, lease_seconds=60)
+        farm.ledger.coordinators.beat(name, 60, [worker])
+    farm.ledger.coordinators.register("dead", "node", serves=True, lease_seconds=-1)
+    with MetricsServer(farm.ledger, 0) as server:
+        found = samples(get(server, "/metrics")[1])
+    assert found["farm_coordinators",] == 2
+    assert [found[f"farm_builds_{name}",] for name in worker] == [4, 2, 14, 2]
+
+
 def test_the_farm_serves_what_its_ledger_says(farm: Farmyard) -> None:
     farm.submit("waits")
     with Farm(farm.settings, farm.store, farm.ledger).metrics(0) as server:
