@@ -8,8 +8,21 @@ import typer
 from rich.table import Table
 
 from cli.counting import counting
-from cli.options import seconds_of, size_of
-from cli.render import counted, duration, plain_table, print_json, size, stderr, stdout
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options import input_shapes_of, seconds_of, size_of
+from cli.render import counted, duration, plain_table, print_error, print_json, size, stderr, stdout
+from cli.submission import (
+    Accumulate,
+    Archs,
+    Batch,
+    InputShapes,
+    MaxCodeSize,
+    Models,
+    NoTuning,
+    TemplateForm,
+    build_options_of,
+    read_checkpoints,
+)
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -221,6 +234,37 @@ def _rows(inventory: Inventory, references: References, namespace: str | None) -
             if blob.digest not in recorded
         ]
     return sorted(rows, key=lambda row: -float(row["unused_seconds"]))
+
+
+@app.command("warm")
+def warm(
+    models: Models,
+    arch: Archs,
+    batch: Batch = 64,
+    input_shape: InputShapes = None,
+    template: TemplateForm = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: MaxCodeSize = 16,
+    no_tuning: NoTuning = False,
+) -> int:
+    """Make the templates of some models ahead of time, without a job; their weights hardly matter."""
+    options = build_options_of(
+        arch,
+        batch=batch,
+        template=template,
+        accumulate=accumulate,
+        max_code_size=max_code_size,
+        optimisation=3,
+        strict=False,
+        tuning=not no_tuning,
+    )
+    shapes = input_shapes_of(input_shape or [])
+    with _farm() as farm, counting("making templates") as tell:
+        made = farm.warm(read_checkpoints(farm, models, shapes, keep_going=False), options, tell)
+    for failure in made.failures:
+        print_error(failure)
+    stdout().print(f"{counted(made.made, 'template')} made in {duration(made.seconds)} of nvcc, {made.hits} were there")
+    return JOB_FAILED if made.failures else OK
 
 
 def _summary(stage: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

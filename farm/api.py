@@ -24,19 +24,22 @@ from farm.executors import open_executor
 from farm.explanation import Explanation, explain
 from farm.garbage import Limits, Sweep, collect_garbage
 from farm.inventory import Inventory, Tell, read_inventory, tell_nobody
-from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewSubmission, Status
+from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Ledger, References, Statistics, open_ledger
+from farm.plan import plan
 from farm.progress import Progress
 from farm.removal import Stored, remove_cached
 from farm.scrub import Damage, scrub
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
+from farm.store.memory import MemoryStore
 from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
 from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
+from farm.warm import Warmed, make_templates, missing_templates, warmed
 
 if TYPE_CHECKING:
     from farm.metrics import MetricsServer
@@ -102,22 +105,36 @@ class Farm:
         An unfinished job of the same input stands in for a new one. Raises ArchError and UsageError before anything is
         submitted.
         """
-        options = replace(options, archs=check_archs(options.archs, self.toolchain))
-        book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
-        jobs = [
-            new_job(
-                checkpoint,
-                options,
-                namespace=self._settings.namespace,
-                name=name or checkpoint.name,
-                store=self._store,
-                book=book,
-            )
-            for checkpoint in checkpoints
-        ]
+        jobs = self._new_jobs(checkpoints, options, name, self._store)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
+
+    def warm(self, checkpoints: Sequence[Checkpoint], options: BuildOptions, tell: Tell = tell_nobody) -> Warmed:
+        """Makes the templates that are not there yet: no job waits for them, no weights are stored.
+
+        Raises ArchError, UsageError and StoreError before anything runs.
+        """
+        self._check_writable("make templates")
+        jobs = self._new_jobs(checkpoints, options, None, MemoryStore())
+        todo = plan([(job, job.builds) for job in jobs], self.toolchain)
+        self._ledger.record_keys("template", todo.template_fields)
+        missing = missing_templates(todo, self._store, recache=self._settings.recache)
+        if not missing:
+            return warmed(todo, [])
+        with open_executor(self._settings, self._store, self.toolchain) as executor:
+            return warmed(todo, make_templates(missing, executor, tell))
+
+    def _new_jobs(
+        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, name: str | None, store: Store
+    ) -> list[NewJob]:
+        options = replace(options, archs=check_archs(options.archs, self.toolchain))
+        book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
+        space = self._settings.namespace
+        return [
+            new_job(each, options, namespace=space, name=name or each.name, store=store, book=book)
+            for each in checkpoints
+        ]
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
         """The best tuning record of each kind of layer for these architectures."""
@@ -275,12 +292,10 @@ class Farm:
 
         return MetricsServer(self._ledger, port, host)
 
-    def _check_writable(self) -> None:
+    def _check_writable(self, what: str = "remove something") -> None:
         """Before anything is read, which may take long."""
         if self._settings.read_only:
-            raise StoreError(
-                f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to remove something"
-            )
+            raise StoreError(f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to {what}")
 
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)

@@ -16,7 +16,7 @@ from codegen.spec import LayerSpec
 from codegen.template import template_key
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
-from farm.jobs import Build, Job
+from farm.jobs import Build, Job, NewJob
 from farm.requests import CubinRequest, TemplateRequest
 
 
@@ -45,7 +45,7 @@ class Plan:
     cubin_fields: Mapping[str, Mapping[str, str]]
 
 
-def plan(work: Iterable[tuple[Job, Sequence[Build]]], toolchain: Toolchain) -> Plan:
+def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolchain) -> Plan:
     """Plans all builds of all jobs together, so that what they share is made once.
 
     The cubins of one part of a layer for several architectures stay neighbours: a worker rewrites once for all of

@@ -29,7 +29,7 @@ FARM_LAYERS = (
     ("claims", "run"),
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
-    ("garbage", "scrub", "removal", "explanation", "metrics"),
+    ("garbage", "scrub", "removal", "explanation", "metrics", "warm"),
     ("api", "tuner"),
     ("testing",),
 )
