@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
+from codegen.choice import misfit_of
 from codegen.device import Device
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
@@ -92,7 +93,7 @@ def tune(settings: Settings, cases: Sequence[Case], plan: TunePlan, progress: Tu
 def tune_on(
     rig: Rig, builder: Builder, table: RecordTable, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress
 ) -> list[Outcome]:
-    """Tunes layers on a rig; those that have a record of its GPU are left as they are, unless `again`."""
+    """Tunes layers on a rig; those that have a record of its GPU that does for them are left, unless `again`."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         of_key.setdefault(_key_of(case, rig.arch, plan), []).append(case)
@@ -101,8 +102,9 @@ def tune_on(
     outcomes = []
     for key, (case, *alike) in of_key.items():
         also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
-        if key in known and not plan.again:
-            outcome = Outcome(case.key.operator, also, case.key.batch, known[key], known=True)
+        record = known.get(key)
+        if record and not plan.again and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel):
+            outcome = Outcome(case.key.operator, also, case.key.batch, record, known=True)
         else:
             outcome = _tuned(rig, builder, table, case, key, also, plan, progress)
         outcomes.append(outcome)

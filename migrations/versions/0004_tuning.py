@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -9,7 +11,7 @@ revision = "0004"
 down_revision = "0003"
 
 JOBS = sa.table("jobs", sa.column("id", sa.String), sa.column("options", sa.JSON))
-BUILDS = sa.table("builds", sa.column("job", sa.String), sa.column("choices", sa.JSON))
+BUILDS = sa.table("builds", sa.column("job", sa.String), sa.column("position", sa.Integer))
 
 
 def upgrade() -> None:
@@ -36,9 +38,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Jobs with a layer for some of their architectures only are deleted: without the choices it is for all."""
+    """Jobs with a layer of several tilings are deleted: without the choices each would be for all architectures."""
     connection = op.get_bind()
-    foreign = {row.job for row in connection.execute(sa.select(BUILDS)) if row.choices}
+    tilings = Counter((row.job, row.position) for row in connection.execute(sa.select(BUILDS)))
+    foreign = {job for (job, _), count in tilings.items() if count > 1}
     for table, column in (("events", "job"), ("results", "job"), ("builds", "job"), ("jobs", "id")):
         of_job = sa.table(table, sa.column(column, sa.String))
         for job in foreign:

@@ -276,21 +276,26 @@ def test_down_again_jobs_that_0001_would_misread_are_gone_and_no_others(
     assert found == {table: rows for table, rows in before.items() if table != "submissions"}
 
 
-def test_down_again_jobs_with_tilings_of_some_architectures_are_gone_and_no_others(empty_database: Database) -> None:
+def test_down_again_jobs_with_several_tilings_of_a_layer_are_gone_and_no_others(empty_database: Database) -> None:
     fill_0001(empty_database)
     ledger = opened(empty_database)
     [old] = ledger.builds("aaaa1111")
-    new = replace(old, choices=(TilingChoice("sm_90", "NVIDIA Made-Up"),))
+    tuned = replace(old, choices=(TilingChoice("sm_90", "NVIDIA Made-Up"),))
+    others = replace(old, tiling=replace(TILING, stages=3), choices=(TilingChoice("sm_80"),))
     options = BuildOptions(("sm_90",), tuning=False)
-    job = NewJob("bbbb2222", "new", "/models/new.onnx", "01" * 32, "23" * 32, options, (new,))
-    plain = NewJob("cccc3333", "new", "/models/new.onnx", "01" * 32, "45" * 32, options, (old,))
-    ledger.record_submission(NewSubmission("s2", "ada", (job, plain)))
+    both = replace(options, archs=("sm_80", "sm_90"))
+    jobs = (
+        NewJob("bbbb2222", "two tilings", "/models/new.onnx", "01" * 32, "23" * 32, both, (tuned, others)),
+        NewJob("cccc3333", "plain", "/models/new.onnx", "01" * 32, "45" * 32, options, (old,)),
+        NewJob("dddd4444", "one record", "/models/new.onnx", "01" * 32, "67" * 32, options, (tuned,)),
+    )
+    ledger.record_submission(NewSubmission("s2", "ada", jobs))
     ledger.tuning.put(record(TILING))
     ledger.close()
     migrate(empty_database, "0003")
     empty_database.upgrade()
     ledger = empty_database.open()
-    assert {each.id for each in ledger.jobs()} == {"aaaa1111", "cccc3333"}
+    assert {each.id for each in ledger.jobs()} == {"aaaa1111", "cccc3333", "dddd4444"}
     assert ledger.job("cccc3333").options == BuildOptions(("sm_90",))
     assert ledger.tuning.records() == []
     ledger.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -131,6 +132,16 @@ def test_again_tunes_what_has_a_record() -> None:
     [record] = table.records()
     assert record.tiling == RANKED[6]
     assert (record.microseconds, record.model_microseconds, record.tried) == (5.0, 10.0, 8)
+
+
+def test_a_record_whose_tiling_no_longer_does_is_made_anew() -> None:
+    table = KeptRecords()
+    tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [record] = table.records()
+    table.put(replace(record, tiling=replace(record.tiling, stages=64)))
+    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    assert not outcome.known
+    assert table.records() == [outcome.record]
 
 
 def test_a_record_of_another_gpu_is_no_reason_to_skip_a_layer() -> None:
