@@ -51,8 +51,9 @@ def verify(
         console = stdout()
         console.print(_table(rows, console.width))
         outputs = sum(row["outputs"] for row in rows)
-        right = "the layer is right" if len(rows) == 1 else f"all {len(rows)} layers are right"
-        verdict = f"{wrong} of {counted(len(rows), 'layer')} wrong" if wrong else right
+        layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
+        right = "the layer is right" if layers == 1 else f"all {layers} layers are right"
+        verdict = f"{wrong} of {counted(len(rows), 'verification')} wrong" if wrong else right
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
     return JOB_FAILED if wrong else OK
 
