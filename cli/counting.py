@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from cli.render import stderr
-from farm.inventory import Tell, tell_nobody
+
+if TYPE_CHECKING:
+    from farm.inventory import Tell
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Tell]:
     """Shows `what` and the counts that it is told; nothing where nobody watches."""
+    from farm.inventory import tell_nobody
+
     console = stderr()
     if not console.is_terminal:
         yield tell_nobody

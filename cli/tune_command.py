@@ -13,7 +13,6 @@ from rich.text import Text
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import accumulator_of, input_shapes_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
-from cli.tune_progress import ShownTuning
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
 from farm.errors import UsageError
 
@@ -60,6 +59,7 @@ def tune(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> int:
     """Try tilings on the GPU here and keep the fastest: farm compile uses them. The same call again goes on."""
+    from cli.tune_progress import ShownTuning
     from farm.bench.workload import Choice
     from farm.settings import load_settings
     from farm.tuner.search import Effort

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from cli.render import counted, plain_table
 from codegen.spec import Linear
-from codegen.tiling import Tiling
-from farm.tuner.tuner import Outcome
-from farm.tuning.record import TuningRecord
+
+if TYPE_CHECKING:
+    from codegen.tiling import Tiling
+    from farm.tuner.tuner import Outcome
+    from farm.tuning.record import TuningRecord
 
 
 def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:

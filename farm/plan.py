@@ -82,8 +82,10 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
                 cost = _cost(build, part)
                 cubins.setdefault(key, CubinRequest(template, build.weights, part, arch, options, key, cost))
                 targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
-                template_fields.setdefault(template.key, of_template.fields())
-                cubin_fields.setdefault(key, of_cubin.fields())
+                if template.key not in template_fields:
+                    template_fields[template.key] = of_template.fields()
+                if key not in cubin_fields:
+                    cubin_fields[key] = of_cubin.fields()
     return Plan(
         templates=tuple(sorted(templates.values(), key=lambda request: -request.cost)),
         cubins=tuple(sorted(cubins.values(), key=lambda request: -request.cost)),

@@ -120,7 +120,7 @@ def build_of_row(row: Any) -> Build:
 
 def result_row(result: BuildResult, job_id: str, at: float) -> dict[str, Any]:
     """A result, with the job that its build belongs to; `at` in seconds since 1970."""
-    return {**asdict(result), "job": job_id, "recorded_at": at}
+    return {**vars(result), "job": job_id, "recorded_at": at}
 
 
 def result_of_row(row: Any) -> BuildResult:

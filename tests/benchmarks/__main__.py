@@ -1,7 +1,7 @@
 """The figures of BENCHMARKS.md that need no GPU.
 
     python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup] [resnet50] [largest] [ledger]
-        [submission]
+        [submission] [coordinator] [bulk]
 
 Both sides of a comparison run in this one process group; quote ratios, the machine is rarely quiet.
 """
@@ -43,7 +43,7 @@ from farm.jobs import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.settings import Settings, load_settings
 from farm.store import open_store
-from tests.benchmarks import ledger, submission
+from tests.benchmarks import bulk, coordinator, ledger, submission
 
 LIMITS = ToolLimits()
 SPARSITY = 0.9
@@ -240,6 +240,8 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "largest": largest_layer,
     "ledger": ledger.ledger,
     "submission": submission.submission,
+    "coordinator": coordinator.coordinator,
+    "bulk": bulk.bulk,
 }
 
 

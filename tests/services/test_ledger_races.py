@@ -8,8 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import update
 
-from farm.ledger import Ledger
+from farm.jobs import Status
+from farm.ledger import CoordinatorState, Ledger
+from farm.ledger.engine import one_at_a_time, open_engine, writing
+from farm.ledger.tables import jobs, submissions
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit
 from tests.services.meeting import BARRIER, will_meet
@@ -119,3 +123,22 @@ def test_a_heartbeat_and_results_of_the_same_jobs_do_not_disturb_one_another(
         beating.result()
     other.close()
     assert [job.done for job in ledger.jobs()] == [1] * 40
+
+
+def test_a_status_does_not_wait_for_a_submission_that_is_being_written(database: Database, ledger: Ledger) -> None:
+    submit(ledger, new_job("before", "r0"))
+    engine = open_engine(database.settings.database_url)
+    with writing(engine) as connection, ThreadPoolExecutor(1) as pool:
+        one_at_a_time(connection, submissions)
+        # More than SQLite holds in memory of a transaction that is not committed.
+        connection.execute(update(jobs).values(name="half written" * 500_000))
+
+        def look() -> tuple[list[str], dict[Status, int], list[CoordinatorState]]:
+            reader = database.open()  # as a new `farm status` does, which also asks for the revision
+            try:
+                return [job.name for job in reader.jobs(limit=20)], reader.counts(), reader.coordinators.all()
+            finally:
+                reader.close()
+
+        assert pool.submit(look).result(10) == (["net"], {Status.PENDING: 1}, [])
+    engine.dispose()
