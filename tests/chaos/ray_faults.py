@@ -9,6 +9,7 @@ from contextlib import suppress
 from tests.chaos.round import Round, marked_processes
 
 TOOLS = ("nvcc", "cicc", "cudafe++", "ptxas", "sleep")
+WORKERS = ("ray::IDLE", "ray::build_request", "ray::node_facts")
 
 
 def worker_killed(play: Round) -> None:
@@ -17,7 +18,7 @@ def worker_killed(play: Round) -> None:
     play.submit()
     play.serve()
     play.moment()
-    workers = [(pid, command) for pid, command in play.processes().items() if command.startswith("ray::")]
+    workers = [(pid, command) for pid, command in play.processes().items() if command.startswith(WORKERS)]
     if workers:
         pid, command = play.random.choice(sorted(workers))
         with suppress(ProcessLookupError):  # Ray ends idle ones by itself

@@ -166,9 +166,11 @@ class Round:
             self.wait(lambda: process.poll() is not None, "a coordinator does not stop", END_SECONDS)
             assert process.returncode == 0, f"a coordinator ended with {process.returncode}"
         self._serving.clear()
-        self.wait(lambda: not self.processes(), "a process is left", END_SECONDS)
-        left = sorted(path.name for path in self.temporary.iterdir())
-        assert not left, f"left among the temporary files: {left}"
+        with suppress(AssertionError):
+            self.wait(lambda: not self.processes(), "", END_SECONDS)
+        assert not (left := self.processes()), f"processes are left: {left}"
+        files = sorted(path.name for path in self.temporary.iterdir())
+        assert not files, f"left among the temporary files: {files}"
         self.wait(lambda: not any(each.alive for each in self.farm.coordinators()), "a lease does not end", END_SECONDS)
 
     def _over_or_ended(self) -> bool:

@@ -34,7 +34,8 @@ class Services:
 
     @cached_property
     def postgresql(self) -> PostgreSQL:
-        return self._running.enter_context(PostgreSQL())
+        """It loses nothing that it has said is written, also when it is killed."""
+        return self._running.enter_context(PostgreSQL(safe=True))
 
     @cached_property
     def ceph(self) -> Ceph:
