@@ -64,8 +64,8 @@ class Flights:
             self._landed.append(key)
 
     def land(self) -> None:
-        """Lets others have what is done, once there is some of it."""
-        if self._landed and time.monotonic() - self._landed_at >= POLL_SECONDS:
+        """Lets others have what is done, once there is some of it, and at once when nothing more is to come."""
+        if self._landed and (not self._mine or time.monotonic() - self._landed_at >= POLL_SECONDS):
             self._ledger.coordinators.land(self._coordinator, self._landed)
             self._landed = []
             self._landed_at = time.monotonic()

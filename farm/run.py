@@ -116,6 +116,7 @@ class Run:
         heapq.heapify(self._queue)
         heapq.heapify(self._delayed)
         self._flights.keep(self._needed)
+        self._flights.land()  # it may have been the last: then no step follows
 
     def step(self) -> list[Result | Retry]:
         """Goes on for a moment; the final result of every cubin, and of every template that one needs, as they come.

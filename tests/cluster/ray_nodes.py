@@ -60,7 +60,7 @@ class RayNodes:
         try:
             self._start(0, "--head", "--port", str(self._port), "--include-dashboard", "false")
             for node in range(1, self._count):
-                self._start(node, "--address", self.address)
+                self.join(node)
         except BaseException:
             self.__exit__()
             raise
@@ -72,6 +72,16 @@ class RayNodes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def join(self, node: int) -> None:
+        """Starts a node that is none yet, or none any more."""
+        self._start(node, "--address", self.address)
+
+    def kill(self, node: int) -> None:
+        """The raylet, as a machine that loses its power; what else ran on that machine must notice by itself."""
+        place = os.fsencode(f"--node_ip_address={_host(node)}")
+        [raylet] = [each for each in self.processes() if _is_raylet(each, place)]
+        os.kill(raylet, signal.SIGKILL)
 
     def processes(self) -> list[int]:
         """Every process of these nodes: all have the folder in their environment or arguments."""
@@ -117,6 +127,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _is_raylet(pid: int, place: bytes) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return words[0].endswith(b"/raylet") and place in words
 
 
 def _host(node: int) -> str:

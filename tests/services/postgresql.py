@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -82,6 +83,17 @@ class PostgreSQL:
             self._server.send_signal(signal.SIGINT)
             self._server.wait(START_SECONDS)
             self._server = None
+
+    def kill(self) -> None:
+        """As a machine that loses its power: every process of the server, and nothing is told to anybody."""
+        assert self._server is not None
+        children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children").read_text().split()
+        self._server.kill()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        self._server.wait()
+        self._server = None
 
     def new_database(self, template: str = "template0") -> str:
         name = f"farm_{next(self._numbers)}"

@@ -1,0 +1,64 @@
+"""Every fault by its name, and what it needs."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.chaos import faults, ray_faults
+from tests.chaos.round import Round
+from tests.chaos.services import Services
+from tests.conftest import lacks_ray, lacks_toolchain
+from tests.services.ceph import lacks_ceph
+from tests.services.postgresql import lacks_postgresql
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A round with one kind of fault."""
+
+    play: Callable[[Round], None]
+    needs: tuple[Callable[[], str | None], ...] = ()
+
+    def lacks(self) -> str | None:
+        """What this machine has not, in words."""
+        return next((lack for needs in (lacks_toolchain, *self.needs) if (lack := needs())), None)
+
+
+FAULTS = {
+    "coordinator-killed": Fault(faults.coordinator_killed),
+    "coordinators-racing": Fault(faults.coordinators_racing),
+    "ptxas-hanging": Fault(faults.ptxas_hanging),
+    "byte-flipped": Fault(faults.byte_flipped),
+    "blob-deleted": Fault(faults.blob_deleted),
+    "store-full": Fault(faults.store_full, (faults.lacks_mount,)),
+    "cache-full": Fault(faults.cache_full, (faults.lacks_mount, lacks_ceph)),
+    "postgresql-killed": Fault(faults.postgresql_killed, (lacks_postgresql,)),
+    "s3-killed": Fault(faults.s3_killed, (lacks_ceph,)),
+    "worker-killed": Fault(ray_faults.worker_killed, (lacks_ray,)),
+    "ray-coordinator-killed": Fault(ray_faults.ray_coordinator_killed, (lacks_ray,)),
+    "raylet-killed": Fault(ray_faults.raylet_killed, (lacks_ray,)),
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a round went."""
+
+    said: str
+    in_time: bool
+    """Whether there was still work to do when the fault came."""
+    problem: str
+    """Empty if everything held."""
+
+
+def play(services: Services, fault: str, seed: int) -> Played:
+    with Round(services, seed) as round:
+        try:
+            FAULTS[fault].play(round)
+            problem = ""
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other rounds are played
+            where = "" if isinstance(error, AssertionError) else traceback.format_exc()
+            problem = f"{type(error).__name__}: {error}\n{where}{round.logs}"
+        return Played(round.said, round.in_time, problem)

@@ -1,0 +1,230 @@
+"""The faults that need no Ray. Each plays a whole round."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from codegen.toolchain import find_toolchain
+from farm.jobs import Status
+from farm.ledger import upgrade_database
+from farm.requests import Fault as Cause
+from tests.chaos.round import Round
+from tests.chaos.services import BUCKET
+from tests.toolchain.tools import Tools
+
+AWAY_SECONDS = 3.0
+"""How long a server that was killed stays away, at most."""
+DISK_BYTES = 2**20
+
+
+def coordinator_killed(play: Round) -> None:
+    """The next one is there already, or comes later."""
+    play.submit()
+    first = play.serve()
+    early = play.random.random() < 0.5
+    if early:
+        play.serve()
+    play.moment()
+    play.kill(first)
+    play.said = f"a coordinator was killed, the next one was {'there already' if early else 'not there yet'}"
+    if not early:
+        play.serve()
+    play.finish()
+    play.check_success()
+
+
+def coordinators_racing(play: Round) -> None:
+    """Jobs come one by one, with layers that both build."""
+    folder = play.folder / "tools"
+    folder.mkdir()
+    tools = Tools(folder)
+    play.use(FARM_NVCC=str(tools.nvcc), FARM_PTXAS=str(tools.ptxas))
+    play.submit(0)
+    for _ in range(2):
+        play.serve(hasty=False)
+    for number in (1, 2):
+        play.moment()
+        play.submit(number)
+    play.said = "jobs came while two coordinators ran"
+    play.in_time = True
+    play.finish()
+    play.check_success()
+    made = Counter(tools.calls())
+    undisturbed = play.services.undisturbed
+    assert made == {"nvcc": undisturbed.templates, "ptxas": undisturbed.builds}, f"something was built twice: {made}"
+
+
+def postgresql_killed(play: Round) -> None:
+    server = play.services.postgresql
+    database = server.new_database()
+    play.use(FARM_DATABASE_URL=server.url(database))
+    play.cleanup.callback(server.drop_database, database)
+    upgrade_database(play.settings)
+    play.submit()
+    play.serve()
+    play.moment()
+    server.kill()
+    away = play.pause(AWAY_SECONDS)
+    time.sleep(away)
+    server.start()
+    play.said = f"PostgreSQL was killed, and away for {away:.1f} s"
+    play.finish()
+    play.check_success()
+
+
+def s3_killed(play: Round) -> None:
+    ceph = play.services.ceph
+    _use_s3(play)
+    play.submit()
+    play.serve()
+    play.moment()
+    ceph.kill_gateway()
+    away = play.pause(AWAY_SECONDS)
+    time.sleep(away)
+    ceph.start_gateway()
+    play.said = f"the S3 server was killed, and away for {away:.1f} s"
+    play.finish()
+    play.check_success()
+
+
+def _use_s3(play: Round) -> None:
+    ceph = play.services.ceph
+    for name, value in (("AWS_ACCESS_KEY_ID", ceph.access_key), ("AWS_SECRET_ACCESS_KEY", ceph.secret_key)):
+        os.environ[name] = value  # this process asks the store too
+        play.cleanup.callback(os.environ.pop, name)
+        play.use(**{name: value})
+    play.use(FARM_STORE=f"s3://{BUCKET}/{play.folder.name}", FARM_S3_ENDPOINT=ceph.endpoint)
+
+
+def cache_full(play: Round) -> None:
+    """What a machine keeps of S3 is a convenience: without room for it, everything goes on."""
+    _use_s3(play)
+    disk = _small_disk(play)
+    play.use(FARM_CACHE_DIR=str(disk))
+    play.submit()
+    play.serve()
+    play.moment()
+    _fill(disk)
+    play.said = "the disk of the node's store was full"
+    play.finish()
+    play.check_success()
+
+
+def store_full(play: Round) -> None:
+    """The job ends as CRASHED with the reason; once there is room, a retry does the rest."""
+    disk = _small_disk(play)
+    play.use(FARM_STORE=f"file://{disk}")
+    play.submit()
+    play.serve()
+    play.moment()
+    ballast = _fill(disk)
+    play.said = "the disk of the store was full"
+    play.finish()
+    for job in play.jobs():
+        if job.status is not Status.SUCCEEDED:
+            assert job.status is Status.CRASHED, f"{job.name} is {job.status}: {job.reason}"
+            assert "No space left on device" in job.reason, job.reason
+    ballast.unlink()
+    play.again(retry=True)
+    play.check_success()
+
+
+def _small_disk(play: Round) -> Path:
+    disk = play.folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)], check=True)
+    play.cleanup.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
+    return disk
+
+
+def _fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (2**16, 2**12, 1):
+            try:
+                while file.write(b"\0" * size):
+                    pass
+            except OSError:
+                continue
+    return ballast
+
+
+@cache
+def lacks_mount() -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
+        if mounted.returncode:
+            return "needs root, to mount a small disk"
+        subprocess.run(["umount", folder], check=True)
+    return None
+
+
+def byte_flipped(play: Round) -> None:
+    def flip(path: Path) -> str:
+        data = bytearray(path.read_bytes())
+        position, bit = play.random.randrange(len(data)), play.random.randrange(8)
+        data[position] ^= 1 << bit
+        # As a disk does it: the file stays the same one.
+        with path.open("r+b") as file:
+            file.write(data)
+        return f"bit {bit} of byte {position} was flipped"
+
+    _blob_hurt(play, flip)
+
+
+def blob_deleted(play: Round) -> None:
+    def delete(path: Path) -> str:
+        path.unlink()
+        return "it was deleted"
+
+    _blob_hurt(play, delete)
+
+
+def _blob_hurt(play: Round, hurt: object) -> None:
+    """What was made is made again; a checkpoint's weights cannot be, and come with the next submission."""
+    assert callable(hurt)
+    play.submit()
+    weights = {build.weights for job in play.jobs() for build in play.farm.inspect(job.id).builds}
+    play.serve()
+    play.moment()
+    blobs = sorted((play.folder / "store" / "v1" / "cas").glob("*/*"))
+    blob = play.random.choice([path for path in blobs if len(path.name) == 64])
+    of_input = blob.name in weights
+    play.said = f"{'weights' if of_input else 'a blob that was made'}, {blob.name[:8]}: {hurt(blob)}"
+    play.finish()
+    lost = [job for job in play.jobs() if job.status is not Status.SUCCEEDED]
+    for job in lost:
+        assert of_input, f"{job.name} is {job.status}: {job.reason}"
+        assert (job.status, job.fault) == (Status.CRASHED, Cause.LOST), f"{job.name} is {job.status}: {job.reason}"
+    done = [job.id for job in play.jobs() if job not in lost]
+    play.again(retry=False)
+    play.check_success([*done, *(job.id for job in play.jobs()[-3:])])
+
+
+def ptxas_hanging(play: Round) -> None:
+    """It is killed at its time limit, and tried at the lower level."""
+    real, here = shlex.quote(str(find_toolchain().ptxas)), shlex.quote(str(play.folder))
+    script = play.folder / "ptxas"
+    script.write_text(
+        f'#!/bin/sh\ncase "$1" in --*) exec {real} "$@";; esac\n'
+        f'mv {here}/hang {here}/hung 2>/dev/null && exec sleep 600\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    play.use(FARM_PTXAS=str(script), FARM_TOOL_TIMEOUT="10")
+    play.submit()
+    play.serve()
+    play.moment()
+    (play.folder / "hang").touch()
+    play.finish()
+    hung = (play.folder / "hung").exists()
+    play.said = f"ptxas {'hung' if hung else 'did not run any more'}"
+    play.check_success()
+    lower = [each for job in play.jobs() for each in play.farm.inspect(job.id).results if each.optimisation == 1]
+    assert bool(lower) == hung
