@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -21,6 +22,11 @@ BRANCHES = 16
 """Parts of a layer that are launched beside each other: the GPU has room for blocks of a few kernels at a time."""
 GUESSED_LAUNCHES = 16
 """From which it is guessed how many launches a graph should have."""
+IDLE_SECONDS = 1.0
+"""After which a GPU may have lowered its clock."""
+WAKE_SECONDS = 0.7
+"""Of work until the clock of an idle GPU is up."""
+WAKE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,8 @@ class Device:
         self._driver: Any = driver
         self._streams: list[Any] = []
         """For parts of layers that run beside the first."""
+        self._awake_at = -IDLE_SECONDS
+        """When it was last seen to be awake."""
         try:
             driver.init()
             self._device = driver.Device(0)
@@ -211,6 +219,17 @@ class Device:
         """Loads a kernel that no template made."""
         return RawKernel(self._driver.module_from_buffer(cubin).get_function(entry), block)
 
+    def wake(self) -> None:
+        """Keeps the GPU busy until its clock is up, unless it has just been: what is timed before takes far longer."""
+        start = time.monotonic()
+        if start - self._awake_at >= IDLE_SECONDS:
+            memory = self.allocate(WAKE_BYTES)
+            while time.monotonic() - start < WAKE_SECONDS:
+                self._driver.memset_d8(int(memory), 0, WAKE_BYTES)
+                self._driver.Context.synchronize()
+            memory.free()
+        self._awake_at = time.monotonic()
+
     def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = REPLAYS) -> float:
         """Median time of one launch: a CUDA graph of many, one data set after the other, replayed.
 
@@ -222,8 +241,9 @@ class Device:
                 launch(i % sets)
 
         some = min(sets, GUESSED_LAUNCHES)
+        self.wake()
         try:
-            self._elapsed_microseconds(stream, lambda: run(some))  # loads the code, and brings the clock up
+            self._elapsed_microseconds(stream, lambda: run(some))  # loads the code
             guess = max(1.0, self._elapsed_microseconds(stream, lambda: run(some)) / some)
             launches = launches_of(guess, sets)
             with CudaGraph(stream.handle, lambda: run(launches)) as graph:

@@ -79,7 +79,7 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
         rules = Rules(plan.peers, peaks, plan.seed, plan.accumulate, plan.sets)
         arch, level = facts.arch, plan.optimisation
-        book = _book(settings, arch) if plan.tuning else NO_RECORDS
+        book = tuning_book(settings, arch) if plan.tuning else NO_RECORDS
         with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx, book=book) as pool:
             session = Session(device, pool, rules)
             here = environment(facts, peaks, toolchain, session.versions())
@@ -100,7 +100,8 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
     return results
 
 
-def _book(settings: Settings, arch: str) -> TuningBook:
+def tuning_book(settings: Settings, arch: str) -> TuningBook:
+    """The records for an architecture: the ledger's, and those that ship."""
     ledger = open_ledger(settings)
     try:
         return TuningBook.of(ledger.tuning.records([plain_arch(arch)]), shipped_records())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from codegen.device import Device
 from codegen.toolchain import find_toolchain
+from farm.bench.benchmark import tuning_book
 from farm.bench.kernels import KernelPool
 from farm.bench.peers import Layer, Peers
 from farm.bench.stage import Shape, Stage
@@ -28,11 +29,13 @@ def main(arguments: Sequence[str]) -> None:
     settings = load_settings()
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
-    with Device() as device, KernelPool(settings, store, toolchain, device.arch) as pool:
-        gpu = TorchGpu((stream := device.new_stream()).handle)
-        for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):
-            _profile(case, device, pool, gpu, stream)
-            gpu.release()
+    with Device() as device:
+        book = tuning_book(settings, device.arch)
+        with KernelPool(settings, store, toolchain, device.arch, book=book) as pool:
+            gpu = TorchGpu((stream := device.new_stream()).handle)
+            for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):
+                _profile(case, device, pool, gpu, stream)
+                gpu.release()
 
 
 def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream: object) -> None:

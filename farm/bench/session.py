@@ -161,6 +161,7 @@ class Session:
 
     def _microseconds(self, launch: Callable[[int], None], sets: int) -> float:
         if self._torch:
+            self._device.wake()
             return self._torch.microseconds(launch, sets)
         return self._device.microseconds(launch, sets, self._stream)
 
@@ -212,6 +213,7 @@ class Session:
         error = gpu.relative_error(prepared.as_output(variant.launch(0)), sums)
         if not error <= peer.tolerance:
             raise _WrongError(f"wrong: relative error {error:.1e}, {peer.tolerance:.0e} is allowed")
+        self._device.wake()
         return gpu.microseconds(variant.launch, sets), error, variant.note
 
 
