@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from codegen.launch import Launch
-from codegen.replay import REPLAYS, CudaGraph, launches_of
+from codegen.replay import REPLAYS, CudaGraph, Gate, launches_of
 
 _POISON = 0xFF
 """A NaN of such bytes in every data type: an output that no kernel writes stays one."""
@@ -243,21 +243,30 @@ class Device:
         some = min(sets, GUESSED_LAUNCHES)
         self.wake()
         try:
-            self._elapsed_microseconds(stream, lambda: run(some))  # loads the code
-            guess = max(1.0, self._elapsed_microseconds(stream, lambda: run(some)) / some)
+            run(some)  # loads the code, for which the driver may wait
+            stream.synchronize()
+            gate = self.gate(stream)
+            guess = max(1.0, self._elapsed_microseconds(stream, gate, lambda: run(some)) / some)
             launches = launches_of(guess, sets)
             with CudaGraph(stream.handle, lambda: run(launches)) as graph:
-                times = [self._elapsed_microseconds(stream, graph.replay) / launches for _ in range(repeats + 1)]
+                graph.replay()
+                times = [self._elapsed_microseconds(stream, gate, graph.replay) / launches for _ in range(repeats)]
         except self._driver.Error as error:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
-        return float(np.median(times[1:]))  # the first warms up
+        return float(np.median(times))
 
-    def _elapsed_microseconds(self, stream: Any, enqueue: Callable[[], None]) -> float:
+    def gate(self, stream: Any) -> Gate:
+        """To time what a stream does and nothing else."""
+        flag = self._driver.pagelocked_empty(1, np.uint32, mem_flags=self._driver.host_alloc_flags.DEVICEMAP)
+        return Gate(stream.handle, flag, int(flag.base.get_device_pointer()))
+
+    def _elapsed_microseconds(self, stream: Any, gate: Gate, enqueue: Callable[[], None]) -> float:
         """What the GPU takes for what the function enqueues; waits for its end."""
         begin, end = self._driver.Event(), self._driver.Event()
-        begin.record(stream)
-        enqueue()
-        end.record(stream)
+        with gate.closed():
+            begin.record(stream)
+            enqueue()
+            end.record(stream)
         end.synchronize()
         return float(begin.time_till(end)) * 1e3
 

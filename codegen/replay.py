@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 
@@ -20,6 +24,8 @@ MOST_LAUNCHES = 40
 
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED: what other threads do with the driver meanwhile does not end the capture."""
+_EQUAL = 1
+"""CU_STREAM_WAIT_VALUE_EQ."""
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamBeginCapture_v2": (ctypes.c_void_p, ctypes.c_int),
     "cuStreamEndCapture": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
@@ -27,6 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
     "cuGraphExecDestroy": (ctypes.c_void_p,),
     "cuGraphDestroy": (ctypes.c_void_p,),
+    "cuStreamWaitValue32_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
 
@@ -73,6 +80,30 @@ class CudaGraph:
         _call("cuGraphLaunch", self._executable, self._stream)
 
 
+class Gate:
+    """Holds a stream back until all that is to be timed is in it.
+
+    Else what delays this thread between an event and the launch after it, such as the threads that build the next
+    kernels, is timed as if the GPU had worked.
+    """
+
+    def __init__(self, stream: int, flag: NDArray[np.uint32], address: int) -> None:
+        """`flag` is one number in page-locked memory, which the GPU reads at `address`."""
+        self._stream = stream
+        self._flag = flag
+        self._address = address
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """What is enqueued within begins to run after it; nothing within may wait for the GPU. Raises DeviceError."""
+        self._flag[0] = 0
+        _call("cuStreamWaitValue32_v2", self._stream, self._address, 1, _EQUAL)
+        try:
+            yield
+        finally:
+            self._flag[0] = 1
+
+
 def _destroy(graph: ctypes.c_void_p) -> None:
     """A capture that failed has given none."""
     if graph:
@@ -89,7 +120,7 @@ def _driver() -> Any:
         try:
             function = getattr(library, name)
         except AttributeError:
-            raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 11.4 or later") from None
+            raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
         function.argtypes, function.restype = arguments, ctypes.c_int
     return library
 

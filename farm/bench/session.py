@@ -162,7 +162,7 @@ class Session:
     def _microseconds(self, launch: Callable[[int], None], sets: int) -> float:
         if self._torch:
             self._device.wake()
-            return self._torch.microseconds(launch, sets)
+            return self._torch.microseconds(launch, sets, self._device.gate(self._stream))
         return self._device.microseconds(launch, sets, self._stream)
 
     def _peers(
@@ -214,7 +214,7 @@ class Session:
         if not error <= peer.tolerance:
             raise _WrongError(f"wrong: relative error {error:.1e}, {peer.tolerance:.0e} is allowed")
         self._device.wake()
-        return gpu.microseconds(variant.launch, sets), error, variant.note
+        return gpu.microseconds(variant.launch, sets, self._device.gate(self._stream)), error, variant.note
 
 
 class _WrongError(Exception):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.layers import Weights
+from codegen.replay import Gate
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu
 
 REPLAYS = 9
@@ -96,7 +97,7 @@ class TorchGpu:
         """A NumPy array as a tensor on the GPU."""
         return self.torch.from_numpy(values).cuda()
 
-    def microseconds(self, launch: Callable[[int], object], sets: int) -> float:
+    def microseconds(self, launch: Callable[[int], object], sets: int, gate: Gate) -> float:
         """Median time of one launch: a graph of many, one data set after the other, replayed.
 
         The results of the last launches are held, so that each set has memory of its own for them too. Raises what
@@ -110,7 +111,7 @@ class TorchGpu:
             begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             begin.record(self.stream)
             for i in range(min(sets, 4)):
-                launch(i)
+                launch(i)  # torch may wait for the GPU here: no gate
             end.record(self.stream)
         end.synchronize()
         guess = max(1.0, begin.elapsed_time(end) * 1e3 / min(sets, 4))
@@ -120,13 +121,15 @@ class TorchGpu:
             for i in range(launches):
                 held.append(launch(i % sets))
         times = []
-        for replay in range(REPLAYS + 1):
-            with cuda.stream(self.stream):
-                begin.record(self.stream)
-                graph.replay()
-                end.record(self.stream)
-            end.synchronize()
-            if replay:  # the first warms up
+        with cuda.stream(self.stream):
+            graph.replay()
+            self.stream.synchronize()
+            for _ in range(REPLAYS):
+                with gate.closed():
+                    begin.record(self.stream)
+                    graph.replay()
+                    end.record(self.stream)
+                end.synchronize()
                 times.append(begin.elapsed_time(end) * 1e3 / launches)
         return float(statistics.median(times))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,25 @@ def test_recording_runs_nothing(workbench: Workbench) -> None:
         stage.poison()
         with CudaGraph(stream.handle, lambda: layer(stage.inputs[0], stage.outputs[0], odd.batch)):
             assert np.isnan(stage.output()).all()
+
+
+def test_a_stream_that_is_held_back_runs_nothing_until_it_is_let_go(workbench: Workbench) -> None:
+    odd = ODD_LAYERS[SEVERAL_GROUPS]
+    device = workbench.device
+    kernels = workbench.cubins(
+        workbench.kernels(odd.spec, odd.tiling, weights_of(odd.spec, 0.5), whole(odd.spec, odd.tiling))
+    )
+    with Stage(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
+        stream = device.new_stream()
+        layer = device.load_layer(kernels, stream)
+        layer(stage.inputs[0], stage.outputs[0], odd.batch)
+        stream.synchronize()
+        with device.gate(stream).closed():
+            layer(stage.inputs[0], stage.outputs[0], odd.batch)
+            time.sleep(0.05)  # a kernel of microseconds would be done
+            assert not stream.is_done()
+        stream.synchronize()
+        assert stream.is_done()
 
 
 def test_what_fails_while_it_is_recorded_leaves_the_stream_usable(workbench: Workbench) -> None:
