@@ -85,11 +85,11 @@ class ClusterGpuHost(GpuHost):
     def run(self, work: Work[Event]) -> Iterator[Event]:
         """See GpuHost."""
         node = self._free_node()
-        task = self._ray.remote(gpu_task).options(
-            # No CPU: it waits for a GPU only, not for the builds that were given to the machine before.
-            num_cpus=0, num_gpus=1, max_retries=0, scheduling_strategy=self._connection.on(node),
-        )  # fmt: skip
-        self._stream = task.remote(_settings_on(node, self._settings), work)
+        # No CPU: it waits for a GPU only, not for the builds that were given to the machine before. One call: a process
+        # that stayed would keep memory of the GPU.
+        task = self._ray.remote(num_cpus=0, num_gpus=1, max_calls=1, max_retries=0)(gpu_task)
+        here = self._connection.on(node)
+        self._stream = task.options(scheduling_strategy=here).remote(_settings_on(node, self._settings), work)
         if not self._ray.wait([self._stream], timeout=PATIENCE_SECONDS)[0]:
             self._notice(f"waiting for {node.name} to begin")
         try:

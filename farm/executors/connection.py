@@ -126,6 +126,8 @@ class RayConnection:
             knock(address)
             require_token(self.where, authentication)
             _require_node(address, self.where)
+        # Whatever log_to_driver says, Ray prints on stdout what befalls its workers: --json is one document, and we tell it.
+        self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         obeyed = signal.getsignal(signal.SIGTERM)
         try:
             self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
