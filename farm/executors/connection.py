@@ -126,7 +126,7 @@ class RayConnection:
             knock(address)
             require_token(self.where, authentication)
             _require_node(address, self.where)
-        # Whatever log_to_driver says, Ray prints on stdout what befalls its workers: --json is one document, and we tell it.
+        # Whatever log_to_driver says, Ray prints on stdout that a worker died, where --json has its one document.
         self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         obeyed = signal.getsignal(signal.SIGTERM)
         try:

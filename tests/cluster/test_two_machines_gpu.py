@@ -1,4 +1,4 @@
-"""`farm tune`, `farm bench` and `farm verify --gpu` on a GPU of a Ray cluster: real Ray, a GPU that is played."""
+"""`farm tune`, `farm bench` and `farm verify --gpu` on a machine of a cluster: real Ray, a GPU that is played."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from farm.settings import Settings, load_settings
 from farm.testing import laptop_settings
 from farm.tuner import tuner
 from tests.cluster import gpu_work
+from tests.cluster.one_token import start_cluster
 from tests.cluster.sleeping import wait_until
 from tests.command import ROOT
 from tests.samples import checkpoint, layer
@@ -51,20 +52,15 @@ class Site:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """One machine, which has no GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        from ray.cluster_utils import Cluster
-
-        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0, **MEMORY})
-        try:
-            yield started
-        finally:
-            started.shutdown()
+    started = start_cluster(num_cpus=1, num_gpus=0, **MEMORY)
+    try:
+        yield started
+    finally:
+        started.shutdown()
 
 
 @pytest.fixture
 def without_gpu(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     variables = {
         "FARM_EXECUTOR": "ray",
         "FARM_RAY_ADDRESS": cluster.address,
