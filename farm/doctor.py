@@ -124,7 +124,11 @@ def _gpu(settings: Settings) -> Check:
     try:
         with open_gpu(settings) as host:
             if host.is_remote:
-                return Check("gpu", True, "of the cluster: farm verify --gpu, tune and bench work there")
+                return Check(
+                    "gpu",
+                    True,
+                    "the cluster has one: farm verify --gpu, farm tune and farm bench run there",
+                )
             with Device() as device:
                 return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
     except (CodegenError, FarmError) as error:

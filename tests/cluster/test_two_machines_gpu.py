@@ -178,6 +178,20 @@ def test_a_machine_that_has_a_gpu_in_name_only_is_an_exit_code_and_names_the_mac
     assert "PyCUDA cannot be used here" in said or "no GPU can be used here" in said
 
 
+def gpu_of_doctor(capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(["doctor", "--json"]) == OK
+    checks = {each["name"]: each["text"] for each in json.loads(capsys.readouterr().out)["checks"]}
+    return str(checks["gpu"])
+
+
+def test_doctor_says_whether_the_cluster_has_a_gpu(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_of_doctor(capsys).startswith("the cluster has one")
+
+
+def test_doctor_does_not_mind_a_cluster_without_one(without_gpu: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has no machine with a GPU" in gpu_of_doctor(capsys)
+
+
 def test_a_defect_shows_where_it_was(site: Site) -> None:
     with open_gpu(site.settings) as gpu, pytest.raises(ZeroDivisionError, match=r"gpu_work\.py"):
         list(gpu.run(gpu_work.broken))
