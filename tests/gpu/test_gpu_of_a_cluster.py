@@ -1,4 +1,4 @@
-"""The GPU of this machine as that of a Ray cluster: `farm tune`, `farm bench` and `farm verify --gpu`, all of it real."""
+"""The GPU of this machine as that of a Ray cluster: `farm tune`, `farm bench`, `farm verify --gpu`, all of it real."""
 
 from __future__ import annotations
 
