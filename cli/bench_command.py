@@ -13,14 +13,14 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import accumulator_of, input_shapes_of, names_of, numbers_of
+from cli.options import LOCAL_HELP, accumulator_of, input_shapes_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from codegen.spec import DataType
     from farm.bench.benchmark import Plan
-    from farm.bench.results import Measurement, Results
+    from farm.bench.results import CaseKey, Measurement, Results
     from farm.bench.workload import Case, Choice
 
 RUN = "run"
@@ -100,9 +100,10 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
     ] = None,
+    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> int:
-    """Measure kernels on the GPU here: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
+    """Measure kernels on a GPU: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
     from farm.bench.benchmark import Plan
     from farm.bench.workload import Choice
     from farm.settings import load_settings
@@ -128,7 +129,7 @@ def run(
         resume=resume,
     )
     settings = load_settings(overrides={"jobs": jobs})
-    results = measured(settings, cases, plan, quiet=quiet)
+    results = measured(settings, cases, plan, local=local, quiet=quiet)
     show(results, as_json=json_to == "-", folder=plot)
     wrong = [each for each in results.measurements if each.reason.startswith("wrong:")]
     return JOB_FAILED if any(each.contender == "generated" for each in wrong) else OK
@@ -160,12 +161,13 @@ def paper(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
     ] = None,
+    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Repeat the paper's experiments on the GPU here; its numbers and ours side by side."""
+    """Repeat the paper's experiments on a GPU; its numbers and ours side by side."""
     from cli.bench_tables import missing_lines, paper_table
     from farm.bench.benchmark import Plan
-    from farm.bench.counters import NoCountersError, profile
+    from farm.bench.counters import read_counters
     from farm.bench.paper import MAIN, PEERS, rows
     from farm.bench.workload import Choice, operator_cases, structured_cases
     from farm.settings import load_settings
@@ -176,15 +178,13 @@ def paper(
     cases = [*operator_cases(names, Choice(batches, sparsities)), *structured_cases(names, batches)]
     file = file_of(json_to, resume=resume)
     plan = Plan(peers=PEERS, sets=sets, file=file, resume=resume, with_ptx=True)
-    results = measured(load_settings(overrides={"jobs": jobs}), cases, plan, quiet=quiet)
+    settings = load_settings(overrides={"jobs": jobs})
+    results = measured(settings, cases, plan, local=local, quiet=quiet)
     operators = list(dict.fromkeys(case.key.operator for case in cases if not case.peers_only))
     read: Any = "not asked for"
     if counters:
-        try:
-            with stderr().status("reading counters"):
-                read = profile(operators, max(batches), MAIN)
-        except NoCountersError as error:
-            read = f"no counters: {error}"
+        with stderr().status("reading counters"):
+            read = read_counters(settings, operators, max(batches), MAIN, local=local)
     found = rows(results, read)
     if json_to == "-":
         print_json({**results.to_json(), "counters": read, "paper": [asdict(row) for row in found]})
@@ -207,7 +207,7 @@ def plot_file(
     show(read_results(file), as_json=False, folder=folder)
 
 
-def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, quiet: bool) -> Results:
+def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:
     """Runs the benchmark with a bar on a terminal, a line per case elsewhere."""
     from cli.bench_tables import progress_line
     from farm.bench.benchmark import benchmark
@@ -218,12 +218,16 @@ def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, quiet: bool) -
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("measuring", total=len(cases))
 
-        def tell(case: Case, found: Sequence[Measurement], done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=case.key.operator)
+        def notice(text: str) -> None:
+            if not quiet:
+                console.print(Text(text), soft_wrap=True)
+
+        def tell(case: CaseKey, found: Sequence[Measurement], done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=case.operator)
             if not shows and not quiet:
                 console.print(Text(progress_line(found, done, total)), soft_wrap=True)
 
-        return benchmark(settings, cases, plan, tell)
+        return benchmark(settings, cases, plan, tell, local=local, notice=notice)
 
 
 def show(results: Results, *, as_json: bool, folder: Path | None) -> None:

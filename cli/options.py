@@ -10,6 +10,8 @@ from pathlib import Path
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
 
+LOCAL_HELP = "Take the GPU of this machine, whatever cluster is configured."
+
 
 def archs_of(values: Sequence[str]) -> tuple[str, ...]:
     """Architectures from options that may be repeated and may hold several each."""

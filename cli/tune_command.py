@@ -1,4 +1,4 @@
-"""`farm tune`: the fastest tiling of each layer on the GPU here."""
+"""`farm tune`: the fastest tiling of each layer on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import accumulator_of, input_shapes_of, names_of, numbers_of
+from cli.options import LOCAL_HELP, accumulator_of, input_shapes_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
 from farm.errors import UsageError
@@ -55,10 +55,11 @@ def tune(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
     ] = None,
+    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> int:
-    """Try tilings on the GPU here and keep the fastest: farm compile uses them. The same call again goes on."""
+    """Try tilings on a GPU and keep the fastest: farm compile uses them. The same call again goes on."""
     from cli.tune_progress import ShownTuning
     from farm.bench.workload import Choice
     from farm.settings import load_settings
@@ -76,7 +77,7 @@ def tune(
     settings = load_settings(overrides={"jobs": jobs})
     with ShownTuning(stderr(), quiet=quiet or as_json) as shown:
         try:
-            outcomes = tune_cases(settings, cases, plan, shown)
+            outcomes = tune_cases(settings, cases, plan, shown, local=local)
         except KeyboardInterrupt:
             _print_end(shown.outcomes, as_json=as_json)
             text = f"interrupted: {len(shown.outcomes)} of {shown.total} layers are done; the same command goes on"

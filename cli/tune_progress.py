@@ -42,6 +42,10 @@ class ShownTuning(TuneProgress):
     ) -> None:
         self._bar.stop()
 
+    def waiting(self, reason: str) -> None:
+        """See TuneProgress."""
+        self._line(reason)
+
     def started(self, gpu: str, layers: int) -> None:
         """See TuneProgress."""
         self.total = layers

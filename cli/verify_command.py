@@ -10,23 +10,28 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
+from cli.options import LOCAL_HELP
 from cli.render import counted, plain_table, print_json, stderr, stdout
+from farm.errors import UsageError
 
 
 def verify(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
-    gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on the GPU here instead of the emulator.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images of the input.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random input.")] = 0,
+    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Run every layer's kernel against a float64 reference: the PTX in an emulator, or the cubins on a GPU."""
     from farm.api import Farm
     from farm.settings import load_settings
 
+    if local and not gpu:
+        raise UsageError("--local chooses a GPU: give --gpu too")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
-        for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed):
+        for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed, local=local, notice=spinner.update):
             found = layer.verification
             spinner.update(f"verified {layer.layer}")
             rows.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,6 +21,7 @@ from farm.bundle import write_bundle
 from farm.coordinator import Coordinator
 from farm.errors import CancelledError, JobFailedError, NotFoundError, StoreError, UnfinishedError, UsageError
 from farm.executors import open_executor
+from farm.executors.gpu import Notice, no_notice, open_gpu
 from farm.explanation import Explanation, explain
 from farm.garbage import Limits, Sweep, collect_garbage
 from farm.inventory import Inventory, Tell, read_inventory, tell_nobody
@@ -38,7 +39,7 @@ from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
-from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
+from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
 from farm.warm import Warmed, make_templates, missing_templates, warmed
 
 if TYPE_CHECKING:
@@ -228,11 +229,35 @@ class Farm:
             directory, detail.job, detail.builds, detail.results, self._tool_versions(detail.results), self._store
         )
 
-    def verify(self, job_id: str, *, gpu: bool = False, batch: int = 2, seed: int = 0) -> Iterator[LayerVerification]:
-        """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on this GPU."""
+    def verify(
+        self,
+        job_id: str,
+        *,
+        gpu: bool = False,
+        batch: int = 2,
+        seed: int = 0,
+        local: bool = False,
+        notice: Notice = no_notice,
+    ) -> Iterator[LayerVerification]:
+        """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on a GPU.
+
+        The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one.
+        """
         detail = self._succeeded(job_id)
-        verify = verify_on_gpu if gpu else verify_on_cpu
-        return verify(self._store, detail.builds, detail.results, batch=batch, seed=seed)
+        if not gpu:
+            return verify_on_cpu(self._store, detail.builds, detail.results, batch=batch, seed=seed)
+        return self._verify_on_gpu(detail, batch, seed, local, notice)
+
+    def _verify_on_gpu(
+        self, detail: JobDetail, batch: int, seed: int, local: bool, notice: Notice
+    ) -> Iterator[LayerVerification]:
+        builds, results = detail.builds, detail.results
+        with open_gpu(self._settings, local=local, notice=notice) as host:
+            if host.is_remote:
+                work = partial(verification_work, builds=builds, results=results, batch=batch, seed=seed)
+                yield from host.run(work)
+            else:
+                yield from verify_on_gpu(self._store, builds, results, batch=batch, seed=seed)
 
     def doctor(self) -> Iterator[doctor.Check]:
         """Tries everything that a compile needs."""

@@ -12,7 +12,7 @@ import numpy as np
 from codegen.arch import virtual_arch
 from codegen.assemble import assemble
 from codegen.device import Device
-from codegen.errors import CodegenError, DeviceError
+from codegen.errors import CodegenError
 from codegen.layers import Weights
 from codegen.rewrite import rewrite
 from codegen.spec import Conv2d
@@ -22,6 +22,7 @@ from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from farm.errors import FarmError
 from farm.executors import open_executor
 from farm.executors.contract import UNCHECKED
+from farm.executors.gpu import open_gpu
 from farm.executors.token import described
 from farm.ledger import database_revision, open_ledger
 from farm.settings import Settings, ray_authentication, redacted
@@ -52,7 +53,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
     yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
-    yield _gpu()
+    yield _gpu(settings)
 
 
 def _try(name: str, use: Callable[[], str], way_out: str) -> Check:
@@ -118,10 +119,17 @@ def _executor(settings: Settings) -> str:
     return "; ".join([told, *idle])
 
 
-def _gpu() -> Check:
+def _gpu(settings: Settings) -> Check:
     """None is needed, so none is fine."""
     try:
-        with Device() as device:
-            return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
-    except DeviceError as error:
+        with open_gpu(settings) as host:
+            if host.is_remote:
+                return Check(
+                    "gpu",
+                    True,
+                    "the cluster has one: farm verify --gpu, farm tune and farm bench run there",
+                )
+            with Device() as device:
+                return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
+    except (CodegenError, FarmError) as error:
         return Check("gpu", True, f"none is needed; farm verify --gpu is off: {error}")

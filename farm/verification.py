@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from codegen.device import Device
@@ -17,6 +17,8 @@ from codegen.verify import Verification, random_input, random_residual, verify_l
 from farm.build import find_template
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult
+from farm.settings import Settings
+from farm.store import open_store
 from farm.store.contract import Store, blob_digest
 
 
@@ -99,6 +101,13 @@ def verify_on_gpu(
             if made:
                 verification = _verify_cubins(store, device, build, made, batch * build.rows, seed)
                 yield LayerVerification(build.layer, len(build.parts), (arch,), device.name, verification)
+
+
+def verification_work(
+    settings: Settings, builds: Sequence[Build], results: Sequence[BuildResult], batch: int, seed: int
+) -> Generator[LayerVerification, None, None]:
+    """`verify_on_gpu` of the machine where it runs."""
+    yield from verify_on_gpu(open_store(settings), builds, results, batch=batch, seed=seed)
 
 
 def _verify_cubins(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,9 @@ from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
 from farm.bench.kernels import BuiltLayer, NotBuiltError
 from farm.bench.workload import Case
+from farm.tuner.rig import Rig
+from farm.tuner.search import Attempt, Builder, Found
+from farm.tuner.tuner import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
 from farm.tuning.book import key_of
 from farm.tuning.record import TuningRecord
 from tests.samples import layer
@@ -107,6 +110,23 @@ class PlayedBuilder:
             kernels = ((repr(tiling).encode(), tiling),)
             future.set_result(BuiltLayer(tiling, kernels, 1.0, {}))  # type: ignore[arg-type]
         return future
+
+
+def ended(searching: Generator[Attempt, None, Found]) -> Found:
+    """What a search comes to."""
+    while True:
+        try:
+            next(searching)
+        except StopIteration as end:
+            found: Found = end.value
+            return found
+
+
+def whole_tuning(
+    rig: Rig, builder: Builder, table: RecordTable, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress
+) -> list[Outcome]:
+    """A whole tuning on this rig, its records kept in the table."""
+    return follow(tune_on(rig, builder, cases, table.records(), plan), table, progress)
 
 
 def other_tiling(tiling: Tiling) -> Tiling:

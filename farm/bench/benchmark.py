@@ -1,9 +1,10 @@
-"""One call of `farm bench`: opens the GPU, the store and the tools, measures, and keeps what was found."""
+"""One call of `farm bench`: what is measured where there is a GPU, and how what was found is kept here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ from codegen.toolchain import find_toolchain
 from farm.bench.contenders import PEERS
 from farm.bench.environment import environment
 from farm.bench.kernels import KernelPool
-from farm.bench.results import Measurement, Results, read_results, write_results
+from farm.bench.results import CaseKey, Measurement, Results, read_results, write_results
 from farm.bench.roof import Peaks, peaks_of
 from farm.bench.session import Rules, Session
+from farm.bench.stored_case import StoredCase, loaded_cases, stored_cases
 from farm.bench.workload import Case
 from farm.build import known_toolchain
 from farm.errors import UsageError
+from farm.executors.gpu import Notice, no_notice, open_gpu
 from farm.ledger import open_ledger
 from farm.settings import Settings
 from farm.store import open_store
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
-from farm.tuning.record import plain_arch
+from farm.tuning.record import TuningRecord
 
-Told = Callable[[Case, Sequence[Measurement], int, int], None]
+Told = Callable[[CaseKey, Sequence[Measurement], int, int], None]
 """What is told after each case: what was found, how many cases are done, how many there are."""
 
 
@@ -63,12 +66,55 @@ class Plan:
         }
 
 
-def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told) -> Results:
-    """Measures all cases on the GPU here.
+@dataclass(frozen=True)
+class CaseMeasured:
+    """All that was found for a case."""
 
-    Raises DeviceError without a GPU, UsageError for a file that cannot be resumed; what a single contender cannot do is
-    a measurement with a reason.
+    case: CaseKey
+    measurements: tuple[Measurement, ...]
+
+
+def benchmark(
+    settings: Settings,
+    cases: Sequence[Case],
+    plan: Plan,
+    tell: Told,
+    *,
+    local: bool = False,
+    notice: Notice = no_notice,
+) -> Results:
+    """Measures all cases on the cluster's GPU, or with `local` on this machine's.
+
+    Raises DeviceError and NoWorkerError without a GPU, UsageError for a file that cannot be resumed; what a single
+    contender cannot do is a measurement with a reason.
     """
+    before = read_results(plan.file) if plan.resume and plan.file and plan.file.exists() else None
+    done = {each.case for each in before.measurements} if before else set()  # a case is written whole
+    left = [case for case in cases if case.key not in done]
+    results = Results({}, plan.to_json())
+    number = len(cases) - len(left)
+    with open_gpu(settings, local=local, notice=notice) as gpu:
+        sent = stored_cases(left, open_store(settings)) if gpu.is_remote else left
+        records = _records(settings) if plan.tuning else []
+        for event in gpu.run(partial(benchmark_work, cases=sent, plan=plan, records=records)):
+            match event:
+                case Results():
+                    results = resumed(before, event) if before else event
+                case CaseMeasured():
+                    kept = [each for each in results.measurements if each.case != event.case]
+                    results = replace(results, measurements=(*kept, *event.measurements))
+                    number += 1
+            if plan.file:
+                write_results(plan.file, results)  # also before minutes are spent: it may not be possible
+            if isinstance(event, CaseMeasured):
+                tell(event.case, event.measurements, number, len(cases))
+    return results
+
+
+def benchmark_work(
+    settings: Settings, cases: Sequence[Case | StoredCase], plan: Plan, records: Sequence[TuningRecord]
+) -> Generator[Results | CaseMeasured, None, None]:
+    """Tells first where it measures, without measurements yet, then every case. Raises DeviceError without a GPU."""
     with Device() as device:
         facts = device.facts
         found = peaks_of(
@@ -79,32 +125,19 @@ def benchmark(settings: Settings, cases: Sequence[Case], plan: Plan, tell: Told)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
         rules = Rules(plan.peers, peaks, plan.seed, plan.accumulate, plan.sets)
         arch, level = facts.arch, plan.optimisation
-        book = tuning_book(settings, arch) if plan.tuning else NO_RECORDS
+        book = TuningBook.of(records, shipped_records()) if plan.tuning else NO_RECORDS
         with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx, book=book) as pool:
             session = Session(device, pool, rules)
-            here = environment(facts, peaks, toolchain, session.versions())
-            results = Results(here, plan.to_json())
-            if plan.resume and plan.file and plan.file.exists():
-                results = resumed(read_results(plan.file), results)
-            done = {each.case for each in results.measurements}  # a case is written whole
-            left = [case for case in cases if case.key not in done]
-            begun = len(cases) - len(left)
-            if plan.file:
-                write_results(plan.file, results)  # before minutes are spent: it may not be possible
-            for number, (case, measured) in enumerate(zip(left, session.run(left), strict=True), begun + 1):
-                kept = [each for each in results.measurements if each.case != case.key]
-                results = replace(results, measurements=(*kept, *measured))
-                if plan.file:
-                    write_results(plan.file, results)
-                tell(case, measured, number, len(cases))
-    return results
+            yield Results(environment(facts, peaks, toolchain, session.versions()), plan.to_json())
+            here = loaded_cases(cases, store)
+            for case, measured in zip(here, session.run(here), strict=True):
+                yield CaseMeasured(case.key, tuple(measured))
 
 
-def tuning_book(settings: Settings, arch: str) -> TuningBook:
-    """The records for an architecture: the ledger's, and those that ship."""
+def _records(settings: Settings) -> list[TuningRecord]:
     ledger = open_ledger(settings)
     try:
-        return TuningBook.of(ledger.tuning.records([plain_arch(arch)]), shipped_records())
+        return ledger.tuning.records()
     finally:
         ledger.close()
 

@@ -7,11 +7,14 @@ import io
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain import ToolLimits, run_tool
+from farm.executors.gpu import open_gpu
+from farm.settings import Settings
 
 DRAM = "dram__bytes.sum.per_second"
 GLOBAL_LOADS = "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second"
@@ -62,6 +65,25 @@ def profile(operators: Sequence[str], batch: int, sparsity: float) -> dict[str, 
     if not kernels:
         raise NoCountersError(_why(text) or "ncu saw no kernel")
     return by_contender(kernels, operators)
+
+
+def read_counters(
+    settings: Settings, operators: Sequence[str], batch: int, sparsity: float, *, local: bool = False
+) -> dict[str, dict[str, dict[str, float]]] | str:
+    """`profile` on the cluster's GPU, or with `local` on this machine's; in words why there are no counters."""
+    with open_gpu(settings, local=local) as gpu:
+        [found] = gpu.run(partial(counters_work, operators=operators, batch=batch, sparsity=sparsity))
+    return found
+
+
+def counters_work(
+    _settings: Settings, operators: Sequence[str], batch: int, sparsity: float
+) -> Generator[dict[str, dict[str, dict[str, float]]] | str, None, None]:
+    """Tells what `profile` gives, or why it gives nothing."""
+    try:
+        yield profile(operators, batch, sparsity)
+    except NoCountersError as error:
+        yield f"no counters: {error}"
 
 
 def _why(text: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from codegen.device import Device
 from codegen.toolchain import find_toolchain
-from farm.bench.benchmark import tuning_book
 from farm.bench.kernels import KernelPool
 from farm.bench.peers import Layer, Peers
 from farm.bench.stage import Shape, Stage
@@ -19,6 +18,8 @@ from farm.bench.workload import Case, Choice, operator_cases
 from farm.build import known_toolchain
 from farm.settings import load_settings
 from farm.store import open_store
+from farm.tuning.book import TuningBook
+from farm.tuning.files import shipped_records
 
 PEERS = ("cudnn-fp32", "cusparse")
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with Device() as device:
-        book = tuning_book(settings, device.arch)
+        book = TuningBook.of([], shipped_records())  # a machine of a cluster has no ledger
         with KernelPool(settings, store, toolchain, device.arch, book=book) as pool:
             gpu = TorchGpu((stream := device.new_stream()).handle)
             for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from codegen.errors import CodegenError
+from codegen.toolchain import find_toolchain
 from farm.executors.contract import UNCHECKED, WorkerState
 from farm.requests import Request
 from farm.version import program_digest
@@ -37,6 +40,15 @@ class NodeFacts:
             if mine != theirs:
                 return f"its {name} is {mine}, the coordinator's {theirs}: install the same one on both"
         return ""
+
+
+def node_facts(nvcc: Path | None, ptxas: Path | None) -> NodeFacts | str:
+    """What a machine is asked before it gets work; in words why it can do none."""
+    try:
+        toolchain = find_toolchain(nvcc, ptxas)
+        return NodeFacts.here(toolchain.nvcc_version, toolchain.ptxas_version)
+    except CodegenError as error:
+        return str(error)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -75,8 +75,12 @@ class Found:
     """Why there is no best, in words."""
 
 
-Tell = Callable[[int, float | None], None]
-"""Is told after each candidate: how many were tried, and the best time so far."""
+@dataclass(frozen=True)
+class Attempt:
+    """Told after each candidate."""
+
+    tried: int
+    best_microseconds: float | None
 
 
 def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
@@ -99,10 +103,9 @@ def search(
     *,
     accumulate: Accumulator = "float32",
     seed: int = 0,
-    tell: Tell | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
-    """The fastest right kernels of a layer on this GPU. Raises DeviceError where the GPU fails."""
+) -> Generator[Attempt, None, Found]:
+    """Tells its attempts; gives the fastest right kernels of a layer on this GPU. Raises DeviceError where it fails."""
     deadline = clock() + effort.budget_seconds
     ranked = ranked_tilings(case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate)
     tilings = spread(ranked)[: effort.candidates]
@@ -127,8 +130,7 @@ def search(
             else:
                 trials = _fastest([*trials, Trial(tiling, built, microseconds)], tilings[0])
             tried += 1
-            if tell:
-                tell(tried, trials[0].microseconds if trials else None)
+            yield Attempt(tried, trials[0].microseconds if trials else None)
         if not trials:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
             return Found(None, None, tried, not_built, tuple(wrong), reason)

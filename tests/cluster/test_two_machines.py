@@ -18,6 +18,7 @@ from farm.progress import Progress
 from farm.settings import Settings
 from farm.store import open_store
 from farm.testing import laptop_settings
+from tests.cluster.one_token import start_cluster
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace
 from tests.samples import SMALLER, checkpoint, layer
@@ -31,12 +32,9 @@ class TwoNodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    from ray.cluster_utils import Cluster
-
+def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
     memory = {"object_store_memory": 80 * 2**20, "memory": 4 * 2**30}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
+    cluster = start_cluster(num_cpus=1, **memory)
     try:
         second = cluster.add_node(num_cpus=1, **memory)
         cluster.wait_for_nodes()

@@ -19,8 +19,9 @@ from farm.store import open_store
 from farm.testing import laptop_settings
 from farm.tuner.rig import GpuRig, Kernels
 from farm.tuner.search import Effort, search
-from farm.tuner.tuner import TunePlan, TuneProgress, tune_on
+from farm.tuner.tuner import TunePlan, TuneProgress
 from tests.samples import checkpoint, layer
+from tests.tuning_samples import ended, whole_tuning
 
 NET = checkpoint(layer("conv1"))
 CASES = list(model_cases(NET, [], Choice((8,))))
@@ -35,8 +36,8 @@ def test_the_winner_is_right_no_slower_than_the_models_choice_and_used_by_a_comp
     plan = TunePlan(EFFORT)
     with KernelPool(settings, open_store(settings), toolchain, device.arch) as pool:
         rig = GpuRig(device)
-        [outcome] = tune_on(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
-        [again] = tune_on(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
+        [outcome] = whole_tuning(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
+        [again] = whole_tuning(rig, pool, ledger.tuning, CASES, plan, TuneProgress())
     record = outcome.record
     assert record is not None
     assert (outcome.wrong, outcome.not_built, record.tried) == ((), 0, 6)
@@ -71,7 +72,7 @@ def test_kernels_that_leave_outputs_unwritten_never_win(
 
     monkeypatch.setattr(device, "load_layer", load)
     with KernelPool(settings, open_store(settings), toolchain, device.arch) as pool:
-        found = search(CASES[0], rig, pool, EFFORT)
+        found = ended(search(CASES[0], rig, pool, EFFORT))
     [wrong] = found.wrong
     assert "were not written" in wrong
     assert found.best is not None

@@ -43,7 +43,7 @@ DOORS = {
     "prometheus_client": {"farm/metrics.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
-    "ray": {"farm/executors/cluster.py"},
+    "ray": {"farm/executors/"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/", "migrations/"},
     "subprocess": {"codegen/toolchain.py"},

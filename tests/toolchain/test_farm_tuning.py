@@ -27,10 +27,10 @@ from farm.ledger import open_ledger
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuner.search import Effort
-from farm.tuner.tuner import TunePlan, TuneProgress, tune_on
+from farm.tuner.tuner import TunePlan, TuneProgress
 from tests.samples import SMALL, layer
 from tests.toolchain.tools import NET, OPTIONS
-from tests.tuning_samples import GPU, KeptRecords, other_tiling, record
+from tests.tuning_samples import GPU, KeptRecords, other_tiling, record, whole_tuning
 
 BY_MODEL = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_kernel)
 TUNED = other_tiling(BY_MODEL)
@@ -125,7 +125,7 @@ def test_candidates_are_built_with_the_real_tools_and_the_winner_is_what_was_mea
     cases = list(model_cases(NET, ["conv1"], Choice((64,))))
     plan = TunePlan(Effort(budget_seconds=600, candidates=3))
     with KernelPool(settings, store, find_toolchain(), "sm_90") as pool:
-        [outcome] = tune_on(SizingRig(), pool, table, cases, plan, TuneProgress())
+        [outcome] = whole_tuning(SizingRig(), pool, table, cases, plan, TuneProgress())
     [kept] = table.records()
     assert outcome.record == kept
     assert (kept.tried, outcome.not_built, outcome.wrong) == (3, 0, ())

@@ -23,7 +23,7 @@ from farm.bench import benchmark
 from farm.bench import session as sessions
 from farm.bench.contenders import GENERATED, PEERS
 from farm.bench.kernels import BuiltLayer, NotBuiltError
-from farm.bench.results import Measurement, read_results
+from farm.bench.results import CaseKey, Measurement, read_results
 from farm.bench.roof import Peaks
 from farm.bench.session import Rules, Session
 from farm.bench.stage import set_count
@@ -194,7 +194,7 @@ def test_an_interrupted_run_is_gone_on_with_where_it_was(monkeypatch: pytest.Mon
     plan = benchmark.Plan(file=tmp_path / "r.json", resume=True)
     told: list[tuple[int, int]] = []
 
-    def tell(case: Case, found: Sequence[Measurement], done: int, total: int) -> None:
+    def tell(case: CaseKey, found: Sequence[Measurement], done: int, total: int) -> None:
         told.append((done, total))
         if told == [(1, 4)]:
             raise KeyboardInterrupt

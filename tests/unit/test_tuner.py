@@ -12,9 +12,9 @@ from codegen.choice import choose_tiling, ranked_tilings
 from codegen.tiling import Tiling
 from farm.bench.workload import Case, Choice, model_cases
 from farm.tuner.search import ALIKE, Effort, Found, search, spread
-from farm.tuner.tuner import Outcome, TunePlan, TuneProgress, tune_on
+from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer
-from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig
+from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, ended, whole_tuning
 
 CASES = list(model_cases(checkpoint(layer("conv1"), layer("conv2", spec=SMALLER)), [], Choice((4,))))
 CASE = CASES[0]
@@ -32,7 +32,7 @@ def fastest(winner: Tiling) -> Callable[[Tiling], float]:
 
 
 def found(rig: PlayedRig, builder: PlayedBuilder | None = None, effort: Effort = FEW) -> Found:
-    return search(CASE, rig, builder or PlayedBuilder(), effort)
+    return ended(search(CASE, rig, builder or PlayedBuilder(), effort))
 
 
 def test_the_ranking_begins_with_the_tiling_that_is_chosen() -> None:
@@ -97,7 +97,7 @@ def test_what_does_not_build_is_counted_and_left_out() -> None:
 def test_when_time_is_up_the_models_first_choice_has_been_measured_all_the_same() -> None:
     rig, builder = PlayedRig(slower_with_rank), PlayedBuilder()
     times = iter([0.0, *[100.0] * 1000])
-    result = search(CASE, rig, builder, Effort(budget_seconds=60), clock=lambda: next(times))
+    result = ended(search(CASE, rig, builder, Effort(budget_seconds=60), clock=lambda: next(times)))
     assert result.best is not None
     assert (result.best.tiling, result.tried) == (RANKED[0], 1)
     assert builder.built == RANKED[:1]
@@ -113,21 +113,21 @@ class Interrupting(TuneProgress):
 def test_an_interruption_keeps_what_is_done_and_the_same_call_goes_on() -> None:
     table, rig = KeptRecords(), PlayedRig(lambda tiling: 10.0)
     with pytest.raises(KeyboardInterrupt):
-        tune_on(rig, PlayedBuilder(), table, CASES, PLAN, Interrupting())
+        whole_tuning(rig, PlayedBuilder(), table, CASES, PLAN, Interrupting())
     assert len(table.kept) == 1
     builder = PlayedBuilder()
-    outcomes = tune_on(rig, builder, table, CASES, PLAN, TuneProgress())
+    outcomes = whole_tuning(rig, builder, table, CASES, PLAN, TuneProgress())
     assert [(each.layer, each.known) for each in outcomes] == [("conv1", True), ("conv2", False)]
     assert len(table.kept) == 2
     assert len(builder.built) == 8
-    assert all(each.known for each in tune_on(rig, PlayedBuilder(), table, CASES, PLAN, TuneProgress()))
+    assert all(each.known for each in whole_tuning(rig, PlayedBuilder(), table, CASES, PLAN, TuneProgress()))
 
 
 def test_again_tunes_what_has_a_record() -> None:
     table = KeptRecords()
-    tune_on(PlayedRig(fastest(RANKED[5])), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    whole_tuning(PlayedRig(fastest(RANKED[5])), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     again = TunePlan(FEW, again=True)
-    [outcome] = tune_on(PlayedRig(fastest(RANKED[6])), PlayedBuilder(), table, CASES[:1], again, TuneProgress())
+    [outcome] = whole_tuning(PlayedRig(fastest(RANKED[6])), PlayedBuilder(), table, CASES[:1], again, TuneProgress())
     assert not outcome.known
     [record] = table.records()
     assert record.tiling == RANKED[6]
@@ -136,18 +136,18 @@ def test_again_tunes_what_has_a_record() -> None:
 
 def test_a_record_whose_tiling_no_longer_does_is_made_anew() -> None:
     table = KeptRecords()
-    tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     [record] = table.records()
     table.put(replace(record, tiling=replace(record.tiling, stages=64)))
-    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [outcome] = whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     assert not outcome.known
     assert table.records() == [outcome.record]
 
 
 def test_a_record_of_another_gpu_is_no_reason_to_skip_a_layer() -> None:
     table = KeptRecords()
-    tune_on(PlayedRig(slower_with_rank, gpu="another"), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
-    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    whole_tuning(PlayedRig(slower_with_rank, gpu="another"), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [outcome] = whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     assert not outcome.known
     assert len(table.kept) == 2
 
@@ -155,13 +155,13 @@ def test_a_record_of_another_gpu_is_no_reason_to_skip_a_layer() -> None:
 def test_layers_of_one_kind_are_tuned_once() -> None:
     net = checkpoint(layer("conv1"), layer("conv2", seed=1))
     cases: list[Case] = list(model_cases(net, [], Choice((4,))))
-    [outcome] = tune_on(PlayedRig(slower_with_rank), PlayedBuilder(), KeptRecords(), cases, PLAN, TuneProgress())
+    [outcome] = whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), KeptRecords(), cases, PLAN, TuneProgress())
     assert (outcome.layer, outcome.also) == ("conv1", ("conv2",))
 
 
 def test_a_layer_without_right_kernels_has_no_record() -> None:
     table = KeptRecords()
     rig = PlayedRig(slower_with_rank, wrong=lambda tiling: True)
-    [outcome] = tune_on(rig, PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [outcome] = whole_tuning(rig, PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     assert (outcome.record, len(outcome.wrong)) == (None, 8)
     assert not table.kept

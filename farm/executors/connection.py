@@ -1,0 +1,185 @@
+"""This program's connection to Ray: started on this machine, or joined where the settings name a cluster."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from farm.errors import NoWorkerError, UnreachableError
+from farm.executors.address import host_and_port, knock
+from farm.executors.folder import RayFolder
+from farm.executors.nodes import Node
+from farm.executors.token import refusal, require_token
+from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's least: our bytes travel through the store."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
+    "RAY_kill_child_processes_on_worker_exit": "false",
+}
+_CLUSTER_ENVIRONMENT = {
+    # Without it Ray joins a cluster with a token only where it finds one by itself.
+    "RAY_AUTH_MODE": "token",
+    # Seconds that a cluster which listens may take to let us in: at Ray's own, 20, a wrong token is told late.
+    "RAY_NUM_REDIS_GET_RETRIES": "5",
+}
+
+
+class RayConnection:
+    """Opened at its first use, closed once; a Ray that the program around it started is used, and left as it is."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._address = settings.ray_address
+        self._ray: Any = None
+        self._started = False
+        """By this connection."""
+        self._folder: RayFolder | None = None
+        """Of a local Ray's sockets and logs."""
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return f"the Ray cluster at {self._address}" if self._address else "Ray on this machine"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether Ray was started here, for this program alone."""
+        return self._folder is not None
+
+    def open(self) -> Any:
+        """Gives the library, connected. Raises UnreachableError, NoWorkerError."""
+        local = self._address is None
+        set_environment_defaults(_ENVIRONMENT | (_local_environment() if local else _CLUSTER_ENVIRONMENT))
+        try:
+            import ray
+        except ImportError as error:
+            raise UnreachableError(
+                f"Ray cannot be imported ({error}): install it, or set FARM_EXECUTOR=inline"
+            ) from None
+        self._ray = ray
+        try:
+            if not ray.is_initialized():
+                self._start()
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            self.close()
+            raise self.unreachable(error) from error
+        except BaseException:
+            self.close()
+            raise
+        return ray
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._started:
+            self._ray.shutdown()
+        self._ray, self._started = None, False
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+    def unreachable(self, error: BaseException) -> UnreachableError:
+        """What to raise for an error of Ray while it connects."""
+        return UnreachableError(
+            f"{self.where} cannot be reached ({first_line(error)}): see farm doctor, or set FARM_EXECUTOR=inline"
+        )
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive, as Ray describes them."""
+        return [_node(each) for each in self._ray.nodes() if each["Alive"]]
+
+    def free_gpus(self) -> dict[str, float]:
+        """How many GPUs nobody uses, by the id of each machine that is alive."""
+        from ray._private import state
+
+        local: Any = state
+        return {node: float(free.get("GPU", 0)) for node, free in local.available_resources_per_node().items()}
+
+    def on(self, node: Node) -> Any:
+        """Ray's strategy for a task that runs on this machine or nowhere."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node.id, soft=False)
+
+    def _start(self) -> None:
+        self._started = True
+        address = self._address
+        authentication = ray_authentication()
+        options: dict[str, Any] = {"address": address}
+        if address is None:
+            self._folder = RayFolder()
+            options = {
+                "address": "local",
+                "num_cpus": self._settings.jobs,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(self._folder.path),
+            }
+        else:
+            knock(address)
+            require_token(self.where, authentication)
+            _require_node(address, self.where)
+        # Whatever log_to_driver says, Ray prints on stdout that a worker died, where --json has its one document.
+        self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        obeyed = signal.getsignal(signal.SIGTERM)
+        try:
+            self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, self._ray.exceptions.AuthenticationError) as error:
+            if address is None:
+                raise
+            raise refusal(self.where, authentication) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, obeyed)  # Ray puts its own in this one's place
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message, without passwords."""
+    lines = redacted(str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _node(found: Mapping[str, Any]) -> Node:
+    resources = found["Resources"]
+    return Node(
+        id=found["NodeID"],
+        name=found["NodeManagerHostname"],
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources.get("memory", 0)),
+    )
+
+
+def _local_environment() -> dict[str, str]:
+    return {
+        # Ray listens on every interface; only who has this process's token may give it work.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # At Ray's own, 15, whatever else this machine does would stop the builds.
+        "RAY_worker_niceness": "0",
+    }
+
+
+def _require_node(address: str, where: str) -> None:
+    """Raises NoWorkerError where this machine is no node of the cluster: Ray itself would abort the whole process."""
+    from ray._private import services
+
+    place = None if address.startswith("ray://") else host_and_port(address)
+    if place is None:
+        return
+    host, port = socket.gethostbyname(place[0]), place[1]
+    local: Any = services
+    joined = {found for each in local.find_gcs_addresses() if (found := host_and_port(each))}
+    # Ray takes the loopback for this machine's own address.
+    if not any(port == its_port and host in (its_host, "127.0.0.1") for its_host, its_port in joined):
+        raise NoWorkerError(
+            f"{where} can be used from one of its nodes, and this machine is none: "
+            f"run ray start --address={address} --num-cpus=0 here first"
+        )
