@@ -32,7 +32,8 @@ typedef unsigned short Element;
 #endif
 #endif
 
-// A lane of a float16 kernel computes two positions at once, PAIR_OFFSET elements apart, in the halves of its words.
+// A lane of a float16 kernel computes two outputs at once, in the halves of its words; what it reads for them lies
+// PAIR_OFFSET elements apart.
 #define PAIRS (DATA_TYPE == FLOAT16 ? 2 : 1)
 
 #if DATA_TYPE == FLOAT32 && __CUDA_ARCH__ >= 800
@@ -40,6 +41,8 @@ typedef unsigned short Element;
 #else
 #define ASYNCHRONOUS 0
 #endif
+
+#define HALF_VECTORS (ELEMENT_BYTES == 2 && UNIT > 1)
 
 __device__ __forceinline__ void wait_for_copies() {
 #if ASYNCHRONOUS
@@ -104,7 +107,29 @@ struct Copies {
                  "r"((int)(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1))),                 \
                  "n"((from) * 2), "n"(((from) + (PAIR_OFFSET)) * 2));
 #endif
+#if HALF_VECTORS
+// As many halves in one load as the copy has words, those of the second output after those of the first in `word`.
 #if UNIT == 4
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; mov.b32 %0,0; mov.b32 %1,0; "                             \
+                 "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
+                 : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#else
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"          \
+                 : "=&r"(word[i]) : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#endif
+#define LOAD_FIRST(j, i, c, from) \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1, j, UNIT * i, from)
+#if DATA_TYPE == FLOAT16
+#define COPY(j, i, c, from, to)                                                                                 \
+    LOAD_FIRST(j, i, c, from)                                                                                   \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1), j, UNIT * i + UNIT / 2,           \
+                from + (PAIR_OFFSET))
+#else
+#define COPY(j, i, c, from, to) LOAD_FIRST(j, i, c, from)
+#endif
+#elif UNIT == 4
 #define COPY(j, i, c, from, to)          \
     COPY_WORD(j, 4 * i, c, from)         \
     COPY_WORD(j, 4 * i + 1, c, from + 1) \
@@ -125,7 +150,30 @@ struct Copies {
 #define COMMIT_WORD(j, i, c, to)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; @p st.shared.b32 [%0+%3],%2; }" :: "r"(target[j] + stage), \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "r"(word[i]), "n"((to) * 4) : "memory");
+#if HALF_VECTORS
+// A word is a half of the second output above one of the first; a bfloat16 above zeros is a float32.
+#if DATA_TYPE == FLOAT16
+#define LOWER(i) word[i]
+#define UPPER(i) word[i + UNIT / 2]
+#else
+#define LOWER(i) 0
+#define UPPER(i) word[i]
+#endif
 #if UNIT == 4
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,0x5410; "                   \
+                 "prmt.b32 b,%2,%3,0x7632; prmt.b32 c,%4,%5,0x5410; prmt.b32 d,%4,%5,0x7632; "                        \
+                 "@p st.shared.v4.b32 [%0+%6],{a,b,c,d}; }"                                                           \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(LOWER(4 * i)),           \
+                 "r"(UPPER(4 * i)), "r"(LOWER(4 * i + 1)), "r"(UPPER(4 * i + 1)), "n"((to) * 4) : "memory");
+#else
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,0x5410; "                       \
+                 "prmt.b32 b,%2,%3,0x7632; @p st.shared.v2.b32 [%0+%4],{a,b}; }"                                      \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(LOWER(2 * i)),           \
+                 "r"(UPPER(2 * i)), "n"((to) * 4) : "memory");
+#endif
+#elif UNIT == 4
 #define COPY(j, i, c, from, to)           \
     COMMIT_WORD(j, 4 * i, c, to)          \
     COMMIT_WORD(j, 4 * i + 1, c, to + 1)  \
