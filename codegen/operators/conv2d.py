@@ -141,7 +141,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
-        "WORDS": tile.copies * tile.unit,
+        "HELD": _held(spec, tile),
         "ADVANCE": tiling.chunk_channels * plane,
         "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
@@ -150,6 +150,12 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "ZEROS_BEFORE": tile.zeros_before,
     }
     return stream.parameters(spec, tiling, values)
+
+
+def _held(spec: Spec, tile: InputTile) -> int:
+    """Registers of a thread for what it copies of a chunk, where that passes registers."""
+    per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
+    return tile.copies * per_copy[spec.data_type]
 
 
 def _copy_lines(spec: Spec, tiling: Tiling) -> str:
@@ -226,16 +232,16 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         ),
         conflicts=_conflicts(spec, tiling, tile),
         accumulated=sums if adds_up else 0,
-        held=0 if spec.data_type == "float32" else tile.copies * tile.unit * halves // 2,
+        held=0 if spec.data_type == "float32" else _held(spec, tile),
         copy_instructions=_copy_instructions(spec, tile, halves),
     )
 
 
 def _copy_instructions(spec: Spec, tile: InputTile, halves: int) -> float:
-    """Of 16-bit elements, which pass registers: tests, zeros, loads, words put together, one store."""
+    """Of 16-bit elements, which pass registers: zeros and a load for each output, words put together, a store."""
     if spec.data_type == "float32":
         return ASYNCHRONOUS_COPY
-    return 4 + halves * (1 + (tile.unit + 1) // 2) + tile.unit
+    return 1.5 + 2 * halves + tile.unit
 
 
 def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:

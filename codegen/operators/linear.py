@@ -77,7 +77,7 @@ def sources(spec: Linear, tiling: Tiling) -> dict[str, str]:
         "ROW_WORDS": row_words(spec, tiling),
         "UNIT": unit(spec, tiling),
         "POINTERS": _pointers(spec, tiling),
-        "WORDS": _pointers(spec, tiling) * unit(spec, tiling),
+        "HELD": _pointers(spec, tiling) * (2 if spec.data_type == "float16" else unit(spec, tiling)),
         "ADVANCE": tiling.chunk_channels,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
     }

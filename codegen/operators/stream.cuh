@@ -42,8 +42,6 @@ typedef unsigned short Element;
 #define ASYNCHRONOUS 0
 #endif
 
-#define HALF_VECTORS (ELEMENT_BYTES == 2 && UNIT > 1)
-
 __device__ __forceinline__ void wait_for_copies() {
 #if ASYNCHRONOUS
     asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
@@ -59,7 +57,7 @@ struct Copies {
     unsigned target[POINTERS];
     unsigned present[POINTERS];
     bool inside[POINTERS];
-    unsigned word[ASYNCHRONOUS ? 1 : WORDS];
+    unsigned word[ASYNCHRONOUS ? 1 : HELD];
 
     __device__ __forceinline__ void advance() {
 #pragma unroll
@@ -82,54 +80,16 @@ struct Copies {
         asm volatile("cp.async.commit_group;" ::: "memory");
         advance();
     }
-    __device__ __forceinline__ void commit(int channel, unsigned stage) const {}
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {}
 #else
     // Through registers: `fetch` before a chunk's multiply-adds, `commit` after them.
-    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #if DATA_TYPE == FLOAT32
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #define COPY_WORD(j, i, c, from)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"     \
                  : "=&r"(word[i]) : "l"(source[j]),                                                        \
                  "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 4));
-#elif DATA_TYPE == BFLOAT16
-#define COPY_WORD(j, i, c, from)                                                                           \
-    asm volatile("{ .reg .pred p; .reg .b16 h,z; setp.ne.b32 p,%2,0; mov.b16 z,0; mov.b16 h,0; "           \
-                 "@p ld.global.nc.b16 h,[%1+%3]; mov.b32 %0,{z,h}; }"                                      \
-                 : "=r"(word[i]) : "l"(source[j]),                                                         \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 2));
-#else
-#define COPY_WORD(j, i, c, from)                                                                           \
-    asm volatile("{ .reg .pred p,q; .reg .b16 l,h; setp.ne.b32 p,%2,0; setp.ne.b32 q,%3,0; "               \
-                 "mov.b16 l,0; mov.b16 h,0; @p ld.global.nc.b16 l,[%1+%4]; @q ld.global.nc.b16 h,[%1+%5]; " \
-                 "mov.b32 %0,{l,h}; }"                                                                     \
-                 : "=r"(word[i]) : "l"(source[j]),                                                         \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1)),                    \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1))),                 \
-                 "n"((from) * 2), "n"(((from) + (PAIR_OFFSET)) * 2));
-#endif
-#if HALF_VECTORS
-// As many halves in one load as the copy has words, those of the second output after those of the first in `word`.
 #if UNIT == 4
-#define LOAD_HALVES(ok, j, i, from)                                                                             \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; mov.b32 %0,0; mov.b32 %1,0; "                             \
-                 "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
-                 : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
-#else
-#define LOAD_HALVES(ok, j, i, from)                                                                             \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"          \
-                 : "=&r"(word[i]) : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
-#endif
-#define LOAD_FIRST(j, i, c, from) \
-    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1, j, UNIT * i, from)
-#if DATA_TYPE == FLOAT16
-#define COPY(j, i, c, from, to)                                                                                 \
-    LOAD_FIRST(j, i, c, from)                                                                                   \
-    LOAD_HALVES(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1), j, UNIT * i + UNIT / 2,           \
-                from + (PAIR_OFFSET))
-#else
-#define COPY(j, i, c, from, to) LOAD_FIRST(j, i, c, from)
-#endif
-#elif UNIT == 4
 #define COPY(j, i, c, from, to)          \
     COPY_WORD(j, 4 * i, c, from)         \
     COPY_WORD(j, 4 * i + 1, c, from + 1) \
@@ -146,34 +106,11 @@ struct Copies {
 #undef COPY
         advance();
     }
-    __device__ __forceinline__ void commit(int channel, unsigned stage) const {
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {
 #define COMMIT_WORD(j, i, c, to)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; @p st.shared.b32 [%0+%3],%2; }" :: "r"(target[j] + stage), \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "r"(word[i]), "n"((to) * 4) : "memory");
-#if HALF_VECTORS
-// A word is a half of the second output above one of the first; a bfloat16 above zeros is a float32.
-#if DATA_TYPE == FLOAT16
-#define LOWER(i) word[i]
-#define UPPER(i) word[i + UNIT / 2]
-#else
-#define LOWER(i) 0
-#define UPPER(i) word[i]
-#endif
 #if UNIT == 4
-#define COPY(j, i, c, from, to)                                                                                       \
-    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,0x5410; "                   \
-                 "prmt.b32 b,%2,%3,0x7632; prmt.b32 c,%4,%5,0x5410; prmt.b32 d,%4,%5,0x7632; "                        \
-                 "@p st.shared.v4.b32 [%0+%6],{a,b,c,d}; }"                                                           \
-                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(LOWER(4 * i)),           \
-                 "r"(UPPER(4 * i)), "r"(LOWER(4 * i + 1)), "r"(UPPER(4 * i + 1)), "n"((to) * 4) : "memory");
-#else
-#define COPY(j, i, c, from, to)                                                                                       \
-    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,0x5410; "                       \
-                 "prmt.b32 b,%2,%3,0x7632; @p st.shared.v2.b32 [%0+%4],{a,b}; }"                                      \
-                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(LOWER(2 * i)),           \
-                 "r"(UPPER(2 * i)), "n"((to) * 4) : "memory");
-#endif
-#elif UNIT == 4
 #define COPY(j, i, c, from, to)           \
     COMMIT_WORD(j, 4 * i, c, to)          \
     COMMIT_WORD(j, 4 * i + 1, c, to + 1)  \
@@ -189,6 +126,73 @@ struct Copies {
 #include "copies.h"
 #undef COPY
     }
+#else
+    // As many halves in a load as the copy has words; in `word` lie those of the first output, then those of the second.
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+#define LOADED ((UNIT + 1) / 2)
+#if UNIT == 4
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; mov.b32 %0,0; mov.b32 %1,0; "                             \
+                 "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
+                 : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#else
+#if UNIT == 2
+#define LOAD "ld.global.nc.b32"
+#else
+#define LOAD "ld.global.nc.u16"
+#endif
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p " LOAD " %0,[%1+%3]; }"                  \
+                 : "=&r"(word[i]) : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#endif
+#if DATA_TYPE == FLOAT16
+#define COPY(j, i, c, from, to)                                                                                 \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1, j, 2 * LOADED * i, from)             \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1), j, 2 * LOADED * i + LOADED,       \
+                from + (PAIR_OFFSET))
+#else
+#define COPY(j, i, c, from, to) \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel), j, LOADED * i, from)
+#endif
+#include "copies.h"
+#undef COPY
+        advance();
+    }
+    // A float16 word is a half of the second output above one of the first; a bfloat16 above zeros is a float32.
+    // `nothing` is zero, which ptxas does not know: it would put words together, and so wait for the loads, before the
+    // multiply-adds that `nothing` comes from.
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {
+        const unsigned lower = 0x5410 | nothing, upper = 0x7632 | nothing;
+#if DATA_TYPE == FLOAT16
+#define FIRST(i, n) word[2 * LOADED * i + n]
+#define SECOND(i, n) word[2 * LOADED * i + LOADED + n]
+#else
+#define FIRST(i, n) 0
+#define SECOND(i, n) word[LOADED * i + n]
+#endif
+#if UNIT == 4
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%7; "                       \
+                 "prmt.b32 b,%2,%3,%8; prmt.b32 c,%4,%5,%7; prmt.b32 d,%4,%5,%8; "                                    \
+                 "@p st.shared.v4.b32 [%0+%6],{a,b,c,d}; }"                                                           \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)),            \
+                 "r"(SECOND(i, 0)), "r"(FIRST(i, 1)), "r"(SECOND(i, 1)), "n"((to) * 4), "r"(lower), "r"(upper) : "memory");
+#elif UNIT == 2
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; prmt.b32 b,%2,%3,%6; "      \
+                 "@p st.shared.v2.b32 [%0+%4],{a,b}; }" :: "r"(target[j] + stage),                                    \
+                 "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)), "r"(SECOND(i, 0)), "n"((to) * 4),     \
+                 "r"(lower), "r"(upper) : "memory");
+#else
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; @p st.shared.b32 [%0+%4],a; }" \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)),            \
+                 "r"(SECOND(i, 0)), "n"((to) * 4), "r"(lower) : "memory");
+#endif
+#include "copies.h"
+#undef COPY
+    }
+#endif
 #endif
 };
 
