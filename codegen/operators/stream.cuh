@@ -10,12 +10,12 @@
 typedef float Element;
 #define ELEMENT_BYTES 4
 #define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%3]; "
-#define PUT "@p st.global.f32 [%1+%3],v; "
+#define PUT "@p st.global.cs.f32 [%1+%3],v; "
 #else
 typedef unsigned short Element;
 #define ELEMENT_BYTES 2
 #define GET_HALF "mov.b16 h,0; @p ld.global.nc.b16 h,[%4+%3]; "
-#define PUT_HALF "@p st.global.b16 [%1+%3],h; "
+#define PUT_HALF "@p st.global.cs.b16 [%1+%3],h; "
 #if DATA_TYPE == FLOAT16
 #define GET_RESIDUAL GET_HALF "cvt.f32.f16 r,h; "
 #define PUT "cvt.rn.f16.f32 h,v; " PUT_HALF
@@ -71,8 +71,11 @@ struct Copies {
 #else
 #define CACHED "ca"
 #endif
+// The caches give up what passes through before they give up code.
 #define COPY(j, i, c, from, to)                                                                                        \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; @p cp.async." CACHED ".shared.global [%0+%4],[%1+%5],%6,%2; }"   \
+    asm volatile("{ .reg .pred p; .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0; "              \
+                 "setp.ne.b32 p,%3,0; "                                                                                \
+                 "@p cp.async." CACHED ".shared.global.L2::cache_hint [%0+%4],[%1+%5],%6,%2,once; }"                   \
                  :: "r"(target[j] + stage), "l"(source[j]), "r"(PRESENT(j, channel) * (4 * UNIT)),                     \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4), "n"((from) * 4), "n"(4 * UNIT) : "memory");
 #include "copies.h"
