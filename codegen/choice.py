@@ -198,12 +198,13 @@ def _last_resort(spec: LayerSpec, accumulate: Accumulator) -> list[Tiling]:
 def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     operator = operator_of(spec)
-    if tiling.threads > 1024 or not fits(geometry_of(spec), tiling):
+    if not fits(geometry_of(spec), tiling):
         return False
     work = operator.work(spec, tiling)
     return (
-        work.sums <= SUMS
-        and registers_of(work) <= min(200, REGISTERS // (-(-tiling.threads // 32) * 32))
+        work.threads <= 1024
+        and work.sums <= SUMS
+        and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES

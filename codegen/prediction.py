@@ -35,7 +35,8 @@ WARP_CLOCKS = 2.0
 """Of one instruction of a warp that has its scheduler to itself."""
 LOAD_CLOCKS = 0.706
 """Of one access of a warp to shared memory."""
-COPY_INSTRUCTIONS = 8.0
+ACCUMULATE_INSTRUCTIONS = 4.0
+"""Of a packed sum that is added up in float32: two conversions, two additions."""
 CHUNK_INSTRUCTIONS = 4.7
 PROLOGUE_INSTRUCTIONS = 112.0
 CHUNK_CLOCKS, DEEP_CHUNK_CLOCKS = 56.0, 33.0
@@ -57,16 +58,22 @@ class Stream:
     multiply_adds: float
     loads: float
     copies: float
+    """Instructions of all copies."""
+    accumulations: float
+    """Instructions that add up packed sums."""
     chunks: int
     stores: int
 
     @staticmethod
     def of(work: Work, density: float) -> Stream:
         """The stream of an average K group at a density (non-zeros / weights)."""
+        sums = work.accumulated * work.chunks
         return Stream(
             multiply_adds=work.terms * density,
             loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),
-            copies=work.copies,
+            copies=work.copies * work.copy_instructions,
+            # A chunk without a weight for a sum leaves that alone.
+            accumulations=ACCUMULATE_INSTRUCTIONS * sums * (1 - (1 - density) ** (work.terms / sums)) if sums else 0.0,
             chunks=work.chunks,
             stores=work.stores,
         )
@@ -74,20 +81,13 @@ class Stream:
     @property
     def instructions(self) -> float:
         """To issue."""
-        return (
-            self.multiply_adds
-            + self.loads
-            + self.copies * COPY_INSTRUCTIONS
-            + self.chunks * CHUNK_INSTRUCTIONS
-            + self.stores
-            + PROLOGUE_INSTRUCTIONS
-        )
+        return self.code + PROLOGUE_INSTRUCTIONS
 
     @property
     def code(self) -> float:
         """Instructions to fetch."""
-        copies = self.copies * COPY_INSTRUCTIONS
-        return self.multiply_adds + self.loads + copies + self.chunks * CHUNK_INSTRUCTIONS + self.stores
+        work = self.multiply_adds + self.loads + self.copies + self.accumulations
+        return work + self.chunks * CHUNK_INSTRUCTIONS + self.stores
 
     @property
     def code_bytes(self) -> float:
@@ -96,7 +96,7 @@ class Stream:
 
 def registers_of(work: Work) -> int:
     """About how many registers a thread needs."""
-    return work.sums + 30 + 4 * work.pointers
+    return work.sums + 30 + 4 * work.pointers + work.held
 
 
 def _fetch_clocks(code: float) -> float:
@@ -111,7 +111,7 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
     work = operator_of(spec).work(spec, tiling)
     stream = Stream.of(work, density)
     launch = launch_of(spec, tiling)
-    warps = math.ceil(tiling.threads / 32)
+    warps = math.ceil(work.threads / 32)
     registers = 8 * math.ceil(min(255, registers_of(work)) / 8)
     resident = min(
         BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)

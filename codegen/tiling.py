@@ -31,11 +31,8 @@ class Tiling:
     """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""
 
     images: int = 1
-    """Of a block: small maps share one."""
-
-    @property
-    def threads(self) -> int:
-        return self.tile_width * self.tile_height * self.images
+    """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,
+    two columns where it is odd."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,6 +19,8 @@ _SPACES: Final = {"global": "global", "shared": "shared", "shared::cta": "shared
 _HINTS: Final = {"nc", "weak", "volatile", "ca", "cg", "cs", "cv", "lu", "wb", "wt"}
 _HINT_PREFIXES: Final = ("L1::", "L2::64B", "L2::128B", "L2::256B", "L2::evict")
 """Cache hints, which change no result; `L2::cache_hint` is none of them, as it takes an operand."""
+_POLICY: Final = "L2::cache_hint"
+"""Of copies: the last operand is how L2 is to treat the data."""
 
 
 def load_step(machine: Machine, qualifiers: list[str], kind: str, operands: tuple[Operand, ...]) -> Step:
@@ -70,6 +72,8 @@ def async_copy_step(machine: Machine, parts: list[str], operands: tuple[Operand,
             groups = _literal(keep)
             return lambda mask: copies.wait(machine.among_all(selected(mask)), groups)
         case ["ca" | "cg", "shared" | "shared::cta", "global", *hints]:
+            if _POLICY in hints:
+                hints, operands = [hint for hint in hints if hint != _POLICY], operands[:-1]
             if all(hint.startswith(_HINT_PREFIXES) for hint in hints):
                 return _async_copy(machine, operands)
     raise UnsupportedError("the emulator does not know this instruction")

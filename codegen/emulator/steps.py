@@ -17,7 +17,7 @@ from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
 SHARED_WINDOW: Final = 1 << 56
 """Where shared memory is in the generic address space."""
 
-_WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu")
+_WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu", "createpolicy")
 
 
 def make_step(machine: Machine, instruction: Instruction) -> Step:

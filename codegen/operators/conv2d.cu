@@ -1,15 +1,15 @@
 // Direct 2-D convolution, NCHW, one set of weights in the instruction stream (method.md's operator template).
 //
-// A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIRS columns of positions of IMAGES images, for one group of
-// kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors follow the
+// A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIR_COLUMNS columns of positions of IMAGES images, for one
+// group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors follow the
 // same instruction stream at the same time). A position is one output of every kernel; of a transposed convolution it is
-// UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS rows (in float16 two
-// columns) and keeps their sums in registers. The input tile with its halo passes through shared memory in chunks of
+// UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS rows (in float16 of
+// two images, or two columns of one) and keeps their sums in registers. The input tile with its halo passes through shared memory in chunks of
 // CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its words lie.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
-#define THREADS (TILE_WIDTH * TILE_HEIGHT * IMAGES)
+#define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
 #define PLANE (HEIGHT * WIDTH)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define PRESENT(j, channel) present[j]
@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     extern __shared__ __align__(16) float tile[];
     const unsigned thread = threadIdx.x;
     const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
-    const int image = thread / (TILE_WIDTH * TILE_HEIGHT), first_image = blockIdx.y * IMAGES;
-    const int tile_column = blockIdx.x % TILES_X * (TILE_WIDTH * PAIRS);
+    const int image = thread / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = blockIdx.y * IMAGES;
+    const int tile_column = blockIdx.x % TILES_X * (TILE_WIDTH * PAIR_COLUMNS);
     const int tile_row = blockIdx.x / TILES_X * (TILE_HEIGHT * ROWS);
     const unsigned tile_address = __cvta_generic_to_shared(tile);
 #if FULL
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
         const unsigned unit = thread + j * THREADS;
-        const int i = unit / IMAGE_UNITS, c = unit % IMAGE_UNITS / CHANNEL_UNITS;
+        const int i = unit / IMAGE_UNITS * PAIR_IMAGES, c = unit % IMAGE_UNITS / CHANNEL_UNITS;
         const int y = unit % IMAGE_UNITS % CHANNEL_UNITS / ROW_UNITS, x = unit % ROW_UNITS * UNIT;
 #if WHOLE_ROWS
         // One row of all that a channel has here: what is not between its first and last word is zero.
@@ -50,12 +50,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
 #endif
         const bool in_rows = (unsigned)in_y < HEIGHT && (IMAGES == 1 || first_image + i < images);
         copies.present[j] = in_rows && (unsigned)in_x < ROW_LENGTH;
-        if (PAIRS == 2) copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
+#if PAIR_IMAGES == 2
+        copies.present[j] |= (copies.present[j] && first_image + i + 1 < images) * 2;
+#elif PAIR_COLUMNS == 2
+        copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
+#endif
         // A mask, not a choice: that could become a branch.
         const int offset = i * (CHANNELS * PLANE) + c * PLANE + in_y * WIDTH + in_x;
         copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
-        copies.inside[j] = unit < IMAGES * IMAGE_UNITS;
-        copies.target[j] = tile_address + (i * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + x) * 4;
+        copies.inside[j] = unit < IMAGES / PAIR_IMAGES * IMAGE_UNITS;
+        copies.target[j] = tile_address + (i / PAIR_IMAGES * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + x) * 4;
     }
 
     const int out_y = (tile_row + row) * UP_Y - CROP_Y, out_x = (tile_column + column) * UP_X - CROP_X;
@@ -65,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
 #if HAS_RESIDUAL
     const Element* residual = added + first;
 #endif
-    const int word = image * IMAGE_WORDS + row * (STRIDE_Y / STEP_Y) * ROW_WORDS + column * (STRIDE_X / STEP_X) + MARGIN;
+    const int word = image / PAIR_IMAGES * IMAGE_WORDS + row * (STRIDE_Y / STEP_Y) * ROW_WORDS +
+                     column * (STRIDE_X / STEP_X) + MARGIN;
     const float* window = tile + word;
 #if EDGES
 #pragma unroll
@@ -80,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
 #pragma unroll
     for (int e = 0; e < EDGES; ++e) outside[e] = (unsigned)(column * STRIDE_X + edge_starts[e]) >= WIDTH;
 #endif
-    const bool has_image = IMAGES == 1 || first_image + image < images;
-#define IN_RANGE(dy, dx) \
-    (has_image && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
+    const bool has_image[] = {IMAGES == 1 || first_image + image < images, first_image + image + 1 < images};
+#define IN_RANGE(which, dy, dx) \
+    (has_image[which] && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
 #include "loop.cuh"
 }

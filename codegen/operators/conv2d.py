@@ -11,29 +11,25 @@ from codegen.launch import GridSize, Launch
 from codegen.operators import stream
 from codegen.operators.geometry import Geometry, Streams, geometry_of
 from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
+from codegen.operators.pairing import pairing, threads, word_images
 from codegen.operators.region import Region
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import SHARED_BYTES, Work, bank_conflicts
+from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", "input_tile.py", *stream.SHARED_SOURCES)
+SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", "input_tile.py", "pairing.py", *stream.SHARED_SOURCES)
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Spec = Conv2d | ConvTranspose2d
-
-
-def pairs(spec: Spec) -> int:
-    """Positions that the halves of a register hold."""
-    return 2 if spec.data_type == "float16" else 1
 
 
 def tiles(spec: Spec, tiling: Tiling) -> tuple[int, int]:
     """Blocks per image: down and across."""
     geometry = geometry_of(spec)
     down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
-    return down, -(-geometry.positions_width // (tiling.tile_width * pairs(spec)))
+    return down, -(-geometry.positions_width // (tiling.tile_width * pairing(spec, tiling).columns))
 
 
 def launch_of(spec: Spec, tiling: Tiling, part: Part | None = None) -> Launch:
@@ -44,7 +40,7 @@ def launch_of(spec: Spec, tiling: Tiling, part: Part | None = None) -> Launch:
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
-        block=(tiling.threads, 1, 1),
+        block=(threads(spec, tiling), 1, 1),
         shared_bytes=4 * input_tile(spec, tiling).shared_words(tiling.stages),
         arguments=("input", "output", *residual, "images"),
         data_type=spec.data_type,
@@ -67,7 +63,11 @@ def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Reg
             tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height
         ),
         _outputs(
-            tile % across, tiling.tile_width * pairs(spec), geometry.phases[1], geometry.crop[1], spec.output_width
+            tile % across,
+            tiling.tile_width * pairing(spec, tiling).columns,
+            geometry.phases[1],
+            geometry.crop[1],
+            spec.output_width,
         ),
     )
 
@@ -107,11 +107,13 @@ def _address(spec: Spec, tiling: Tiling) -> stream.Address:
 
 
 def _parameters(spec: Spec, tiling: Tiling) -> str:
-    geometry, tile = geometry_of(spec), input_tile(spec, tiling)
+    geometry, tile, pair = geometry_of(spec), input_tile(spec, tiling), pairing(spec, tiling)
     plane = geometry.height * geometry.width
     starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
         "IMAGES": tiling.images,
+        "PAIR_IMAGES": pair.images,
+        "PAIR_COLUMNS": pair.columns,
         "HEIGHT": geometry.height,
         "WIDTH": geometry.width,
         "STRIDE_Y": geometry.stride[0],
@@ -139,15 +141,21 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
-        "WORDS": tile.copies * tile.unit,
+        "HELD": _held(spec, tile),
         "ADVANCE": tiling.chunk_channels * plane,
-        "PAIR_OFFSET": tiling.tile_width * geometry.stride[1],
+        "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
         "EDGE_STARTS": "{" + ", ".join(map(str, starts)) + "}",
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
     }
     return stream.parameters(spec, tiling, values)
+
+
+def _held(spec: Spec, tile: InputTile) -> int:
+    """Registers of a thread for what it copies of a chunk, where that passes registers."""
+    per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
+    return tile.copies * per_copy[spec.data_type]
 
 
 def _copy_lines(spec: Spec, tiling: Tiling) -> str:
@@ -163,16 +171,18 @@ def _copy_lines(spec: Spec, tiling: Tiling) -> str:
 def _stores(spec: Spec, tiling: Tiling) -> Iterator[Store]:
     geometry = geometry_of(spec)
     up_y, up_x = geometry.phases
+    pair = pairing(spec, tiling)
     for p in range(tiling.rows):
-        for q in range(pairs(spec)):
+        for q in range(pair.halves):
+            image, column = (q, 0) if pair.images == 2 else (0, q)
             for k in range(tiling.group_kernels):
                 for phase in range(geometry.phase_count):
-                    down, across = p * up_y + phase // up_x, q * tiling.tile_width * up_x + phase % up_x
+                    down, across = p * up_y + phase // up_x, column * tiling.tile_width * up_x + phase % up_x
                     yield Store(
-                        p * pairs(spec) + q,
+                        p * pair.halves + q,
                         k * geometry.phase_count + phase,
-                        f"IN_RANGE({down}, {across})",
-                        f"{down} * OUTPUT_WIDTH + {across} + {k} * OUTPUT_PLANE",
+                        f"IN_RANGE({image}, {down}, {across})",
+                        f"{down} * OUTPUT_WIDTH + {across} + ({k} + {image} * KERNELS) * OUTPUT_PLANE",
                     )
 
 
@@ -187,20 +197,21 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     used_rows = min(
         (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
-    sums = tiling.rows * stream.sums(geometry, tiling)
+    sums, halves = tiling.rows * stream.sums(geometry, tiling), pairing(spec, tiling).halves
+    adds_up = halves == 2 and tiling.accumulate == "float32"
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
     return Work(
         streams=streams.count,
-        threads=tiling.threads,
-        sums=sums * (2 * pairs(spec) - 1 if tiling.accumulate == "float32" else pairs(spec)),
+        threads=threads(spec, tiling),
+        sums=sums * (3 if adds_up else halves),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels,
         pointers=tile.pointers,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        stores=sums * pairs(spec),
+        stores=sums * halves,
         slots=per_channel * tiling.chunk_channels,
         results=sums
         * used_rows
@@ -209,12 +220,28 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         tile_bytes=streams.span_channels
         * tiling.images
         * height
-        * _row_bytes(geometry, tile, element * pairs(spec), width),
+        * _row_bytes(geometry, tile, element * pairing(spec, tiling).columns, width),
         input_bytes=element * geometry.channels * geometry.height * geometry.width,
         output_bytes=element * outputs,
-        largest_offset_bytes=element * max(outputs, tiling.chunk_channels * geometry.height * geometry.width),
-        conflicts=_conflicts(geometry, tiling, tile),
+        largest_offset_bytes=element
+        * max(
+            pairing(spec, tiling).images * outputs,
+            ((pairing(spec, tiling).images - 1) * geometry.channels + tiling.chunk_channels)
+            * geometry.height
+            * geometry.width,
+        ),
+        conflicts=_conflicts(spec, tiling, tile),
+        accumulated=sums if adds_up else 0,
+        held=0 if spec.data_type == "float32" else _held(spec, tile),
+        copy_instructions=_copy_instructions(spec, tile, halves),
     )
+
+
+def _copy_instructions(spec: Spec, tile: InputTile, halves: int) -> float:
+    """Of 16-bit elements, which pass registers: zeros and a load for each output, words put together, a store."""
+    if spec.data_type == "float32":
+        return ASYNCHRONOUS_COPY
+    return 1.5 + 2 * halves + tile.unit
 
 
 def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:
@@ -224,9 +251,10 @@ def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) ->
     return element * width * geometry.step[1] + 28
 
 
-def _conflicts(geometry: Geometry, tiling: Tiling, tile: InputTile) -> float:
+def _conflicts(spec: Spec, tiling: Tiling, tile: InputTile) -> float:
+    geometry = geometry_of(spec)
     row_step = tiling.rows * geometry.tile_stride[0] * tile.row_words
-    shape = (tiling.images, tiling.tile_height, tiling.tile_width)
+    shape = (word_images(spec, tiling), tiling.tile_height, tiling.tile_width)
     return _average_conflicts(shape, (tile.image_words % BANKS, row_step % BANKS, geometry.tile_stride[1]))
 
 
@@ -244,8 +272,10 @@ def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int])
 def candidates(spec: Spec) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = geometry_of(spec)
-    for width, height, rows, images in _blocks(geometry, pairs(spec)):
-        for kernels, channels in _divisions(geometry):
+    halves = spec.data_type == "float16"
+    blocks = _paired_blocks(geometry) if halves else _blocks(geometry, geometry.positions_width)
+    for width, height, rows, images in blocks:
+        for kernels, channels in _divisions(geometry, halves):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room.
@@ -255,9 +285,18 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
                 yield replace(two, stages=deepest)
 
 
-def _blocks(geometry: Geometry, pairs: int) -> Iterator[tuple[int, int, int, int]]:
-    """Width, height, rows of a thread and images of a block; up to 1024 threads."""
-    height, width = geometry.positions_height, -(-geometry.positions_width // pairs)
+def _paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks of one image, whose threads have two columns, and those whose threads have two images."""
+    for width, height, rows, images in _blocks(geometry, -(-geometry.positions_width // 2)):
+        if images == 1:
+            yield width, height, rows, 1
+    for width, height, rows, images in _blocks(geometry, geometry.positions_width):
+        yield width, height, rows, 2 * images
+
+
+def _blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Width, height, rows of a thread and images of a block, of maps this wide; up to 1024 threads."""
+    height = geometry.positions_height
     if geometry.is_pointwise:
         widths, heights, rows_choices = {64, 128, 256, 512}, {1}, [1]
     else:
@@ -276,10 +315,12 @@ def _blocks(geometry: Geometry, pairs: int) -> Iterator[tuple[int, int, int, int
                         yield tile_width, tile_height, rows, images
 
 
-def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """Kernels of a stream and channels of a chunk."""
+def _divisions(geometry: Geometry, halves: bool) -> Iterator[tuple[int, int]]:
+    """Kernels of a stream and channels of a chunk: many in float16, where every chunk's sums are added up apart."""
     shares = (1, 2, 4, 8, 16, 32, 64, geometry.group_kernels)
-    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
+    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32) if halves else (1, 2, 4, 8, 16)
+    if geometry.kernel_height == geometry.kernel_width == 1:
+        chunks = (4, 8, 16, 32)
     for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield kernels, channels

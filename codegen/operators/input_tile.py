@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from codegen.operators.geometry import Geometry, Streams, geometry_of
+from codegen.operators.pairing import pairing, threads, word_images
 from codegen.spec import Conv2d, ConvTranspose2d, Pair
 from codegen.tiling import Tiling
 
@@ -18,6 +19,9 @@ BANKS = 32
 @dataclass(frozen=True)
 class InputTile:
     """One chunk of channels of the images of one block: [images][channels][rows][columns], pads included.
+
+    A word holds one element; in float16 it holds two, of two images, or of two columns as far apart as the tile is
+    wide. Where it holds those of two images, there are half as many [images] here as the block has.
 
     Where a block computes whole rows, whole rows of the input lie there as they do in memory, without pads beside them:
     copies are long, consecutive positions read consecutive banks. What a position at an edge reads from beside the map
@@ -83,13 +87,14 @@ def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
     plane = geometry.height * geometry.width
     streams = Streams.of(geometry, tiling)
     even = streams.span_channels % tiling.chunk_channels == 0
-    words = spec.data_type == "float32"
+    images, block_threads = word_images(spec, tiling), threads(spec, tiling)
+    column_pairs = pairing(spec, tiling).columns
     one_row = tiling.tile_height * tiling.rows >= geometry.positions_height
     whole_rows = (
         tiling.tile_width == geometry.positions_width
         and geometry.step == (1, 1)
         and tiling.form == "rolled"
-        and spec.data_type != "float16"
+        and column_pairs == 1
     )
     merged = False
     edges: tuple[int, ...] = ()
@@ -97,33 +102,34 @@ def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
         row_words = geometry.width
         merged = even and one_row and geometry.pad_top == 0 and height == geometry.height
         chunk = tiling.chunk_channels * plane
-        if merged and words and chunk % 4 == 0 and geometry.group_channels * plane % 4 == 0:
+        if merged and chunk % 4 == 0 and geometry.group_channels * plane % 4 == 0:
             unit, margin, channel_words = 4, 0, plane
         elif merged:
             unit, margin, channel_words = 1, 0, plane
         else:
             step = tiling.tile_height * tiling.rows * geometry.stride[0] * geometry.width
-            unit = _unit(words, plane, 0 if one_row else step)
+            unit = _unit(plane, 0 if one_row else step)
             margin = -geometry.pad_top * geometry.width % unit
             channel_words = _up(margin + height * geometry.width, unit)
         edges = _edges(geometry)
     else:
-        across = 0 if tiling.tile_width >= geometry.positions_width else tiling.tile_width * geometry.stride[1]
-        unit = _unit(words and geometry.step[1] == 1, geometry.width, across)
+        one_tile = tiling.tile_width >= geometry.positions_width and column_pairs == 1
+        across = 0 if one_tile else tiling.tile_width * geometry.stride[1]
+        unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
         margin = -geometry.pad_left % unit
         row_words = _up(margin + width, unit)
         channel_words = height * row_words
     row_units = (tiling.chunk_channels * plane if merged else channel_words if whole_rows else row_words) // unit
     channel_units = row_units if whole_rows else height * row_units
-    pass_channels = tiling.chunk_channels if merged else _passes(tiling, channel_units, even)
+    pass_channels = tiling.chunk_channels if merged else _passes(tiling, images * channel_units, block_threads, even)
     image_units = row_units if merged else pass_channels * channel_units
-    pointers = _over(tiling.images * image_units, tiling.threads)
+    pointers = _over(images * image_units, block_threads)
     image_words = tiling.chunk_channels * channel_words
-    if whole_rows and tiling.images > 1:
+    if whole_rows and images > 1:
         # The first position of an image reads the bank after that of the last position of the one before.
         image_words += _up((tiling.tile_height * row_words - image_words) % BANKS, unit)
     # Zeros lie in the banks of what they stand for, whatever the stage.
-    stage_words = _up(tiling.images * image_words, BANKS if edges else 1)
+    stage_words = _up(images * image_words, BANKS if edges else 1)
     last_row = (tiling.rows - 1) * geometry.tile_stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0]
     reach = (tiling.chunk_channels - 1) * channel_words + last_row * row_words
     zeros_before = _up(max(geometry.pad_left, 0), BANKS)
@@ -150,11 +156,14 @@ def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
     )
 
 
-def _passes(tiling: Tiling, channel_units: int, even: bool) -> int:
-    """Channels of a pass: those for which a thread makes the fewest copies, then those with the fewest pointers."""
+def _passes(tiling: Tiling, channel_units: int, block_threads: int, even: bool) -> int:
+    """Channels of a pass: those for which a thread makes the fewest copies, then those with the fewest pointers.
+
+    A channel takes `channel_units` copies, of all images.
+    """
 
     def cost(channels: int) -> tuple[int, int]:
-        pointers = _over(tiling.images * channels * channel_units, tiling.threads)
+        pointers = _over(channels * channel_units, block_threads)
         return pointers * (tiling.chunk_channels // channels), pointers
 
     # A pass of several channels cannot end in the middle of a chunk.
@@ -162,9 +171,9 @@ def _passes(tiling: Tiling, channel_units: int, even: bool) -> int:
     return min(divisors, key=cost)
 
 
-def _unit(words: bool, length: int, step: int) -> int:
+def _unit(length: int, step: int) -> int:
     """The longest copy that begins at multiples of its size: in memory rows are `length` long, tiles `step` apart."""
-    return next(unit for unit in (4, 2, 1) if unit == 1 or (words and length % unit == step % unit == 0))
+    return next(unit for unit in (4, 2, 1) if length % unit == step % unit == 0)
 
 
 def _edges(geometry: Geometry) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def pairs(spec: Linear) -> int:
 
 def block_rows(spec: Linear, tiling: Tiling) -> int:
     """Rows of the batch that a block computes."""
-    return tiling.threads * tiling.rows * pairs(spec)
+    return tiling.tile_width * tiling.rows * pairs(spec)
 
 
 def unit(spec: Linear, tiling: Tiling) -> int:
@@ -52,8 +52,8 @@ def launch_of(spec: Linear, tiling: Tiling, part: Part | None = None) -> Launch:
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(images=block_rows(spec, tiling)), GridSize(), GridSize(groups)),
-        block=(tiling.threads, 1, 1),
-        shared_bytes=4 * tiling.stages * tiling.threads * tiling.rows * row_words(spec, tiling),
+        block=(tiling.tile_width, 1, 1),
+        shared_bytes=4 * tiling.stages * tiling.tile_width * tiling.rows * row_words(spec, tiling),
         arguments=("input", "output", *residual, "images"),
         data_type=spec.data_type,
     )
@@ -77,7 +77,7 @@ def sources(spec: Linear, tiling: Tiling) -> dict[str, str]:
         "ROW_WORDS": row_words(spec, tiling),
         "UNIT": unit(spec, tiling),
         "POINTERS": _pointers(spec, tiling),
-        "WORDS": _pointers(spec, tiling) * unit(spec, tiling),
+        "HELD": _pointers(spec, tiling) * (2 if spec.data_type == "float16" else unit(spec, tiling)),
         "ADVANCE": tiling.chunk_channels,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
     }
@@ -107,7 +107,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
     element, step = ELEMENT_BYTES[spec.data_type], unit(spec, tiling)
     return Work(
         streams=-(-spec.outputs // tiling.group_kernels),
-        threads=tiling.threads,
+        threads=tiling.tile_width,
         sums=sums * (2 * pairs(spec) - 1 if tiling.accumulate == "float32" else pairs(spec)),
         terms=sums * spec.inputs,
         inputs=tiling.rows * -(-spec.inputs // step),
@@ -122,6 +122,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
         output_bytes=element * spec.outputs,
         largest_offset_bytes=element * block_rows(spec, tiling) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(spec, tiling) // step for lane in range(32 // step)),
+        accumulated=sums if pairs(spec) == 2 and tiling.accumulate == "float32" else 0,
     )
 
 

@@ -10,14 +10,14 @@
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) {
         copies.fetch(s * CHUNK_CHANNELS, s * (STAGE * 4));
-        copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4));
+        copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4), 0);
     }
 
 #if FULL
 #define CHUNK(n)                                                                               \
     wait_for_copies();                                                                         \
     copies.fetch((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4));  \
-    copies.commit((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4))
+    copies.commit((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4), 0)
 #define INPUT(n, offset) window[n % STAGES * STAGE + offset]
 #define MULTIPLY_ADD(p, j, x, bits) sum[p][j] = fmaf(x, __uint_as_float(bits), sum[p][j])
 #define STORE(p, j, bits, ok, offset)                            \
@@ -40,8 +40,11 @@
                  "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; } // farm.accumulate " #p " " #j                       \
                  : "+f"(sum[2 * p][j]), "+f"(sum[2 * p + 1][j]) : "r"(packed[p][j]));
     typedef unsigned Word;
+// The sign of the number of images, of a register that the last multiply-adds of a chunk write.
+#define NOTHING (packed[ROWS - 1][SUMS - 1] & (unsigned)images >> 31)
 #else
     typedef float Word;
+#define NOTHING (__float_as_uint(sum[ROWS - 1][SUMS - 1]) & (unsigned)images >> 31)
 #endif
     // The number of chunks is hidden from the compiler: the loop stays a loop, also when there is one chunk.
     int chunks;
@@ -67,7 +70,7 @@
         asm volatile("// farm.body.begin");
 #include "body.h"
         asm volatile("// farm.body.end");
-        copies.commit((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
+        copies.commit((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4), NOTHING);
         read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
         write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
     } while (++chunk < chunks);

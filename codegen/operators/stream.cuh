@@ -10,12 +10,12 @@
 typedef float Element;
 #define ELEMENT_BYTES 4
 #define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%3]; "
-#define PUT "@p st.global.f32 [%1+%3],v; "
+#define PUT "@p st.global.cs.f32 [%1+%3],v; "
 #else
 typedef unsigned short Element;
 #define ELEMENT_BYTES 2
 #define GET_HALF "mov.b16 h,0; @p ld.global.nc.b16 h,[%4+%3]; "
-#define PUT_HALF "@p st.global.b16 [%1+%3],h; "
+#define PUT_HALF "@p st.global.cs.b16 [%1+%3],h; "
 #if DATA_TYPE == FLOAT16
 #define GET_RESIDUAL GET_HALF "cvt.f32.f16 r,h; "
 #define PUT "cvt.rn.f16.f32 h,v; " PUT_HALF
@@ -32,7 +32,8 @@ typedef unsigned short Element;
 #endif
 #endif
 
-// A lane of a float16 kernel computes two positions at once, PAIR_OFFSET elements apart, in the halves of its words.
+// A lane of a float16 kernel computes two outputs at once, in the halves of its words; what it reads for them lies
+// PAIR_OFFSET elements apart.
 #define PAIRS (DATA_TYPE == FLOAT16 ? 2 : 1)
 
 #if DATA_TYPE == FLOAT32 && __CUDA_ARCH__ >= 800
@@ -56,7 +57,7 @@ struct Copies {
     unsigned target[POINTERS];
     unsigned present[POINTERS];
     bool inside[POINTERS];
-    unsigned word[ASYNCHRONOUS ? 1 : WORDS];
+    unsigned word[ASYNCHRONOUS ? 1 : HELD];
 
     __device__ __forceinline__ void advance() {
 #pragma unroll
@@ -70,8 +71,11 @@ struct Copies {
 #else
 #define CACHED "ca"
 #endif
+// The caches give up what passes through before they give up code.
 #define COPY(j, i, c, from, to)                                                                                        \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; @p cp.async." CACHED ".shared.global [%0+%4],[%1+%5],%6,%2; }"   \
+    asm volatile("{ .reg .pred p; .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0; "              \
+                 "setp.ne.b32 p,%3,0; "                                                                                \
+                 "@p cp.async." CACHED ".shared.global.L2::cache_hint [%0+%4],[%1+%5],%6,%2,once; }"                   \
                  :: "r"(target[j] + stage), "l"(source[j]), "r"(PRESENT(j, channel) * (4 * UNIT)),                     \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4), "n"((from) * 4), "n"(4 * UNIT) : "memory");
 #include "copies.h"
@@ -79,31 +83,15 @@ struct Copies {
         asm volatile("cp.async.commit_group;" ::: "memory");
         advance();
     }
-    __device__ __forceinline__ void commit(int channel, unsigned stage) const {}
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {}
 #else
     // Through registers: `fetch` before a chunk's multiply-adds, `commit` after them.
-    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #if DATA_TYPE == FLOAT32
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #define COPY_WORD(j, i, c, from)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"     \
                  : "=&r"(word[i]) : "l"(source[j]),                                                        \
                  "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 4));
-#elif DATA_TYPE == BFLOAT16
-#define COPY_WORD(j, i, c, from)                                                                           \
-    asm volatile("{ .reg .pred p; .reg .b16 h,z; setp.ne.b32 p,%2,0; mov.b16 z,0; mov.b16 h,0; "           \
-                 "@p ld.global.nc.b16 h,[%1+%3]; mov.b32 %0,{z,h}; }"                                      \
-                 : "=r"(word[i]) : "l"(source[j]),                                                         \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 2));
-#else
-#define COPY_WORD(j, i, c, from)                                                                           \
-    asm volatile("{ .reg .pred p,q; .reg .b16 l,h; setp.ne.b32 p,%2,0; setp.ne.b32 q,%3,0; "               \
-                 "mov.b16 l,0; mov.b16 h,0; @p ld.global.nc.b16 l,[%1+%4]; @q ld.global.nc.b16 h,[%1+%5]; " \
-                 "mov.b32 %0,{l,h}; }"                                                                     \
-                 : "=r"(word[i]) : "l"(source[j]),                                                         \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1)),                    \
-                 "r"((int)(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1))),                 \
-                 "n"((from) * 2), "n"(((from) + (PAIR_OFFSET)) * 2));
-#endif
 #if UNIT == 4
 #define COPY(j, i, c, from, to)          \
     COPY_WORD(j, 4 * i, c, from)         \
@@ -121,7 +109,7 @@ struct Copies {
 #undef COPY
         advance();
     }
-    __device__ __forceinline__ void commit(int channel, unsigned stage) const {
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {
 #define COMMIT_WORD(j, i, c, to)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; @p st.shared.b32 [%0+%3],%2; }" :: "r"(target[j] + stage), \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "r"(word[i]), "n"((to) * 4) : "memory");
@@ -141,6 +129,73 @@ struct Copies {
 #include "copies.h"
 #undef COPY
     }
+#else
+    // As many halves in a load as the copy has words; in `word` lie those of the first output, then those of the second.
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+#define LOADED ((UNIT + 1) / 2)
+#if UNIT == 4
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; mov.b32 %0,0; mov.b32 %1,0; "                             \
+                 "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
+                 : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#else
+#if UNIT == 2
+#define LOAD "ld.global.nc.b32"
+#else
+#define LOAD "ld.global.nc.u16"
+#endif
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p " LOAD " %0,[%1+%3]; }"                  \
+                 : "=&r"(word[i]) : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#endif
+#if DATA_TYPE == FLOAT16
+#define COPY(j, i, c, from, to)                                                                                 \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel) & 1, j, 2 * LOADED * i, from)             \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & (PRESENT(j, channel) >> 1), j, 2 * LOADED * i + LOADED,       \
+                from + (PAIR_OFFSET))
+#else
+#define COPY(j, i, c, from, to) \
+    LOAD_HALVES(inside[j] & ENABLED(channel, c) & PRESENT(j, channel), j, LOADED * i, from)
+#endif
+#include "copies.h"
+#undef COPY
+        advance();
+    }
+    // A float16 word is a half of the second output above one of the first; a bfloat16 above zeros is a float32.
+    // `nothing` is zero, which ptxas does not know: it would put words together, and so wait for the loads, before the
+    // multiply-adds that `nothing` comes from.
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {
+        const unsigned lower = 0x5410 | nothing, upper = 0x7632 | nothing;
+#if DATA_TYPE == FLOAT16
+#define FIRST(i, n) word[2 * LOADED * i + n]
+#define SECOND(i, n) word[2 * LOADED * i + LOADED + n]
+#else
+#define FIRST(i, n) 0
+#define SECOND(i, n) word[LOADED * i + n]
+#endif
+#if UNIT == 4
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%7; "                       \
+                 "prmt.b32 b,%2,%3,%8; prmt.b32 c,%4,%5,%7; prmt.b32 d,%4,%5,%8; "                                    \
+                 "@p st.shared.v4.b32 [%0+%6],{a,b,c,d}; }"                                                           \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)),            \
+                 "r"(SECOND(i, 0)), "r"(FIRST(i, 1)), "r"(SECOND(i, 1)), "n"((to) * 4), "r"(lower), "r"(upper) : "memory");
+#elif UNIT == 2
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; prmt.b32 b,%2,%3,%6; "      \
+                 "@p st.shared.v2.b32 [%0+%4],{a,b}; }" :: "r"(target[j] + stage),                                    \
+                 "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)), "r"(SECOND(i, 0)), "n"((to) * 4),     \
+                 "r"(lower), "r"(upper) : "memory");
+#else
+#define COPY(j, i, c, from, to)                                                                                       \
+    asm volatile("{ .reg .pred p; .reg .b32 a; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; @p st.shared.b32 [%0+%4],a; }" \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)),            \
+                 "r"(SECOND(i, 0)), "n"((to) * 4), "r"(lower) : "memory");
+#endif
+#include "copies.h"
+#undef COPY
+    }
+#endif
 #endif
 };
 

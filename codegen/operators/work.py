@@ -10,6 +10,10 @@ SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
 
 
+ASYNCHRONOUS_COPY = 8.0
+"""Instructions of one copy to shared memory that passes no registers, with what it shares with others: fitted."""
+
+
 @dataclass(frozen=True)
 class Work:
     """One stream of a kernel, dense, as one thread runs it."""
@@ -42,6 +46,12 @@ class Work:
     """From a pointer of a thread to what it addresses."""
     conflicts: float
     """Accesses that one load of a warp becomes, on average."""
+    accumulated: int = 0
+    """Packed sums that every chunk adds up in float32."""
+    held: int = 0
+    """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
+    copy_instructions: float = ASYNCHRONOUS_COPY
+    """Of one copy."""
 
 
 def bank_conflicts(words: Iterable[int]) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu, Linear
 from codegen.tiling import Accumulator, Tiling
 
 _RESIDUAL = (AddResidual(), Clip(low=0.0))
 _PAD = (1, 1, 1, 1)
 _ACCUMULATORS: tuple[Accumulator, ...] = ("float32", "float16")
+_HALF: DataType = "float16"
 _HALVES = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="float16")
 _BFLOATS = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="bfloat16")
 
@@ -220,6 +221,97 @@ _NARROW = {
     ),
 }
 
+_IMAGE_PAIRS = {
+    "image pairs, one image": Case(_HALVES, Tiling(8, 4, 1, 4, 2, 2, images=2), batch=1),
+    "image pairs, the last alone, whole rows": Case(_HALVES, Tiling(11, 4, 1, 4, 2, 2, images=2), batch=3),
+    "image pairs, two in a block, the last empty": Case(_HALVES, Tiling(8, 9, 1, 4, 2, 3, images=4), batch=5),
+    "image pairs, two in a block, whole maps": Case(
+        Conv2d(8, 7, 7, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(7, 7, 1, 4, 4, 3, images=4), batch=6
+    ),
+    "image pairs, whole rows copied by fours": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type=_HALF),
+        Tiling(12, 3, 2, 4, 4, 3, images=2),
+        batch=3,
+    ),
+    "image pairs, whole rows copied by twos, that begin in the middle of a copy": Case(
+        Conv2d(5, 10, 14, 7, 3, 5, padding=(1, 2, 1, 2), data_type=_HALF), Tiling(14, 10, 1, 4, 2, 2, images=2), batch=3
+    ),
+    "image pairs, tiles copied by fours, stride 2": Case(
+        Conv2d(5, 9, 24, 7, 3, 3, stride=(2, 2), padding=_PAD, data_type=_HALF),
+        Tiling(8, 4, 1, 4, 2, 2, images=2),
+        batch=3,
+    ),
+    "image pairs, strides that copies do not divide": Case(
+        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1), data_type=_HALF),
+        Tiling(5, 4, 2, 3, 2, 3, images=2),
+        batch=3,
+    ),
+    "image pairs, dilation": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), data_type=_HALF),
+        Tiling(12, 5, 1, 7, 2, 2, images=2),
+    ),
+    "image pairs, streams of two groups": Case(
+        Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4, data_type=_HALF),
+        Tiling(11, 5, 1, 8, 4, 2, images=2),
+        batch=3,
+    ),
+    "image pairs, groups that chunks do not divide": Case(
+        Conv2d(10, 9, 12, 14, 3, 3, padding=_PAD, groups=2, data_type=_HALF),
+        Tiling(12, 4, 1, 4, 4, 2, images=2),
+        batch=3,
+    ),
+    "image pairs, a 1x1 kernel in one piece": Case(
+        Conv2d(16, 6, 6, 10, 1, 1, epilogue=_RESIDUAL, data_type=_HALF), Tiling(36, 1, 1, 5, 8, 2, images=4), batch=5
+    ),
+    "image pairs, a 1x1 kernel in one piece copied word by word": Case(
+        Conv2d(13, 7, 7, 10, 1, 1, data_type=_HALF), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
+    ),
+    "image pairs, a 1x1 kernel with a stride": Case(
+        Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2), data_type=_HALF), Tiling(6, 3, 2, 5, 4, 2, images=2), batch=3
+    ),
+    "image pairs, transposed": Case(
+        ConvTranspose2d(
+            6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1), epilogue=_RESIDUAL, data_type=_HALF
+        ),
+        Tiling(6, 5, 1, 3, 2, 2, images=2),
+        batch=3,
+    ),
+    "image pairs, added up in float16": Case(
+        _HALVES, Tiling(11, 9, 1, 4, 2, 2, accumulate="float16", images=2), batch=3
+    ),
+    "image pairs, without cp.async": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, data_type=_HALF),
+        Tiling(12, 3, 1, 4, 4, 2, images=2),
+        virtual_arch="compute_75",
+        batch=3,
+    ),
+}
+
+_HALF_VECTORS = {
+    "column pairs copied by fours": Case(
+        Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(4, 4, 1, 4, 2, 3), batch=1
+    ),
+    "column pairs copied by fours, one tile": Case(
+        Conv2d(5, 9, 16, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(8, 4, 1, 4, 2, 2)
+    ),
+    "column pairs copied by twos": Case(
+        Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2), data_type=_HALF), Tiling(6, 4, 1, 4, 3, 2)
+    ),
+    "bfloat16 copied by fours, whole rows": Case(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="bfloat16"), Tiling(12, 3, 2, 4, 4, 3)
+    ),
+    "bfloat16 copied by twos": Case(
+        Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2), data_type="bfloat16"),
+        Tiling(8, 4, 1, 4, 3, 2, images=2),
+        batch=3,
+    ),
+    "bfloat16 copied by fours without cp.async": Case(
+        Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD, data_type="bfloat16"),
+        Tiling(8, 4, 1, 4, 2, 2),
+        virtual_arch="compute_75",
+    ),
+}
+
 CASES: dict[str, Case] = {
     **_CONVOLUTIONS,
     **_WHOLE_ROWS,
@@ -230,4 +322,6 @@ CASES: dict[str, Case] = {
     **_LINEAR,
     **_FULL,
     **_NARROW,
+    **_IMAGE_PAIRS,
+    **_HALF_VECTORS,
 }

@@ -67,7 +67,7 @@ def multiply_adds(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.int64]) 
 
 def check_limits(spec: LayerSpec, tiling: Tiling) -> None:
     """Those that hold whatever the weights are."""
-    assert 1 <= tiling.threads <= 1024
+    assert 1 <= launch_of(spec, tiling).block[0] <= 1024
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
     assert fits(geometry_of(canonical(spec)), tiling)
     work = operator_of(spec).work(canonical(spec), tiling)
@@ -125,7 +125,7 @@ def test_any_layer_gets_a_tiling_that_covers_it_and_parts_that_cover_its_streams
     nonzeros = spread(spec, density)
     tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**10)
     assert tiling == choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**10)
-    assert tiling.threads <= 1024
+    assert launch_of(spec, tiling).block[0] <= 1024
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
     streams = stream_count(canonical(spec), tiling)
     covered = Streams.of(geometry_of(canonical(spec)), tiling).by_stream(np.ones(spec.kernels, dtype=np.int64))

@@ -25,6 +25,12 @@ def test_a_copy_is_there_after_the_wait(wait: str) -> None:
     assert copies(COPY + wait + "bar.sync 0;" + READ.replace("[%r2]", "[tile]")) == [10] * 4
 
 
+def test_how_the_cache_treats_a_copy_changes_nothing() -> None:
+    policy = "createpolicy.fractional.L2::evict_first.b64 %rd3, 1.0;"
+    copy = "cp.async.ca.shared.global.L2::cache_hint [%r2], [%rd1], 4, %rd3;"
+    assert copies(policy + copy + "cp.async.wait_all;" + READ) == [10, 11, 12, 13]
+
+
 @pytest.mark.parametrize(
     "wait",
     [

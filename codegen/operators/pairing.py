@@ -1,0 +1,38 @@
+"""Pairing: which two outputs a lane of a float16 convolution computes at once, in the halves of its registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.spec import Conv2d, ConvTranspose2d
+from codegen.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How many columns and how many images a word has; at most one of them is 2."""
+
+    columns: int
+    images: int
+
+    @property
+    def halves(self) -> int:
+        """Outputs in a register."""
+        return self.columns * self.images
+
+
+def pairing(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> Pairing:
+    """Two images where a block has an even number of them: then words lie as those of float32 do. Else two columns."""
+    if spec.data_type != "float16":
+        return Pairing(1, 1)
+    return Pairing(1, 2) if tiling.images % 2 == 0 else Pairing(2, 1)
+
+
+def word_images(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> int:
+    """Images of a block, counting two that share their words once."""
+    return tiling.images // pairing(spec, tiling).images
+
+
+def threads(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> int:
+    """Of a block."""
+    return tiling.tile_width * tiling.tile_height * word_images(spec, tiling)
