@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import CodegenError
+from codegen.scratch import ScratchFolder, remove_abandoned
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UnreachableError, UsageError
 from farm.executors.address import host_and_port, knock
 from farm.executors.contract import Executor, WorkerState
-from farm.executors.folder import RayFolder
 from farm.executors.nodes import Node, NodeFacts, Nodes
 from farm.executors.token import refusal, require_token
 from farm.requests import Failure, Fault, Request, Result, failed
@@ -106,7 +106,7 @@ class ClusterExecutor(Executor):
         """When there was a machine that could do the work, or was asked whether it can."""
         self._started = False
         """By this executor; a Ray that the program around it started is used, and left as it is."""
-        self._folder: RayFolder | None = None
+        self._folder: ScratchFolder | None = None
         """Of a local Ray's sockets and logs."""
         self._tasks: dict[Any, Task] = {}
         """By Ray's reference to the result to come."""
@@ -271,7 +271,7 @@ class ClusterExecutor(Executor):
         authentication = ray_authentication()
         options: dict[str, Any] = {"address": address}
         if address is None:
-            self._folder = RayFolder()
+            self._folder = ScratchFolder("ray")
             options = {
                 "address": "local",
                 "num_cpus": self._settings.jobs,
@@ -297,12 +297,12 @@ class ClusterExecutor(Executor):
     def _disconnect(self) -> None:
         if self._started:
             self._ray.shutdown()
-        self._ray, self._started = None, False
-        self._looked_at = 0.0
+        self._ray, self._started, self._looked_at = None, False, 0.0
         self._checks.clear()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+        remove_abandoned()
 
 
 def _node(found: Mapping[str, Any]) -> Node:

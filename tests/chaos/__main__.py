@@ -35,6 +35,11 @@ def main() -> int:
     return 1 if failures else 0
 
 
+def command(name: str, seed: int) -> str:
+    """What plays the round again."""
+    return f"python -m tests.chaos --rounds 1 --seed {seed} {name}"
+
+
 def play_all(services: Services, name: str, seeds: range) -> int:
     """How many of the rounds failed."""
     start, failed, in_time = time.monotonic(), 0, 0
@@ -46,7 +51,7 @@ def play_all(services: Services, name: str, seeds: range) -> int:
         print(f"  {name} {seed}: {played.said}, {seconds:.1f} s{'' if played.in_time else ', too late'}", flush=True)
         if played.problem:
             failed += 1
-            print(f"FAILED: {played.problem}\n  again: python -m tests.chaos --rounds 1 --seed {seed} {name}", flush=True)
+            print(f"FAILED: {played.problem}\n  again: {command(name, seed)}", flush=True)
     each = (time.monotonic() - start) / max(1, len(seeds))
     print(
         f"{name:20} {len(seeds)} rounds, {in_time} in time, {failed} failed, {each:.1f} s each (seed {seeds.start})",

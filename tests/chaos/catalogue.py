@@ -54,11 +54,11 @@ class Played:
 
 
 def play(services: Services, fault: str, seed: int) -> Played:
-    with Round(services, seed) as round:
+    with Round(services, seed) as played:
         try:
-            FAULTS[fault].play(round)
+            FAULTS[fault].play(played)
             problem = ""
         except Exception as error:  # noqa: BLE001 - whatever it is, the other rounds are played
             where = "" if isinstance(error, AssertionError) else traceback.format_exc()
-            problem = f"{type(error).__name__}: {error}\n{where}{round.logs}"
-        return Played(round.said, round.in_time, problem)
+            problem = f"{type(error).__name__}: {error}\n{where}{played.logs}"
+        return Played(played.said, played.in_time, problem)
