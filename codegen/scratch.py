@@ -55,6 +55,11 @@ def remove_abandoned() -> None:
                 os.close(descriptor)
 
 
+def lock_of(folder: Path) -> Path:
+    """The file whose lock says that the folder is in use."""
+    return folder.with_name(folder.name + SUFFIX)
+
+
 def _folder_of(file: Path) -> Path:
     return file.with_name(file.name.removesuffix(SUFFIX))
 
