@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from tests.chaos.catalogue import FAULTS, play
+from tests.chaos.catalogue import FAULTS, again, play
 from tests.chaos.services import Services
 
 
@@ -35,11 +35,6 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def command(name: str, seed: int) -> str:
-    """What plays the round again."""
-    return f"python -m tests.chaos --rounds 1 --seed {seed} {name}"
-
-
 def play_all(services: Services, name: str, seeds: range) -> int:
     """How many of the rounds failed."""
     start, failed, in_time = time.monotonic(), 0, 0
@@ -51,7 +46,7 @@ def play_all(services: Services, name: str, seeds: range) -> int:
         print(f"  {name} {seed}: {played.said}, {seconds:.1f} s{'' if played.in_time else ', too late'}", flush=True)
         if played.problem:
             failed += 1
-            print(f"FAILED: {played.problem}\n  again: {command(name, seed)}", flush=True)
+            print(f"FAILED: {played.problem}\n  again: {again(name, seed)}", flush=True)
     each = (time.monotonic() - start) / max(1, len(seeds))
     print(
         f"{name:20} {len(seeds)} rounds, {in_time} in time, {failed} failed, {each:.1f} s each (seed {seeds.start})",

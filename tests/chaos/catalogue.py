@@ -53,6 +53,11 @@ class Played:
     """Empty if everything held."""
 
 
+def again(fault: str, seed: int) -> str:
+    """The command that plays the round again."""
+    return f"python -m tests.chaos --rounds 1 --seed {seed} {fault}"
+
+
 def play(services: Services, fault: str, seed: int) -> Played:
     with Round(services, seed) as played:
         try:

@@ -49,10 +49,10 @@ def raylet_killed(play: Round) -> None:
     play.serve()
     play.moment()
     nodes.kill(1)
+    play.cleanup.callback(nodes.join, 1)
     play.said = "the second machine was killed"
     play.finish()
     play.wait(lambda: not marked_processes(nodes.logs(1)), "a process of the machine that died is left")
     left = [command for command in marked_processes(nodes.folder).values() if command.split()[0].endswith(TOOLS)]
     assert not left, f"left on the other machine: {left}"
     play.check_success()
-    nodes.join(1)

@@ -50,6 +50,8 @@ class Round:
         self._farm: Farm | None = None
         self._serving: dict[subprocess.Popen[bytes], Path] = {}
         """Coordinators, with what they said."""
+        self._draining: set[subprocess.Popen[bytes]] = set()
+        """Those that end by themselves."""
         self._started = 0
         self._ids: list[str] = []
         configuration = self.folder / "config.toml"
@@ -114,6 +116,8 @@ class Round:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self._serving[process] = path
+        if "--drain" in arguments:
+            self._draining.add(process)
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -129,13 +133,16 @@ class Round:
         return all(job.status.final for job in self.jobs())
 
     def moment(self) -> None:
-        """Any moment from the first claim on: after some time, or after some of the cubins, of which few come early."""
+        """Any from the first claim on: after some time, or after some of the cubins, since few come early.
+
+        A moment is too late if all is done by then; that is rare, for the last third of the cubins comes at once.
+        """
         undisturbed = self.services.undisturbed
         self.wait(lambda: any(job.status is not Status.PENDING for job in self.jobs()), "no job is claimed")
         if self.random.random() < 0.5:
             time.sleep(self.pause(undisturbed.seconds / 2))
         else:
-            enough = self.random.randrange(1, undisturbed.builds)
+            enough = self.random.randrange(1, undisturbed.builds * 2 // 3)
             self.wait(lambda: self.over() or sum(job.done for job in self.jobs()) >= enough, "no cubin comes")
         self.in_time = not self.over()
 
@@ -159,7 +166,7 @@ class Round:
         self.wait(self._over_or_ended, "a job does not end")
         assert self.over(), f"no coordinator is left, and jobs are {[(job.status, job.reason) for job in self.jobs()]}"
         for process, log in self._serving.items():
-            if "--drain" not in process.args:  # that one ends by itself
+            if process not in self._draining:
                 self._stop(process, log)
         for process in self._serving:
             self.wait(partial(_ended, process), "a coordinator does not stop", END_SECONDS)
