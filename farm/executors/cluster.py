@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import socket
 import threading
@@ -20,17 +21,27 @@ from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UnreachableError, UsageError
 from farm.executors.address import host_and_port, knock
 from farm.executors.contract import Executor, WorkerState
-from farm.executors.environment import prepare_environment
 from farm.executors.nodes import Node, NodeFacts, Nodes
 from farm.executors.token import refusal, require_token
 from farm.requests import Failure, Fault, Request, Result, failed
-from farm.settings import Settings, ray_authentication, redacted
+from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least: our bytes travel through the store."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A worker that dies leaves its tools to toolchain.py: Ray would kill only the process above them.
+    "RAY_kill_child_processes_on_worker_exit": "false",
+}
+_CLUSTER_ENVIRONMENT = {
+    # Without it Ray joins a cluster with a token only where it finds one by itself.
+    "RAY_AUTH_MODE": "token",
+    # Seconds that a cluster which listens may take to let us in: at Ray's own, 20, a wrong token is told late.
+    "RAY_NUM_REDIS_GET_RETRIES": "5",
+}
 CHECK_SECONDS = 60.0
 """How long a machine may take to say which tools it has."""
 GONE_SECONDS = 30.0
@@ -185,7 +196,7 @@ class ClusterExecutor(Executor):
             return
         address = self._settings.ray_address
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        prepare_environment(address)
+        set_environment_defaults(_ENVIRONMENT | (_CLUSTER_ENVIRONMENT if address else _local_environment()))
         try:
             import ray
         except ImportError as error:
@@ -260,7 +271,6 @@ class ClusterExecutor(Executor):
         authentication = ray_authentication()
         options: dict[str, Any] = {"address": address}
         if address is None:
-            remove_abandoned()
             self._folder = ScratchFolder("ray")
             options = {
                 "address": "local",
@@ -305,6 +315,16 @@ def _node(found: Mapping[str, Any]) -> Node:
         gpus=int(resources.get("GPU", 0)),
         memory_bytes=int(resources.get("memory", 0)),
     )
+
+
+def _local_environment() -> dict[str, str]:
+    return {
+        # Ray listens on every interface; only who has this process's token may give it work.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # At Ray's own, 15, whatever else this machine does would stop the builds.
+        "RAY_worker_niceness": "0",
+    }
 
 
 def _require_node(address: str, where: str) -> None:
