@@ -9,6 +9,7 @@ from contextlib import suppress
 from tests.chaos.round import Round, marked_processes
 
 TOOLS = ("nvcc", "cicc", "cudafe++", "ptxas", "sleep")
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 WORKERS = ("ray::IDLE", "ray::build_request", "ray::node_facts")
 
 
@@ -34,6 +35,9 @@ def ray_coordinator_killed(play: Round) -> None:
     play.submit()
     first = play.serve()
     play.moment()
+    for pid, command in play.processes().items():
+        if command.startswith(AGENTS):
+            play.services.late.note(pid)
     play.kill(first)
     play.said = "a coordinator with its own Ray was killed"
     play.serve()

@@ -26,11 +26,8 @@ from tests.chaos.work import OPTIONS, checkpoints, named_results
 ROOT = Path(__file__).parents[2]
 STUCK_SECONDS = 180.0
 """A round that takes longer is stuck; undisturbed it takes a tenth of this."""
-END_SECONDS = 90.0
-"""What a coordinator may take to stop, and the processes of one that was killed to be gone.
-
-Of a killed Ray two agents may stay for a minute: they tell its head, which died too, and Ray gives that call 60 s.
-"""
+END_SECONDS = 60.0
+"""What a coordinator may take to stop, and the processes of one that was killed to be gone."""
 POLL_SECONDS = 0.05
 
 
@@ -161,8 +158,12 @@ class Round:
             time.sleep(POLL_SECONDS)
 
     def processes(self) -> dict[int, str]:
-        """Of this round, with their commands: all have its folder in their environment or arguments."""
-        return marked_processes(self.folder)
+        """Of this round, with their commands: all have its folder in their environment or arguments.
+
+        Without those that may take longer to end than a round does.
+        """
+        late = self.services.late.running()
+        return {pid: command for pid, command in marked_processes(self.folder).items() if pid not in late}
 
     def finish(self) -> None:
         """Until every job has ended; then the coordinators are told to stop, and nothing may be left of them."""

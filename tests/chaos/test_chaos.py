@@ -26,3 +26,4 @@ def test_every_job_ends_as_it_should_whatever_fails_at_whatever_moment(services:
     for seed in SEEDS:
         problem = play(services, fault, seed).problem
         assert not problem, f"{problem}\n{again(fault, seed)}"
+    assert not services.late.left()
