@@ -32,6 +32,9 @@ def main() -> int:
                 print(f"{name:20} skipped: {lacks}", flush=True)
                 continue
             failures += play_all(services, name, range(options.seed, options.seed + options.rounds))
+        if left := services.late.left():
+            failures += 1
+            print(f"FAILED: processes are left: {sorted(left)}", flush=True)
     return 1 if failures else 0
 
 
@@ -47,9 +50,6 @@ def play_all(services: Services, name: str, seeds: range) -> int:
         if played.problem:
             failed += 1
             print(f"FAILED: {played.problem}\n  again: {again(name, seed)}", flush=True)
-    if left := services.late.left():
-        failed += 1
-        print(f"FAILED: processes are left: {sorted(left)}", flush=True)
     each = (time.monotonic() - start) / max(1, len(seeds))
     print(
         f"{name:20} {len(seeds)} rounds, {in_time} in time, {failed} failed, {each:.1f} s each (seed {seeds.start})",

@@ -27,6 +27,8 @@ class Fault:
 
 
 FAULTS = {
+    # First: what it leaves to end by itself does so while the others are played.
+    "ray-coordinator-killed": Fault(ray_faults.ray_coordinator_killed, (lacks_ray,)),
     "coordinator-killed": Fault(faults.coordinator_killed),
     "coordinators-racing": Fault(faults.coordinators_racing),
     "ptxas-hanging": Fault(faults.ptxas_hanging),
@@ -37,7 +39,6 @@ FAULTS = {
     "postgresql-killed": Fault(faults.postgresql_killed, (lacks_postgresql,)),
     "s3-killed": Fault(faults.s3_killed, (lacks_ceph,)),
     "worker-killed": Fault(ray_faults.worker_killed, (lacks_ray,)),
-    "ray-coordinator-killed": Fault(ray_faults.ray_coordinator_killed, (lacks_ray,)),
     "raylet-killed": Fault(ray_faults.raylet_killed, (lacks_ray,)),
 }
 

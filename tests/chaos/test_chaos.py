@@ -16,6 +16,7 @@ SEEDS = (1, 2)
 def services() -> Iterator[Services]:
     with Services() as services:
         yield services
+        assert not services.late.left()
 
 
 # Both rounds in one test: of the processes that run the tests, one starts what the fault needs.
@@ -26,4 +27,3 @@ def test_every_job_ends_as_it_should_whatever_fails_at_whatever_moment(services:
     for seed in SEEDS:
         problem = play(services, fault, seed).problem
         assert not problem, f"{problem}\n{again(fault, seed)}"
-    assert not services.late.left()
