@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test services test-cluster test-gpu fuzz models bench lint format clean
+.PHONY: help setup demo test services test-cluster test-gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd postgresql radosgw
@@ -38,6 +38,9 @@ test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 
 fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; options in FUZZ, as FUZZ='--seed 7'
 	@$(BIN)/python -m tests.differential $(FUZZ)
+
+chaos: .venv/ready-dev services ## faults at random moments, 20 rounds of each; options in CHAOS, as CHAOS='--seed 7 s3-killed'
+	@$(BIN)/python -m tests.chaos $(CHAOS)
 
 models: .venv/ready-dev ## every layer of whole networks at three sparsities on the emulator
 	@$(BIN)/python -m pytest tests/models --every-sparsity -n auto --maxprocesses 8 --dist loadgroup

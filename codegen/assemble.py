@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from codegen.errors import ToolchainError, ToolCrashed, ToolError
+from codegen.scratch import ScratchFolder
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits, run_tool
 
 PTX_LIMIT_BYTES = 64 * 2**20
@@ -65,8 +64,7 @@ def assemble(
             "grows faster than the size: prune the layer further or leave it out",
             command=again,
         )
-    with tempfile.TemporaryDirectory(prefix="farm-assemble-") as name:
-        scratch = Path(name)
+    with ScratchFolder("assemble") as scratch:
         (scratch / "kernel.ptx").write_bytes(ptx)
         try:
             done = run_tool(argv, limits=limits, scratch=scratch)
@@ -100,8 +98,7 @@ def fat_binary(cubins: Mapping[str, bytes], toolchain: Toolchain, limits: ToolLi
     """One file that holds the cubins of several architectures; the driver picks. Raises ToolError."""
     if toolchain.fatbinary is None:
         raise ToolchainError(f"there is no fatbinary beside {toolchain.nvcc}: name the nvcc of a whole CUDA toolkit")
-    with tempfile.TemporaryDirectory(prefix="farm-fatbinary-") as name:
-        scratch = Path(name)
+    with ScratchFolder("fatbinary") as scratch:
         images = []
         for arch in sorted(cubins):
             (scratch / f"{arch}.cubin").write_bytes(cubins[arch])

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +19,7 @@ from codegen.errors import TemplateError
 from codegen.keys import TemplateKey
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
 from codegen.operators.stream import slots
+from codegen.scratch import ScratchFolder
 from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
@@ -45,15 +44,15 @@ def make_template(
     spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain, limits: ToolLimits
 ) -> Template:
     """Compiles the operator for one shape: .cu to PTX, the slow step. Raises ToolError and TemplateError."""
-    with tempfile.TemporaryDirectory(prefix="farm-template-") as folder:
+    with ScratchFolder("template") as scratch:
         for name, text in operators.operator_of(spec).sources(operators.canonical(spec), tiling).items():
-            Path(folder, name).write_text(text)
+            (scratch / name).write_text(text)
         source = operators.source_path(spec)
-        output = Path(folder, "template.ptx")
+        output = scratch / "template.ptx"
         run_tool(
-            [toolchain.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", f"-I{folder}", "-o", output, source],
+            [toolchain.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", f"-I{scratch}", "-o", output, source],
             limits=limits,
-            scratch=Path(folder),
+            scratch=scratch,
         )
         ptx = output.read_text()
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.scratch import lock_of
 
 _WHEEL_FILES = {
     "bin/nvcc": "nvidia-cuda-nvcc",
@@ -48,13 +49,14 @@ setpriv --pdeathsig TERM sh -c "$inner" sh $$ "$@"
 exit $?
 """
 _INNER = """
-parent=$1 scratch=$4
-trap 'kill -KILL $!; rm -rf "$scratch" || rm -rf "$scratch"; kill -KILL 0' TERM  # twice: a child may just add a file
+parent=$1 scratch=$4 lock=$5
+# Twice: a child may just add a file. The lock goes last: what still has one is removed another time.
+trap 'kill -KILL $!; { rm -rf "$scratch" || rm -rf "$scratch"; } && rm -f "$lock"; kill -KILL 0' TERM
 [ "$PPID" = "$parent" ] || exit
 ulimit -v "$2"
 ulimit -f "$3"
 [ -z "$scratch" ] || export TMPDIR="$scratch"
-shift 4
+shift 5
 "$@" &
 wait $!
 """
@@ -96,7 +98,8 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
     memory_kib = _allowed(resource.RLIMIT_AS, limits.memory_bytes) // 1024
     file_blocks = _allowed(resource.RLIMIT_FSIZE, _FILE_BYTES) // 512
     outer = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _OUTER, "sh", str(os.getpid())]
-    inner = [_INNER, str(memory_kib), str(file_blocks), "" if scratch is None else str(scratch)]
+    places = ["", ""] if scratch is None else [str(scratch), str(lock_of(scratch))]
+    inner = [_INNER, str(memory_kib), str(file_blocks), *places]
     start = time.monotonic()
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         try:

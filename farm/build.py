@@ -13,6 +13,7 @@ from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory
 from codegen.keys import CubinKey
 from codegen.layers import Weights
 from codegen.rewrite import Kernel, rewrite, rewriter_digest
+from codegen.scratch import remove_abandoned
 from codegen.spec import LayerSpec
 from codegen.template import Template, make_template, template_key
 from codegen.tiling import Part
@@ -126,7 +127,8 @@ class Worker:
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
-        """A worker with the limits that the settings name."""
+        """A worker with the limits that the settings name; removes what killed ones left on this machine."""
+        remove_abandoned()
         limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
         return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
 

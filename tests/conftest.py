@@ -42,7 +42,7 @@ LACKS: dict[str, Callable[[], str | None]] = {
     "models": cache(lacks_toolchain),
     "toolchain": cache(lacks_toolchain),
 }
-"""By folder; what tests/gpu/ and tests/services/ need is found out by their own fixtures."""
+"""By folder; what tests/gpu/, tests/services/ and tests/chaos/ need is found out by themselves."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

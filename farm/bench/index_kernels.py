@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.assemble import assemble
 from codegen.layers import FloatArray, Weights
+from codegen.scratch import ScratchFolder
 from codegen.spec import Conv2d
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 
@@ -58,14 +57,14 @@ def macros(spec: Conv2d) -> list[str]:
 def compile_ptx(name: str, spec: Conv2d, virtual_arch: str, toolchain: Toolchain) -> str:
     """The PTX of im2col or escoin for one shape. Raises ToolError."""
     with (
-        tempfile.TemporaryDirectory(prefix="farm-bench-") as folder,
+        ScratchFolder("bench") as scratch,
         as_file(files("farm.bench").joinpath(f"{name}.cu")) as source,
     ):
-        output = Path(folder, "kernel.ptx")
+        output = scratch / "kernel.ptx"
         run_tool(
             [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros(spec), f"-arch={virtual_arch}", "-o", output, source],
             limits=DEFAULT_LIMITS,
-            scratch=Path(folder),
+            scratch=scratch,
         )
         return output.read_text()
 

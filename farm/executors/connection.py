@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.scratch import ScratchFolder, remove_abandoned
 from farm.errors import NoWorkerError, UnreachableError
 from farm.executors.address import host_and_port, knock
-from farm.executors.folder import RayFolder
 from farm.executors.nodes import Node
 from farm.executors.token import refusal, require_token
 from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
@@ -41,7 +41,7 @@ class RayConnection:
         self._ray: Any = None
         self._started = False
         """By this connection."""
-        self._folder: RayFolder | None = None
+        self._folder: ScratchFolder | None = None
         """Of a local Ray's sockets and logs."""
 
     @property
@@ -84,6 +84,7 @@ class RayConnection:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+        remove_abandoned()
 
     def unreachable(self, error: BaseException) -> UnreachableError:
         """What to raise for an error of Ray while it connects."""
@@ -114,7 +115,7 @@ class RayConnection:
         authentication = ray_authentication()
         options: dict[str, Any] = {"address": address}
         if address is None:
-            self._folder = RayFolder()
+            self._folder = ScratchFolder("ray")
             options = {
                 "address": "local",
                 "num_cpus": self._settings.jobs,

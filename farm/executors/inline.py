@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from codegen.scratch import remove_abandoned
 from farm.build import Worker
 from farm.executors.contract import Executor, WorkerState
 from farm.requests import Request, Result
@@ -45,3 +46,4 @@ class InlineExecutor(Executor):
     def close(self) -> None:
         """See Executor."""
         self.cancel_all()
+        remove_abandoned()

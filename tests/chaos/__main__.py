@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from tests.chaos.catalogue import FAULTS, play
+from tests.chaos.catalogue import FAULTS, again, play
 from tests.chaos.services import Services
 
 
@@ -32,6 +32,9 @@ def main() -> int:
                 print(f"{name:20} skipped: {lacks}", flush=True)
                 continue
             failures += play_all(services, name, range(options.seed, options.seed + options.rounds))
+        if left := services.late.left():
+            failures += 1
+            print(f"FAILED: processes are left: {sorted(left)}", flush=True)
     return 1 if failures else 0
 
 
@@ -46,7 +49,7 @@ def play_all(services: Services, name: str, seeds: range) -> int:
         print(f"  {name} {seed}: {played.said}, {seconds:.1f} s{'' if played.in_time else ', too late'}", flush=True)
         if played.problem:
             failed += 1
-            print(f"FAILED: {played.problem}\n  again: python -m tests.chaos --rounds 1 --seed {seed} {name}", flush=True)
+            print(f"FAILED: {played.problem}\n  again: {again(name, seed)}", flush=True)
     each = (time.monotonic() - start) / max(1, len(seeds))
     print(
         f"{name:20} {len(seeds)} rounds, {in_time} in time, {failed} failed, {each:.1f} s each (seed {seeds.start})",

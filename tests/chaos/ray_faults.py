@@ -9,6 +9,7 @@ from contextlib import suppress
 from tests.chaos.round import Round, marked_processes
 
 TOOLS = ("nvcc", "cicc", "cudafe++", "ptxas", "sleep")
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 WORKERS = ("ray::IDLE", "ray::build_request", "ray::node_facts")
 
 
@@ -34,6 +35,9 @@ def ray_coordinator_killed(play: Round) -> None:
     play.submit()
     first = play.serve()
     play.moment()
+    for pid, command in play.processes().items():
+        if command.startswith(AGENTS):
+            play.services.late.note(pid)
     play.kill(first)
     play.said = "a coordinator with its own Ray was killed"
     play.serve()
@@ -49,10 +53,10 @@ def raylet_killed(play: Round) -> None:
     play.serve()
     play.moment()
     nodes.kill(1)
+    play.cleanup.callback(nodes.join, 1)
     play.said = "the second machine was killed"
     play.finish()
     play.wait(lambda: not marked_processes(nodes.logs(1)), "a process of the machine that died is left")
     left = [command for command in marked_processes(nodes.folder).values() if command.split()[0].endswith(TOOLS)]
     assert not left, f"left on the other machine: {left}"
     play.check_success()
-    nodes.join(1)

@@ -1,4 +1,4 @@
-"""One round: a farm of its own, coordinators as processes, one fault at a random moment, and what must hold after it."""
+"""One round: a farm of its own, coordinators as processes, a fault at a random moment, and what must hold after it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -49,6 +50,8 @@ class Round:
         self._farm: Farm | None = None
         self._serving: dict[subprocess.Popen[bytes], Path] = {}
         """Coordinators, with what they said."""
+        self._draining: set[subprocess.Popen[bytes]] = set()
+        """Those that end by themselves."""
         self._started = 0
         self._ids: list[str] = []
         configuration = self.folder / "config.toml"
@@ -99,7 +102,8 @@ class Round:
 
     def serve(self, *arguments: str, hasty: bool = True) -> subprocess.Popen[bytes]:
         """A coordinator; a hasty one has a short lease."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_", "AWS_"))}
+        ours = ("FARM_", "RAY_", "AWS_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "AWS_EC2_METADATA_DISABLED": "true"}
         homes = {f"XDG_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         module = "tests.chaos.hasty" if hasty else "cli.main"
@@ -112,6 +116,8 @@ class Round:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self._serving[process] = path
+        if "--drain" in arguments:
+            self._draining.add(process)
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -127,13 +133,16 @@ class Round:
         return all(job.status.final for job in self.jobs())
 
     def moment(self) -> None:
-        """Any moment from the first claim on: after some time, or after some of the cubins, of which few come early."""
+        """Any from the first claim on: after some time, or after some of the cubins, since few come early.
+
+        A moment is too late if all is done by then; that is rare, for the last third of the cubins comes at once.
+        """
         undisturbed = self.services.undisturbed
         self.wait(lambda: any(job.status is not Status.PENDING for job in self.jobs()), "no job is claimed")
         if self.random.random() < 0.5:
             time.sleep(self.pause(undisturbed.seconds / 2))
         else:
-            enough = self.random.randrange(1, undisturbed.builds)
+            enough = self.random.randrange(1, undisturbed.builds * 2 // 3)
             self.wait(lambda: self.over() or sum(job.done for job in self.jobs()) >= enough, "no cubin comes")
         self.in_time = not self.over()
 
@@ -149,21 +158,22 @@ class Round:
             time.sleep(POLL_SECONDS)
 
     def processes(self) -> dict[int, str]:
-        """Of this round, with their commands: all have its folder in their environment or arguments."""
-        return marked_processes(self.folder)
+        """Of this round, with their commands: all have its folder in their environment or arguments.
+
+        Without those that may take longer to end than a round does.
+        """
+        late = self.services.late.running()
+        return {pid: command for pid, command in marked_processes(self.folder).items() if pid not in late}
 
     def finish(self) -> None:
         """Until every job has ended; then the coordinators are told to stop, and nothing may be left of them."""
         self.wait(self._over_or_ended, "a job does not end")
         assert self.over(), f"no coordinator is left, and jobs are {[(job.status, job.reason) for job in self.jobs()]}"
         for process, log in self._serving.items():
-            if "--drain" in process.args:  # that one ends by itself
-                continue
-            # From its first word on it obeys SIGTERM.
-            self.wait(lambda: process.poll() is not None or log.stat().st_size, "a coordinator does not start")
-            process.send_signal(signal.SIGTERM)
+            if process not in self._draining:
+                self._stop(process, log)
         for process in self._serving:
-            self.wait(lambda: process.poll() is not None, "a coordinator does not stop", END_SECONDS)
+            self.wait(partial(_ended, process), "a coordinator does not stop", END_SECONDS)
             assert process.returncode == 0, f"a coordinator ended with {process.returncode}"
         self._serving.clear()
         with suppress(AssertionError):
@@ -173,8 +183,13 @@ class Round:
         assert not files, f"left among the temporary files: {files}"
         self.wait(lambda: not any(each.alive for each in self.farm.coordinators()), "a lease does not end", END_SECONDS)
 
+    def _stop(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        # From its first word on it obeys SIGTERM.
+        self.wait(lambda: _ended(process) or log.stat().st_size, "a coordinator does not start")
+        process.send_signal(signal.SIGTERM)
+
     def _over_or_ended(self) -> bool:
-        return self.over() or all(process.poll() is not None for process in self._serving)
+        return self.over() or all(map(_ended, self._serving))
 
     def check_success(self, ids: Sequence[str] | None = None) -> None:
         """Every job has succeeded, and every cubin is that of the undisturbed run, byte for byte."""
@@ -204,6 +219,10 @@ class Round:
     def logs(self) -> str:
         """What the coordinators said."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in self.folder.glob("serve*.log"))
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
 
 
 def marked_processes(folder: Path) -> dict[int, str]:

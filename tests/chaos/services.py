@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from tests.chaos.late import LateProcesses
 from tests.chaos.work import Undisturbed, undisturbed
 from tests.cluster.ray_nodes import RayNodes
 from tests.services.ceph import Ceph
@@ -21,6 +22,7 @@ class Services:
 
     def __init__(self) -> None:
         self._running = ExitStack()
+        self.late = LateProcesses()
 
     def __enter__(self) -> Self:
         return self

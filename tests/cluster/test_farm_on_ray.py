@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from codegen.scratch import remove_abandoned
 from farm.api import Farm
 from farm.coordinator import NO_COORDINATOR
-from farm.executors.folder import remove_abandoned
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
@@ -83,7 +83,7 @@ def test_an_interruption_leaves_no_process_and_a_job_that_the_next_compile_finis
         assert (job.id, job.status, job.tries, job.done) == (left.id, Status.SUCCEEDED, 2, 4)
 
 
-def test_what_a_killed_farm_leaves_goes_with_the_next_start(tmp_path: Path) -> None:
+def test_what_a_killed_farm_leaves_goes_with_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, runs = sleeping_ptxas(tmp_path)
     temporary = Path(tempfile.mkdtemp(prefix="killed-"))  # short: it has Ray's sockets
     environment = {**os.environ, "TMPDIR": str(temporary)}
@@ -92,11 +92,12 @@ def test_what_a_killed_farm_leaves_goes_with_the_next_start(tmp_path: Path) -> N
         with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment) as child:
             wait_until(lambda: len(running(runs)) == 2)
             child.kill()
-        [left] = temporary.glob("farm-ray-*")
+        [left] = (path for path in temporary.glob("farm-ray-*") if path.is_dir())
         wait_until(lambda: not running(runs))
         wait_until(lambda: not mentioning(left))
-        remove_abandoned(temporary)
-        assert not left.exists()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        remove_abandoned()
+        assert list(temporary.iterdir()) == []
     finally:
         shutil.rmtree(temporary)
 
