@@ -38,6 +38,7 @@ from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
+from farm.upkeep import Upkeep
 from farm.verification import LayerVerification, verify_on_cpu, verify_on_gpu
 from farm.warm import Warmed, make_templates, missing_templates, warmed
 
@@ -154,6 +155,10 @@ class Farm:
         with open_executor(self._settings, self._store, self.toolchain) as executor:
             coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
             coordinator.serve(drain=drain)
+
+    def upkeep(self, progress: Progress) -> Upkeep:
+        """Applies the limits of store and ledger hour by hour while it is in a `with` block."""
+        return Upkeep(self._settings, self._store, self._ledger, progress)
 
     def cancel(self, which: JobSet) -> list[str]:
         """Cancels those of the jobs that have not ended, and gives their ids; what they have built is kept."""
