@@ -27,6 +27,7 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.api import Farm
+    from farm.garbage import Sweep
     from farm.inventory import Inventory
     from farm.ledger import References
     from farm.settings import Settings
@@ -128,7 +129,6 @@ def collect(
     )
     with _farm() as farm, counting("collecting garbage") as tell:
         done = farm.collect_garbage(limits, dry_run=dry_run, tell=tell)
-    left_bytes = done.bytes_before - done.bytes_freed
     if as_json:
         print_json(
             {
@@ -136,23 +136,26 @@ def collect(
                 "records": [{"stage": each.stored.stage, "key": each.stored.key} for each in done.records],
                 "blobs": list(done.blobs),
                 "freed_bytes": done.bytes_freed,
-                "left_bytes": left_bytes,
+                "left_bytes": done.bytes_before - done.bytes_freed,
                 "kept_for_jobs": done.kept_for_jobs,
                 "kept_young": done.kept_young,
             }
         )
         return
     console = stdout()
-    what = f"{counted(len(done.records), 'record')} and {counted(len(done.blobs), 'blob')}"
-    console.print(
-        f"{'would remove' if dry_run else 'removed'} {what}, {size(done.bytes_freed)}; {size(left_bytes)} stay"
-    )
+    console.print(f"{'would remove' if dry_run else 'removed'} {swept(done)}")
     if done.kept_for_jobs:
         console.print(
             f"{counted(done.kept_for_jobs, 'record')} past the limit stay for jobs: farm db prune forgets old ones"
         )
     if done.kept_young:
         console.print(f"{done.kept_young:,} past the limit stay because they were made or used within {grace}")
+
+
+def swept(done: Sweep) -> str:
+    """What goes, or went, and how much is left."""
+    what = f"{counted(len(done.records), 'record')} and {counted(len(done.blobs), 'blob')}"
+    return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} stay"
 
 
 @app.command("verify")
@@ -193,11 +196,11 @@ def _farm() -> Farm:
     from farm.settings import load_settings
 
     settings = load_settings()
-    _warn_of_other_ledgers(settings)
+    warn_of_other_ledgers(settings)
     return Farm.open(settings)
 
 
-def _warn_of_other_ledgers(settings: Settings) -> None:
+def warn_of_other_ledgers(settings: Settings) -> None:
     """A bucket may be shared by machines each of which has a ledger of its own."""
     if settings.store_url.startswith("s3:") and settings.database_url.startswith("sqlite:"):
         stderr().print(

@@ -65,10 +65,12 @@ def bytes_of(megabytes: float) -> int:
 
 def seconds_of(option: str, value: str) -> float:
     """An age as in 90d, 12h, 30m or 45s. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
-    if not match:
-        raise UsageError(f"{option} {value}: it is an age, as in 30d, 12h or 90m")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+    from farm.settings import age_seconds
+
+    try:
+        return age_seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: it is {error}") from None
 
 
 def size_of(option: str, value: str) -> int:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.cache_command import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
 from cli.render import counted, stderr
 from farm.jobs import Build, BuildResult, Job, Status
 from farm.progress import Progress
 
 if TYPE_CHECKING:
+    from farm.garbage import Sweep
     from farm.plan import Plan
     from farm.requests import Retry
 
@@ -43,13 +45,18 @@ def serve(
     signal.signal(signal.SIGTERM, _interrupt)
     progress = ServeProgress()
     with ExitStack() as stack:
-        farm = stack.enter_context(Farm.open(load_settings(overrides={"jobs": jobs})))
+        settings = load_settings(overrides={"jobs": jobs})
+        farm = stack.enter_context(Farm.open(settings))
         if metrics_port is not None:
             metrics = stack.enter_context(farm.metrics(metrics_port, metrics_host))
             progress.line(f"metrics at {metrics.address}/metrics")
         progress.line(
             f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
         )
+        if not drain:
+            if settings.store_bytes is not None or settings.store_age_seconds is not None:
+                warn_of_other_ledgers(settings)
+            stack.enter_context(farm.upkeep(progress))
         try:
             farm.serve(progress, drain=drain)
         except KeyboardInterrupt:
@@ -102,6 +109,19 @@ class ServeProgress(Progress):
         """See Progress."""
         self._running.discard(job.id)
         self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or 'another coordinator runs it'}", "yellow")
+
+    def jobs_forgotten(self, count: int) -> None:
+        """See Progress."""
+        self.line(f"limits  forgot {counted(count, 'job')}")
+
+    def garbage_collected(self, sweep: Sweep) -> None:
+        """See Progress."""
+        kept = f", {counted(sweep.kept_for_jobs, 'record')} past the limit for jobs" if sweep.kept_for_jobs else ""
+        self.line(f"limits  removed {swept(sweep)}{kept}")
+
+    def upkeep_failed(self, reason: str) -> None:
+        """See Progress."""
+        self.line(f"limits  {reason}", "yellow")
 
     def line(self, text: str, style: str = "") -> None:
         """One line, at once."""

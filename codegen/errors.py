@@ -35,6 +35,10 @@ class ToolchainError(CodegenError):
     """A tool is missing or cannot be used here."""
 
 
+class ToolStopped(CodegenError):
+    """A tool was ended because nobody wants its output any more."""
+
+
 class ToolError(CodegenError):
     """A tool ran and failed; `command` can be pasted into a shell, `stderr` is what it said."""
 

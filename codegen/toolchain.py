@@ -13,14 +13,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
 from codegen.scratch import lock_of
 
 _WHEEL_FILES = {
@@ -35,6 +38,8 @@ _OUTPUT_BYTES = 2**20
 """Of what a tool writes to stdout or stderr, the beginning: compilers name the cause first."""
 _FILE_BYTES = 2**28
 """No file that a tool writes grows beyond this."""
+_LOOK_SECONDS = 0.1
+"""How often somebody who waits for a tool looks whether its output is still wanted."""
 
 # Two shells see to it that nothing is left of a tool, whatever ends this process. The kernel kills the outer shell when
 # its parent is gone, and tells the inner one when the outer is gone; the inner ends its process group, in which the
@@ -85,6 +90,19 @@ class Completed:
     seconds: float
 
 
+_UNWANTED: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
+
+
+@contextmanager
+def tools_end_with(unwanted: threading.Event) -> Iterator[None]:
+    """Within the `with` block, tools that this thread runs are killed once another thread sets the event."""
+    token = _UNWANTED.set(unwanted)
+    try:
+        yield
+    finally:
+        _UNWANTED.reset(token)
+
+
 def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | None = None) -> Completed:
     """Runs a tool within limits; leaves no process behind, whatever ends the tool or this process.
 
@@ -92,7 +110,7 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
     this process be killed.
 
     Raises ToolTimeout, ToolOutOfMemory, ToolCrashed (a signal) or ToolError (it said no), each with the command to run
-    again and what the tool wrote; ToolchainError if it cannot be started at all.
+    again and what the tool wrote; ToolchainError if it cannot be started at all; ToolStopped (see `tools_end_with`).
     """
     command = [str(part) for part in argv]
     memory_kib = _allowed(resource.RLIMIT_AS, limits.memory_bytes) // 1024
@@ -114,13 +132,15 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
         except OSError as error:
             raise ToolchainError(f"no tool can be run ({error}): install util-linux, which holds setpriv") from None
         try:
-            in_time = _wait(process.pid, limits.seconds)
+            ended = _wait(process.pid, limits.seconds)
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped yet, so the group is still its own
             process.wait()
         seconds = time.monotonic() - start
         out, err = _beginning(stdout), _beginning(stderr)
-    if not in_time:
+    if not ended and _is_unwanted():
+        raise ToolStopped(f"{Path(command[0]).name} was stopped after {seconds:.1f} s: its output is wanted no more")
+    if not ended:
         raise ToolTimeout(
             f"{Path(command[0]).name} ran into its time limit of {limits.seconds:g} s",
             command=shlex.join(command),
@@ -137,13 +157,25 @@ def _allowed(kind: int, wanted: int) -> int:
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
+def _is_unwanted() -> bool:
+    unwanted = _UNWANTED.get()
+    return unwanted is not None and unwanted.is_set()
+
+
 def _wait(pid: int, seconds: float) -> bool:
-    """Whether the child ended in time; it is not reaped."""
+    """Whether the child ended by itself, in time and before its output was unwanted; it is not reaped."""
+    end = time.monotonic() + seconds
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(min(seconds * 1000, 2**31 - 1)))
+        while not _is_unwanted():
+            left = end - time.monotonic()
+            if poll.poll(max(0.0, min(left, _LOOK_SECONDS)) * 1000):
+                return True
+            if left <= 0:
+                break
+        return False
     finally:
         os.close(descriptor)
 

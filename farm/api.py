@@ -39,6 +39,7 @@ from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
+from farm.upkeep import Upkeep
 from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
 from farm.warm import Warmed, make_templates, missing_templates, warmed
 
@@ -131,11 +132,8 @@ class Farm:
     ) -> list[NewJob]:
         options = replace(options, archs=check_archs(options.archs, self.toolchain))
         book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
-        space = self._settings.namespace
-        return [
-            new_job(each, options, namespace=space, name=name or each.name, store=store, book=book)
-            for each in checkpoints
-        ]
+        common = partial(new_job, options=options, namespace=self._settings.namespace, store=store, book=book)
+        return [common(each, name=name or each.name) for each in checkpoints]
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
         """The best tuning record of each kind of layer for these architectures."""
@@ -155,6 +153,10 @@ class Farm:
         with open_executor(self._settings, self._store, self.toolchain) as executor:
             coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
             coordinator.serve(drain=drain)
+
+    def upkeep(self, progress: Progress) -> Upkeep:
+        """Applies the limits of store and ledger hour by hour while it is in a `with` block."""
+        return Upkeep(self._settings, self._store, self._ledger, progress)
 
     def cancel(self, which: JobSet) -> list[str]:
         """Cancels those of the jobs that have not ended, and gives their ids; what they have built is kept."""
@@ -320,7 +322,7 @@ class Farm:
     def _check_writable(self, what: str = "remove something") -> None:
         """Before anything is read, which may take long."""
         if self._settings.read_only:
-            raise StoreError(f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to {what}")
+            raise StoreError(f"the store {self._store.describe()} is read-only: unset FARM_READ_ONLY to {what}")
 
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)

@@ -77,10 +77,9 @@ class _Search:
         self._job = job
         self._build = build
         self._fields = cache(self._neighbours.fields)
-        self._used = cache(lambda stage: list(self._neighbours.used_before(stage, job.id)))
 
     def explain(self, result: BuildResult) -> Explanation:
-        uses = self._neighbours.uses("cubin", result.cubin_key)
+        uses = self._neighbours.uses(result.cubin_key)
         own = [use.at for use in uses if use.job == self._job.id and use.arch == result.arch]
         uses = [use for use in uses if use.at <= max(own)]  # what came later explains nothing
         before = [use for use in uses if use.job != self._job.id and use.outcome is Outcome.BUILT]
@@ -109,7 +108,7 @@ class _Search:
 
     def _miss(self, result: BuildResult) -> Explanation:
         fields = self._fields(result.cubin_key)
-        nearest = self._nearest("cubin", fields)
+        nearest = self._nearest(result, fields)
         if nearest is None:
             first = "no job before it has a cubin that could be compared"
             return self._explanation(result, (first, *self._failure(result)), None, {})
@@ -118,30 +117,27 @@ class _Search:
             del differences["template"]
             then, now = self._fields(nearest.fields.get("template", "")), self._fields(result.template_key)
             differences |= {f"template.{name}": pair for name, pair in _differences(then, now).items()}
-        uses = [use for use in self._neighbours.uses("cubin", nearest.digest) if use.number <= nearest.number]
+        uses = [use for use in self._neighbours.uses(nearest.digest) if use.number <= nearest.number]
         use = next((each for each in reversed(uses) if each.layer == self._build.layer), uses[-1] if uses else None)
         lines = [_in_words(name, *pair) for name, pair in sorted(differences.items())]
         lines.append(self._template(result))
         return self._explanation(result, (*lines, *self._failure(result)), use, differences)
 
-    def _nearest(self, stage: str, fields: Mapping[str, str]) -> Neighbour | None:
+    def _nearest(self, result: BuildResult, fields: Mapping[str, str]) -> Neighbour | None:
         """The key with most fields in common; of several the one for a layer of this name, then the newest."""
-        own_template = self._fields(fields.get("template", ""))
+        own_template = self._fields(result.template_key)
 
         @cache
         def likeness(template: str) -> float:
             theirs = self._fields(template)
             return _common(theirs, own_template) / max(1, len(own_template))
 
-        def nearness(each: Neighbour) -> tuple[float, int]:
-            return _common(each.fields, fields) + likeness(each.fields.get("template", "")), each.number
+        def nearness(each: Neighbour) -> tuple[float, bool, int]:
+            common = _common(each.fields, fields) + likeness(each.fields.get("template", ""))
+            return common, self._build.layer in each.layers, each.number
 
-        ranked = sorted(self._used(stage), key=nearness, reverse=True)
-        best = [each for each in ranked if nearness(each)[0] == nearness(ranked[0])[0]]
-        for each in best[:20]:
-            if any(use.layer == self._build.layer for use in self._neighbours.uses(stage, each.digest)):
-                return each
-        return best[0] if best else None
+        near = self._neighbours.near(self._build, result.template_key, result.arch)
+        return max(near, key=nearness, default=None)
 
     def _template(self, result: BuildResult) -> str:
         if result.template_seconds:

@@ -9,11 +9,15 @@ from farm.jobs import Build, BuildResult, Job
 from farm.requests import Request, Retry, TemplateResult
 
 if TYPE_CHECKING:
+    from farm.garbage import Sweep
     from farm.plan import Plan
 
 
 class Progress:
-    """Shows nothing; a subclass overrides what it wants to show. All calls come from the thread that runs the jobs."""
+    """Shows nothing; a subclass overrides what it wants to show.
+
+    Calls come from the thread that runs the jobs; the last three from the one that keeps the limits.
+    """
 
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
         """What is to be done for these jobs, builds by their id; nothing was looked up yet."""
@@ -38,3 +42,12 @@ class Progress:
 
     def elsewhere(self, job: Job) -> None:
         """Another coordinator runs this job; said once, before waiting for it."""
+
+    def jobs_forgotten(self, count: int) -> None:
+        """Jobs beyond the ledger's age were forgotten."""
+
+    def garbage_collected(self, sweep: Sweep) -> None:
+        """The store was brought below its limits."""
+
+    def upkeep_failed(self, reason: str) -> None:
+        """The limits of the store or of the ledger could not be applied."""

@@ -6,7 +6,8 @@ import heapq
 import itertools
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from farm.build import find_cubin, find_template
@@ -34,6 +35,8 @@ WAIT_SECONDS = 0.5
 """At least this often a run lets its coordinator look at the clock and at the ledger."""
 LOOK_SECONDS = 2.0
 """How long a step looks into the store before it gives the executor its work."""
+LOOKERS = 8
+"""Threads that look."""
 ENOUGH = 4
 """Requests queued for each that runs: with fewer, a coordinator may claim more jobs."""
 
@@ -141,26 +144,39 @@ class Run:
         return not self._wanted.keys().isdisjoint({request.key} | self._instead.get(request.key, set()))
 
     def _look_up(self) -> list[Result | Retry]:
+        """Several at a time: mostly one waits for S3."""
+        if not self._look_ups:
+            return []
         finals: list[Result | Retry] = []
         end = time.monotonic() + LOOK_SECONDS
-        while self._look_ups and time.monotonic() < end:
-            request = self._look_ups.popleft()
-            try:
-                finals += self._find(request)
-            except StoreUnavailableError as error:
-                finals += self._take_failure(request, Failure(Fault.AWAY, str(error)))
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            while self._look_ups and time.monotonic() < end:
+                some = [self._look_ups.popleft() for _ in range(min(LOOKERS, len(self._look_ups)))]
+                for request, found in zip(some, pool.map(self._find, some), strict=True):
+                    finals += self._take_found(request, found)
         return finals
 
-    def _find(self, request: Request) -> Iterable[Result | Retry]:
-        if isinstance(request, TemplateRequest):
-            if self._recache or find_template(self._store, request.key) is None:
-                self._enqueue(request)
-                return []
-            return self._take_template(TemplateResult(request.key, hit=True))
-        found = None if self._recache else find_cubin(self._store, request.key)
+    def _find(self, request: Request) -> Result | Failure | None:
+        """What the store has; several threads ask at once."""
+        if self._recache:
+            return None
+        try:
+            if isinstance(request, CubinRequest):
+                return find_cubin(self._store, request.key)
+            there = find_template(self._store, request.key) is not None
+            return TemplateResult(request.key, hit=True) if there else None
+        except StoreUnavailableError as error:
+            return Failure(Fault.AWAY, str(error))
+
+    def _take_found(self, request: Request, found: Result | Failure | None) -> list[Result | Retry]:
+        if isinstance(found, Failure):
+            return self._take_failure(request, found)
         if found is not None:
-            return self._end(found)
-        return self._await_template(request)
+            return self._take_final(found)
+        if isinstance(request, CubinRequest):
+            return self._await_template(request)
+        self._enqueue(request)
+        return []
 
     def _await_template(self, request: CubinRequest) -> list[Result | Retry]:
         template = request.template

@@ -31,6 +31,12 @@ class Settings:
     """Where a machine keeps what it read from S3; None: below the XDG cache folder of whoever runs there."""
     cache_bytes: int
     """At most, on each machine; 0: nothing is kept."""
+    store_bytes: int | None
+    """At most; None: no limit, as for the next two."""
+    store_age_seconds: float | None
+    """Since its last use."""
+    ledger_age_seconds: float | None
+    """Of a job, since its end."""
     database_url: str = field(repr=False)
     """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
@@ -105,10 +111,10 @@ def _whole(least: int) -> Callable[[Any], int]:
 
 
 def _bytes(value: Any) -> int:
-    match = re.fullmatch(r"(\d+)\s*(|KiB|MiB|GiB)", str(value))
+    match = re.fullmatch(r"(\d+)\s*(|KiB|MiB|GiB|TiB)", str(value))
     if not match or int(match[1]) == 0:
         raise ValueError("a size such as 8GiB, 512MiB or a number of bytes")
-    return int(match[1]) * {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}[match[2]]
+    return int(match[1]) * {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40}[match[2]]
 
 
 def _bytes_or_none(value: Any) -> int:
@@ -118,6 +124,22 @@ def _bytes_or_none(value: Any) -> int:
         return _bytes(value)
     except ValueError as error:
         raise ValueError(f"{error}, or 0") from None
+
+
+def age_seconds(value: str) -> float:
+    """An age as in 90d, 12h, 30m or 45s. Raises ValueError, which says so."""
+    match = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
+    if not match:
+        raise ValueError("an age, as in 30d, 12h or 90m")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
+def _age_limit(value: Any) -> float | None:
+    if value == "":
+        return None
+    if (seconds := age_seconds(str(value))) < 3600:
+        raise ValueError("an age of at least 1h, as in 30d or 12h")
+    return seconds
 
 
 def _store_url(value: Any) -> str:
@@ -190,12 +212,17 @@ _OPTIONS: dict[str, _Option] = {
     "s3_region": _Option("FARM_S3_REGION", "store", "s3_region", _optional, lambda: ""),
     "cache_dir": _Option("FARM_CACHE_DIR", "store", "cache_dir", _path, lambda: ""),
     "cache_bytes": _Option("FARM_CACHE_SIZE", "store", "cache_size", _bytes_or_none, lambda: 10 * GIB),
+    "store_bytes": _Option(
+        "FARM_STORE_SIZE", "store", "size", lambda value: None if value == "" else _bytes(value), lambda: ""
+    ),
+    "store_age_seconds": _Option("FARM_STORE_AGE", "store", "age", _age_limit, lambda: ""),
     "read_only": _Option("FARM_READ_ONLY", "store", "read_only", _flag, lambda: False),
     "recache": _Option("FARM_RECACHE", "store", "recache", _flag, lambda: False),
     "namespace": _Option("FARM_NAMESPACE", "store", "namespace", _text, lambda: "default"),
     "database_url": _Option(
         "FARM_DATABASE_URL", "database", "url", _database_url, lambda: f"sqlite:///{_data_folder() / 'farm.db'}"
     ),
+    "ledger_age_seconds": _Option("FARM_LEDGER_AGE", "database", "age", _age_limit, lambda: ""),
     "ray_address": _Option("FARM_RAY_ADDRESS", "ray", "address", _optional, lambda: ""),
     "executor": _Option("FARM_EXECUTOR", "ray", "executor", _executor, lambda: "ray"),
     "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from codegen.scratch import remove_abandoned
+from codegen.toolchain import tools_end_with
 from farm.build import Worker
 from farm.executors.contract import Executor, WorkerState
 from farm.requests import Request, Result
 
 
+@dataclass(frozen=True)
+class _Running:
+    """A request that the thread does, or will do."""
+
+    result: Future[Result]
+    unwanted: threading.Event
+
+
 class InlineExecutor(Executor):
-    """Builds when it is waited for; the time limit of `wait` does not interrupt a build."""
+    """Builds in a thread of its own, so that its coordinator hears of a cancelled job while a tool runs."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._submitted: deque[Request] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inline")  # starts with the first request
+        self._running: dict[str, _Running] = {}
+        """By key, in the order in which they came."""
 
     @property
     def capacity(self) -> int:
         """See Executor."""
-        return 1
+        return 2  # one that runs and the next one
 
     def submit(self, request: Request) -> None:
         """See Executor."""
-        self._submitted.append(request)
+        unwanted = threading.Event()
+        self._running[request.key] = _Running(self._thread.submit(self._build, request, unwanted), unwanted)
 
-    def wait(self, timeout_seconds: float) -> list[Result]:  # noqa: ARG002 - a build takes what it takes
-        """One result, after its whole build."""
-        return [self._worker.build(self._submitted.popleft())] if self._submitted else []
+    def _build(self, request: Request, unwanted: threading.Event) -> Result:
+        with tools_end_with(unwanted):
+            return self._worker.build(request)
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        """See Executor."""
+        if not self._running:
+            return []
+        wait([each.result for each in self._running.values()], timeout_seconds, FIRST_COMPLETED)
+        done = [key for key, each in self._running.items() if each.result.done()]
+        return [self._running.pop(key).result.result() for key in done]
 
     def cancel(self, keys: Collection[str]) -> None:
         """See Executor."""
-        self._submitted = deque(request for request in self._submitted if request.key not in keys)
+        for key in self._running.keys() & set(keys):
+            running = self._running.pop(key)
+            running.result.cancel()
+            running.unwanted.set()
 
     def workers(self) -> Sequence[WorkerState]:
         """See Executor."""
@@ -41,9 +66,10 @@ class InlineExecutor(Executor):
 
     def cancel_all(self) -> None:
         """See Executor."""
-        self._submitted.clear()
+        self.cancel(list(self._running))
 
     def close(self) -> None:
         """See Executor."""
         self.cancel_all()
+        self._thread.shutdown()
         remove_abandoned()

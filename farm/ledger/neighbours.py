@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import ColumnElement, Engine, and_, func, select, true
 
-from farm.jobs import Outcome
+from farm.jobs import Build, Outcome
 from farm.ledger.engine import reading
 from farm.ledger.tables import builds, jobs, keys, results
+
+NEWEST = 200
+"""Uses of keys that are compared, of each kind."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Neighbour:
     fields: Mapping[str, str]
     number: int
     """Of the newest job that used it: a later one is larger."""
+    layers: frozenset[str]
+    """Names of layers that used it."""
 
 
 class Neighbours:
@@ -50,27 +55,47 @@ class Neighbours:
         with reading(self._engine, self._wait_seconds) as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar() or {}
 
-    def used_before(self, stage: str, job_id: str) -> Iterator[Neighbour]:
-        """The keys of a stage ("template", "cubin") that jobs submitted before that one made or found."""
-        column = {"template": results.c.template_key, "cubin": results.c.cubin_key}[stage]
-        this = select(jobs.c.number).where(jobs.c.id == job_id).scalar_subquery()
-        used = (
-            select(column.label("digest"), func.max(jobs.c.number).label("number"))
-            .join_from(results, jobs, results.c.job == jobs.c.id)
-            .where(results.c.outcome != Outcome.FAILED, jobs.c.number < this)
-            .group_by(column)
-            .subquery()
-        )
-        query = select(keys.c.digest, keys.c.fields, used.c.number).join_from(
-            used, keys, keys.c.digest == used.c.digest
-        )
-        with reading(self._engine, self._wait_seconds) as connection:
-            for row in connection.execution_options(yield_per=1000).execute(query):
-                yield Neighbour(row.digest, row.fields, row.number)
+    def near(self, build: Build, template_key: str, arch: str) -> list[Neighbour]:
+        """Keys of cubins that jobs submitted before that build's made or found, and that may be near to its own.
 
-    def uses(self, stage: str, digest: str) -> list[KeyUse]:
-        """Who had this key, the first one first."""
-        column = {"template": results.c.template_key, "cubin": results.c.cubin_key}[stage]
+        Those of layers with its weights, with its template, or with its name, and the last ones of all: of each the
+        newest, so that this takes as long in a large ledger as in a small one.
+        """
+        first = select(func.min(builds.c.id)).where(builds.c.job == build.job).scalar_subquery()
+        of_build = (results.c.cubin_key, jobs.c.number, builds.c.layer)
+        before = (
+            select(*of_build)
+            .join_from(results, builds, builds.c.id == results.c.build)
+            .join(jobs, jobs.c.id == results.c.job)
+            .where(results.c.build < first, results.c.outcome != Outcome.FAILED)
+            .order_by(results.c.build.desc())
+            .limit(NEWEST)
+        )
+
+        def newest(which: ColumnElement[bool]) -> ColumnElement[bool]:
+            found = select(builds.c.id).where(which, builds.c.id < first).order_by(builds.c.id.desc()).limit(NEWEST)
+            return results.c.build.in_(found)
+
+        alike = (
+            newest(builds.c.weights == build.weights),
+            and_(results.c.template_key == template_key, results.c.arch == arch),
+            newest(builds.c.layer == build.layer),
+            true(),
+        )
+        numbers: dict[str, int] = {}
+        layers: dict[str, set[str]] = {}
+        with reading(self._engine, self._wait_seconds) as connection:
+            for each in alike:
+                for row in connection.execute(before.where(each)):
+                    numbers[row.cubin_key] = max(row.number, numbers.get(row.cubin_key, 0))
+                    layers.setdefault(row.cubin_key, set()).add(row.layer)
+            found = connection.execute(select(keys.c.digest, keys.c.fields).where(keys.c.digest.in_(numbers)))
+            return [
+                Neighbour(row.digest, row.fields, numbers[row.digest], frozenset(layers[row.digest])) for row in found
+            ]
+
+    def uses(self, digest: str) -> list[KeyUse]:
+        """Who had this key of a cubin, the first one first."""
         query = (
             select(
                 results.c.job,
@@ -83,7 +108,7 @@ class Neighbours:
             )
             .join_from(results, jobs, results.c.job == jobs.c.id)
             .join(builds, builds.c.id == results.c.build)
-            .where(column == digest)
+            .where(results.c.cubin_key == digest)
             .order_by(results.c.recorded_at, jobs.c.number, builds.c.position)
         )
         with reading(self._engine, self._wait_seconds) as connection:

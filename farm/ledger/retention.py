@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, or_, select, union
 
 from farm.jobs import Outcome, Status
-from farm.ledger.engine import one_at_a_time, reading, writing
-from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
+from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions
 from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
@@ -73,6 +73,18 @@ class Retention:
         while removed := self._prune_some(older_than_seconds):
             yield removed
         self._remove_orphans()
+
+    def take_turn(self, name: str, every_seconds: float) -> bool:
+        """Whether it is the asker's turn to do something that one of many does, and not more often than that."""
+        with writing(self._engine, self._wait_seconds) as connection:
+            one_at_a_time(connection, marks)
+            last = select(marks.c.at).where(marks.c.name == name, marks.c.at > now() - every_seconds)
+            if connection.execute(last).first() is not None:
+                return False
+            at = connection.execute(select(now())).scalar_one()
+            statement = insert_or_replace(self._engine, marks, ("name",), ("at",))
+            connection.execute(statement, [{"name": name, "at": at}])
+            return True
 
     def _prune_some(self, older_than_seconds: float) -> int:
         with writing(self._engine, self._wait_seconds) as connection:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import Connection, Engine, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, or_, select
 
 from farm.jobs import Outcome
 from farm.ledger.engine import insert_or_replace, reading, writing
@@ -76,56 +77,73 @@ class StatisticsBook:
 
 def _statistics(connection: Connection, since: float | None) -> Statistics:
     counted = results.c.recorded_at >= (since or 0.0)
-    columns = (
-        func.count(),
-        func.sum(results.c.ptxas_seconds),
-        func.sum(results.c.fmas_kept),
-        func.sum(results.c.fmas_deleted),
-        func.sum(results.c.cubin_bytes),
-    )
-    query = select(results.c.outcome, *columns).where(counted).group_by(results.c.outcome)
-    rows = {Outcome(row[0]): tuple(row)[1:] for row in connection.execute(query)}
-    hit, built = rows.get(Outcome.HIT, (0,) * 5), rows.get(Outcome.BUILT, (0,) * 5)
+    hit, built = results.c.outcome == Outcome.HIT, results.c.outcome == Outcome.BUILT
+    columns = {
+        "hits": func.count(case((hit, 1))),
+        "built": func.count(case((built, 1))),
+        "failed": func.count(case((results.c.outcome == Outcome.FAILED, 1))),
+        "spent_seconds": _sum_if(built, results.c.ptxas_seconds),
+        "saved_seconds": _sum_if(hit, results.c.ptxas_seconds),
+        "fmas_kept": _sum_if(or_(hit, built), results.c.fmas_kept),
+        "fmas_deleted": _sum_if(or_(hit, built), results.c.fmas_deleted),
+        "built_bytes": _sum_if(built, results.c.cubin_bytes),
+        "hit_bytes": _sum_if(hit, results.c.cubin_bytes),
+    }
+    row = connection.execute(select(*(column.label(name) for name, column in columns.items())).where(counted)).one()
     return Statistics(
         since=None if since is None else datetime.fromtimestamp(since, UTC),
         template=_templates(connection, since or 0.0),
-        cubin=StageStatistics(int(hit[0]), int(built[0]), float(built[1]), float(hit[1])),
-        failed=int(rows.get(Outcome.FAILED, (0,))[0]),
-        fmas_kept=int(hit[2] + built[2]),
-        fmas_deleted=int(hit[3] + built[3]),
-        built_bytes=int(built[4]),
-        hit_bytes=int(hit[4]),
+        cubin=StageStatistics(row.hits, row.built, float(row.spent_seconds), float(row.saved_seconds)),
+        failed=row.failed,
+        fmas_kept=int(row.fmas_kept),
+        fmas_deleted=int(row.fmas_deleted),
+        built_bytes=int(row.built_bytes),
+        hit_bytes=int(row.hit_bytes),
     )
+
+
+def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return func.coalesce(func.sum(case((which, column), else_=0)), 0)
 
 
 def _templates(connection: Connection, since: float) -> StageStatistics:
     """A job looked for a template if it built a cubin with it; what several jobs shared, nvcc made once.
 
-    Jobs that share a run of nvcc have its very time, to the last bit, and nobody else has.
+    Jobs that share a run of nvcc have its very time, to the last bit, and nobody else has. The results are read once:
+    what a template usually takes is known from all of them, also from those before `since`.
     """
-    looked = or_(results.c.outcome == Outcome.BUILT, results.c.template_seconds > 0)
-    needed = (
+    seconds = results.c.template_seconds
+    needed = and_(results.c.recorded_at >= since, or_(results.c.outcome != Outcome.FAILED, seconds > 0))
+    looked = and_(needed, or_(results.c.outcome == Outcome.BUILT, seconds > 0))
+    of_job = (
         select(
-            results.c.job,
             results.c.template_key,
-            func.max(results.c.template_seconds).label("seconds"),
+            func.max(case((needed, 1), else_=0)).label("needed"),
             func.max(case((looked, 1), else_=0)).label("looked"),
+            func.max(case((and_(needed, seconds > 0), seconds))).label("run"),
+            func.max(seconds).label("usual"),
         )
-        .where(results.c.recorded_at >= since)
-        .where(or_(results.c.outcome != Outcome.FAILED, results.c.template_seconds > 0))
         .group_by(results.c.job, results.c.template_key)
-        .cte("needed")
-    )
-    runs = select(needed.c.template_key, needed.c.seconds).where(needed.c.seconds > 0).distinct().subquery()
-    usual = (
-        select(results.c.template_key, func.max(results.c.template_seconds).label("seconds"))
-        .group_by(results.c.template_key)
         .subquery()
     )
-    lookups = connection.execute(select(func.sum(needed.c.looked))).scalar_one() or 0
-    made, spent = connection.execute(select(func.count(), func.coalesce(func.sum(runs.c.seconds), 0.0))).one()
-    without_cache = connection.execute(
-        select(func.sum(usual.c.seconds)).join_from(needed, usual, needed.c.template_key == usual.c.template_key)
-    ).scalar_one()
-    saved = max(0.0, float(without_cache or 0.0) - float(spent))
+    of_template = (
+        select(
+            func.sum(of_job.c.needed).label("needed"),
+            func.sum(of_job.c.looked).label("looked"),
+            func.count(of_job.c.run.distinct()).label("made"),
+            func.sum(of_job.c.run.distinct()).label("spent"),
+            func.max(of_job.c.usual).label("usual"),
+        )
+        .group_by(of_job.c.template_key)
+        .subquery()
+    )
+    columns = (
+        of_template.c.looked,
+        of_template.c.made,
+        of_template.c.spent,
+        of_template.c.needed * of_template.c.usual,
+    )
+    query = select(*(func.coalesce(func.sum(column), 0) for column in columns))
+    lookups, made, spent, without_cache = connection.execute(query).one()
+    saved = max(0.0, float(without_cache) - float(spent))
     return StageStatistics(int(lookups) - int(made), int(made), float(spent), saved)

@@ -103,6 +103,7 @@ builds = Table(
     Column("folded", JSON, nullable=False),
     Column("choices", JSON, nullable=False),
     Index(None, "job"),
+    Index(None, "weights"),
 )
 
 results = Table(
@@ -132,6 +133,8 @@ results = Table(
     PrimaryKeyConstraint("build", "arch", "part"),
     Index(None, "job"),
     Index(None, "cubin"),
+    Index(None, "cubin_key"),
+    Index(None, "template_key", "build"),
 )
 
 keys = Table(

@@ -32,7 +32,15 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def running(runs: Path) -> list[int]:
-    return [pid for pid in (int(path.name) for path in runs.iterdir()) if Path(f"/proc/{pid}").exists()]
+    return [pid for pid in (int(path.name) for path in runs.iterdir()) if _is_alive(pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    """One that has ended is a zombie until somebody asks for its exit status, which a container's init may do late."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def parent(pid: int) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from farm.build import find_cubin
 from farm.requests import CubinFacts, CubinResult, Fault
+from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import SMALLER, layer
 
@@ -97,8 +98,41 @@ def test_what_was_cancelled_gives_no_result_and_the_executor_works_on(place: Wor
     assert result.failure is None
 
 
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_cancelling_ends_the_tool_of_a_request_within_2_s_and_no_other(executor: str, tmp_path: Path) -> None:
+    script, runs = sleeping_ptxas(tmp_path)
+    with workplace(tmp_path, executor, script) as place:
+        todo = place.plan(layer(), layer(seed=1), archs=("sm_90",))
+        place.do(*todo.templates)
+        first, second = todo.cubins
+        place.executor.submit(first)
+        wait_until(lambda: len(running(runs)) == 1)
+        [tool] = running(runs)
+        place.executor.submit(second)
+        start = time.monotonic()
+        place.executor.cancel([first.key])
+        wait_until(lambda: tool not in running(runs))
+        assert time.monotonic() - start < 2
+        wait_until(lambda: len(running(runs)) == 1)  # of the second
+        place.executor.cancel_all()
+        wait_until(lambda: not running(runs))
+        assert place.executor.wait(1.0) == []
+        assert place.do(*todo.templates)[0].hit
+
+
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_closing_ends_the_tools(executor: str, tmp_path: Path) -> None:
+    script, runs = sleeping_ptxas(tmp_path)
+    with workplace(tmp_path, executor, script) as place:
+        todo = place.plan(layer(), archs=("sm_90",))
+        place.do(*todo.templates)
+        place.executor.submit(todo.cubins[0])
+        wait_until(lambda: len(running(runs)) == 1)
+    wait_until(lambda: not running(runs))
+
+
 def test_there_is_room_for_a_request_for_every_worker(place: Workplace) -> None:
-    assert place.executor.capacity >= (1 if place.settings.executor == "inline" else place.settings.jobs)
+    assert place.executor.capacity >= place.settings.jobs
 
 
 @pytest.mark.parametrize("executor", ["inline", "ray"])

@@ -1,4 +1,4 @@
-"""`farm serve` with Ray, in a process of its own: what cancelling and stopping leave behind."""
+"""`farm serve` in a process of its own, with Ray and without: what cancelling and stopping leave behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +33,7 @@ def serving(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[st
         **os.environ,
         "FARM_STORE": settings.store_url,
         "FARM_DATABASE_URL": settings.database_url,
-        "FARM_EXECUTOR": "ray",
+        "FARM_EXECUTOR": settings.executor,
         "FARM_JOBS": "2",
         "FARM_PTXAS": str(settings.ptxas),
     }
@@ -50,7 +51,7 @@ def serving(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[st
 def asleep(tmp_path: Path) -> tuple[Settings, Path]:
     """A farm whose ptxas never ends, and where each run of it leaves its process id."""
     script, runs = sleeping_ptxas(tmp_path)
-    return replace(laptop_settings(tmp_path), ptxas=script), runs
+    return replace(laptop_settings(tmp_path), ptxas=script, executor="ray"), runs
 
 
 def submitted(farm: Farm, *names: str) -> Job:
@@ -74,6 +75,25 @@ def test_cancelling_kills_the_tools_of_the_job_and_none_that_another_needs(aslee
         wait_until(lambda: not running(runs))
         assert child.poll() is None
         assert farm.counts() == {Status.CANCELLED: 2}
+
+
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_a_job_that_is_cancelled_has_no_tool_running_2_s_later(asleep: tuple[Settings, Path], executor: str) -> None:
+    settings, runs = asleep
+    with Farm.open(settings) as farm, serving(replace(settings, executor=executor)) as child:
+        first = submitted(farm, "own")
+        wait_until(lambda: len(running(runs)) == 1)
+        start = time.monotonic()
+        farm.cancel(JobSet(ids=(first.id,)))
+        wait_until(lambda: not running(runs))
+        assert time.monotonic() - start < 2
+        submitted(farm, "shared")  # the coordinator goes on
+        wait_until(lambda: len(running(runs)) == 1)
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=60)
+        assert child.returncode == 0
+        assert "stopped: 1 unfinished job given back" in said
+        wait_until(lambda: not running(runs))
 
 
 def test_a_coordinator_that_is_told_to_stop_gives_its_jobs_back_and_leaves_no_process(

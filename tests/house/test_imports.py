@@ -30,6 +30,7 @@ FARM_LAYERS = (
     ("coordinator",),
     ("submission", "bundle", "verification", "doctor", "bench"),
     ("garbage", "scrub", "removal", "explanation", "metrics", "warm"),
+    ("upkeep",),
     ("api", "tuner"),
     ("testing",),
 )

@@ -152,13 +152,13 @@ def test_keys_of_earlier_jobs_are_found_with_the_newest_that_used_them(ledger: L
     finish(ledger, "a", made(0, cubin="22"), made(1, cubin="23"))
     finish(ledger, "b", hit(0, cubin="22"), failed)
     finish(ledger, "c", made(0, cubin="24"))
-    before = {each.digest[:2]: each for each in ledger.neighbours.used_before("cubin", "c")}
-    assert {name: (each.fields, each.number) for name, each in before.items()} == {
-        "22": ({"name": "22"}, 2),
-        "23": ({"name": "23"}, 1),
+    before = {each.digest[:2]: each for each in ledger.neighbours.near(ledger.builds("c")[0], "11" * 32, "sm_80")}
+    assert {name: (each.fields, each.number, each.layers) for name, each in before.items()} == {
+        "22": ({"name": "22"}, 2, {"conv0"}),
+        "23": ({"name": "23"}, 1, {"conv1"}),
     }
-    assert list(ledger.neighbours.used_before("cubin", "a")) == []
-    uses = ledger.neighbours.uses("cubin", "22" * 32)
+    assert ledger.neighbours.near(ledger.builds("a")[0], "11" * 32, "sm_80") == []
+    uses = ledger.neighbours.uses("22" * 32)
     assert [(use.job, use.layer, use.outcome) for use in uses] == [
         ("a", "conv0", Outcome.BUILT),
         ("b", "conv0", Outcome.HIT),

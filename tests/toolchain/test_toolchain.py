@@ -7,14 +7,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain, run_tool
+from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
+from codegen.toolchain import Toolchain, ToolLimits, find_toolchain, run_tool, tools_end_with
 from tests.toolchain.slow_sources import straight_line, straight_line_cuda
 
 LIMITS = ToolLimits(60)
@@ -183,6 +185,31 @@ def test_a_tool_and_its_children_end_when_their_time_is_up(toolchain: Toolchain,
     assert 1.5 <= time.monotonic() - start < 5
     assert shlex.split(caught.value.command)[0] == str(toolchain.nvcc)
     wait_until(lambda: not processes_in(tmp_path), seconds=5)
+
+
+def test_a_tool_and_its_children_end_once_another_thread_does_not_want_them_and_so_does_the_next_tool(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    (tmp_path / "kernel.cu").write_text(straight_line_cuda(10_000))
+    argv = [toolchain.nvcc, "-ptx", "-o", "kernel.ptx", "kernel.cu"]
+    unwanted = threading.Event()
+
+    def run() -> None:
+        with tools_end_with(unwanted):
+            run_tool(argv, limits=LIMITS, scratch=tmp_path)
+
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(run)
+        wait_until(lambda: "cicc" in processes_in(tmp_path).values())
+        start = time.monotonic()
+        unwanted.set()
+        with pytest.raises(ToolStopped, match=r"nvcc was stopped after \d\.\d s: its output is wanted no more"):
+            stopped.result()
+        assert time.monotonic() - start < 2
+        wait_until(lambda: not processes_in(tmp_path), seconds=5)
+        with pytest.raises(ToolStopped):
+            pool.submit(run).result()
+    assert not (tmp_path / "kernel.ptx").exists()
 
 
 def test_what_a_tool_left_running_ends_with_it(tmp_path: Path) -> None:

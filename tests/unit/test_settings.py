@@ -63,6 +63,9 @@ def test_farm_config_names_another_file(tmp_path: Path) -> None:
         ("FARM_S3_ENDPOINT", "http://host:9000/path", "without a user or a path"),
         ("FARM_CACHE_SIZE", "-1", "a size such as 8GiB"),
         ("FARM_CACHE_SIZE", "", "or 0"),
+        ("FARM_STORE_SIZE", "0", "a size such as 8GiB"),
+        ("FARM_STORE_AGE", "30", "an age, as in 30d, 12h or 90m"),
+        ("FARM_LEDGER_AGE", "59m", "at least 1h"),
         ("FARM_JOBS", "0", "whole number of at least 1"),
         ("FARM_JOBS", "two", "whole number of at least 1"),
         ("FARM_MAX_RETRIES", "-1", "whole number of at least 0"),
@@ -85,7 +88,7 @@ def test_a_wrong_value_is_an_error_that_names_it_and_what_is_allowed(variable: s
     ("text", "message"),
     [
         ("[stor]\nurl = 1\n", r"'stor' is not a section, there are \[database\], \[ray\], \[store\], \[toolchain\]"),
-        ("[store]\nuri = 1\n", "'uri' is not known, there are cache_dir, cache_size, namespace"),
+        ("[store]\nuri = 1\n", "'uri' is not known, there are age, cache_dir, cache_size, namespace"),
         ("[store]\nurl = 7\n", r"\[store\] url: 7 will not do"),
         ("store = 1\n", "'store' is not a section"),
         ("[store\n", "cannot be read"),
@@ -167,3 +170,12 @@ def test_a_store_in_s3_is_read_with_what_surrounds_it(tmp_path: Path, monkeypatc
 def test_a_cache_of_0_bytes_is_none(tmp_path: Path) -> None:
     assert load_settings({"FARM_CACHE_SIZE": "0"}).cache_bytes == 0
     assert load_settings({}, write(tmp_path, "[store]\ncache_size = 0\n")).cache_bytes == 0
+
+
+def test_limits_are_off_unless_they_are_set(tmp_path: Path) -> None:
+    for settings in (load_settings({}), load_settings({"FARM_STORE_SIZE": "", "FARM_LEDGER_AGE": ""})):
+        assert (settings.store_bytes, settings.store_age_seconds, settings.ledger_age_seconds) == (None, None, None)
+    path = write(tmp_path, '[store]\nsize = "2TiB"\nage = "30d"\n[database]\nage = "12h"\n')
+    settings = load_settings({}, path)
+    assert (settings.store_bytes, settings.store_age_seconds) == (2 * 2**40, 30 * 86_400.0)
+    assert settings.ledger_age_seconds == 12 * 3600.0
