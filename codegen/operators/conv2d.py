@@ -231,7 +231,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
             * geometry.width,
         ),
         conflicts=_conflicts(spec, tiling, tile),
-        accumulated=sums if adds_up else 0,
+        accumulations=sums * -(-streams.chunks // stream.chunks_together(geometry, tiling)) if adds_up else 0,
         held=0 if spec.data_type == "float32" else _held(spec, tile),
         copy_instructions=_copy_instructions(spec, tile, halves),
     )
@@ -272,10 +272,10 @@ def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int])
 def candidates(spec: Spec) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = geometry_of(spec)
-    halves = spec.data_type == "float16"
-    blocks = _paired_blocks(geometry) if halves else _blocks(geometry, geometry.positions_width)
+    paired = spec.data_type == "float16"
+    blocks = _paired_blocks(geometry) if paired else _blocks(geometry, geometry.positions_width)
     for width, height, rows, images in blocks:
-        for kernels, channels in _divisions(geometry, halves):
+        for kernels, channels in _divisions(geometry):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room.
@@ -315,12 +315,10 @@ def _blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int
                         yield tile_width, tile_height, rows, images
 
 
-def _divisions(geometry: Geometry, halves: bool) -> Iterator[tuple[int, int]]:
-    """Kernels of a stream and channels of a chunk: many in float16, where every chunk's sums are added up apart."""
+def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
+    """Kernels of a stream and channels of a chunk."""
     shares = (1, 2, 4, 8, 16, 32, 64, geometry.group_kernels)
-    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32) if halves else (1, 2, 4, 8, 16)
-    if geometry.kernel_height == geometry.kernel_width == 1:
-        chunks = (4, 8, 16, 32)
+    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
     for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield kernels, channels

@@ -18,7 +18,7 @@ from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import launch_of, operator_of, stream_count
+from codegen.operators import channels_together, launch_of, operator_of, stream_count
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
@@ -85,7 +85,7 @@ def reference(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float
 
 
 def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
-    chunk_channels = case.tiling.chunk_channels if case.tiling.accumulate == "float32" else None
+    chunk_channels = channels_together(case.spec, case.tiling)
     residual = random_residual(case.spec, case.batch, seed=0)
     return error_bound(case.spec, weights, x, residual=residual, chunk_channels=chunk_channels)
 
