@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
-from codegen.operators.work import Work
+from codegen.operators.work import Work, registers_wanted
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
@@ -96,7 +96,7 @@ class Stream:
 
 def registers_of(work: Work) -> int:
     """About how many registers a thread needs."""
-    return work.sums + 30 + 4 * work.pointers + work.held
+    return min(work.most_registers, registers_wanted(work.sums, work.pointers, work.held))
 
 
 def _fetch_clocks(code: float) -> float:

@@ -50,6 +50,8 @@ class Work:
     """How often a thread adds up a packed sum in float32 if no weight is zero."""
     held: int = 0
     """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
+    most_registers: int = 255
+    """Of a thread: what the compiler is told to do with."""
     copy_instructions: float = ASYNCHRONOUS_COPY
     """Of one copy."""
 
@@ -57,3 +59,8 @@ class Work:
 def bank_conflicts(words: Iterable[int]) -> int:
     """How many accesses the load of these words, one a lane, becomes: addresses over 32 banks."""
     return max(Counter(word % 32 for word in set(words)).values())
+
+
+def registers_wanted(sums: int, pointers: int, held: int) -> int:
+    """About how many registers a thread takes if it is not told to do with fewer."""
+    return sums + 30 + 4 * pointers + held
