@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
-from codegen.operators.work import Work, registers_wanted
+from codegen.operators.registers import registers_wanted
+from codegen.operators.work import Work
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 

@@ -13,16 +13,23 @@ from codegen.operators.geometry import Geometry, Streams, geometry_of
 from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
 from codegen.operators.pairing import pairing, threads, word_images
 from codegen.operators.region import Region
+from codegen.operators.registers import BOUNDED_REGISTERS, held, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts, registers_wanted
+from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", "input_tile.py", "pairing.py", *stream.SHARED_SOURCES)
+SOURCES: tuple[str, ...] = (
+    "conv2d.cu",
+    "conv2d.py",
+    "input_tile.py",
+    "pairing.py",
+    "registers.py",
+    *stream.SHARED_SOURCES,
+)
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-BOUNDED_REGISTERS, MOST_SPILLED = 128, 40
-"""Registers of a thread that let sixteen warps run, and how many more a thread may want that is held to them."""
+
 
 Spec = Conv2d | ConvTranspose2d
 
@@ -114,7 +121,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
     starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
         "IMAGES": tiling.images,
-        "RESIDENT_BLOCKS": _resident_blocks(spec, tiling),
+        "RESIDENT_BLOCKS": resident_blocks(spec, tiling),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
         "HEIGHT": geometry.height,
@@ -144,7 +151,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
-        "HELD": _held(spec, tiling),
+        "HELD": held(spec, tiling),
         "ADVANCE": tiling.chunk_channels * plane,
         "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
@@ -153,30 +160,6 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "ZEROS_BEFORE": tile.zeros_before,
     }
     return stream.parameters(spec, tiling, values)
-
-
-def _resident_blocks(spec: Spec, tiling: Tiling) -> int:
-    """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it may take what it likes.
-
-    A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
-    """
-    wanted = registers_wanted(_sum_registers(spec, tiling), input_tile(spec, tiling).pointers, _held(spec, tiling))
-    if spec.data_type == "float16" and BOUNDED_REGISTERS < wanted <= BOUNDED_REGISTERS + MOST_SPILLED:
-        return 16 // -(-threads(spec, tiling) // 32)
-    return 0
-
-
-def _sum_registers(spec: Spec, tiling: Tiling) -> int:
-    halves = pairing(spec, tiling).halves
-    per_sum = 3 if halves == 2 and tiling.accumulate == "float32" else halves
-    return tiling.rows * stream.sums(geometry_of(spec), tiling) * per_sum
-
-
-def _held(spec: Spec, tiling: Tiling) -> int:
-    """Registers of a thread for what it copies of a chunk, where that passes registers."""
-    tile = input_tile(spec, tiling)
-    per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
-    return tile.copies * per_copy[spec.data_type]
 
 
 def _copy_lines(spec: Spec, tiling: Tiling) -> str:
@@ -226,7 +209,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     return Work(
         streams=streams.count,
         threads=threads(spec, tiling),
-        sums=_sum_registers(spec, tiling),
+        sums=sum_registers(spec, tiling),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels,
         pointers=tile.pointers,
@@ -253,8 +236,8 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         ),
         conflicts=_conflicts(spec, tiling, tile),
         accumulations=sums * -(-streams.chunks // stream.chunks_together(geometry, tiling)) if adds_up else 0,
-        held=0 if spec.data_type == "float32" else _held(spec, tiling),
-        most_registers=BOUNDED_REGISTERS if _resident_blocks(spec, tiling) else 255,
+        held=0 if spec.data_type == "float32" else held(spec, tiling),
+        most_registers=BOUNDED_REGISTERS if resident_blocks(spec, tiling) else 255,
         copy_instructions=_copy_instructions(spec, tile, halves),
     )
 

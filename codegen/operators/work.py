@@ -59,8 +59,3 @@ class Work:
 def bank_conflicts(words: Iterable[int]) -> int:
     """How many accesses the load of these words, one a lane, becomes: addresses over 32 banks."""
     return max(Counter(word % 32 for word in set(words)).values())
-
-
-def registers_wanted(sums: int, pointers: int, held: int) -> int:
-    """About how many registers a thread takes if it is not told to do with fewer."""
-    return sums + 30 + 4 * pointers + held
