@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
+from codegen.operators.registers import registers_wanted
 from codegen.operators.work import Work
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
@@ -67,13 +68,13 @@ class Stream:
     @staticmethod
     def of(work: Work, density: float) -> Stream:
         """The stream of an average K group at a density (non-zeros / weights)."""
-        sums = work.accumulated * work.chunks
+        added = work.accumulations
         return Stream(
             multiply_adds=work.terms * density,
             loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),
             copies=work.copies * work.copy_instructions,
-            # A chunk without a weight for a sum leaves that alone.
-            accumulations=ACCUMULATE_INSTRUCTIONS * sums * (1 - (1 - density) ** (work.terms / sums)) if sums else 0.0,
+            # Where there was no weight for a sum, that stays as it is.
+            accumulations=ACCUMULATE_INSTRUCTIONS * added * (1 - (1 - density) ** (work.terms / max(1, added))),
             chunks=work.chunks,
             stores=work.stores,
         )
@@ -96,7 +97,7 @@ class Stream:
 
 def registers_of(work: Work) -> int:
     """About how many registers a thread needs."""
-    return work.sums + 30 + 4 * work.pointers + work.held
+    return min(work.most_registers, registers_wanted(work.sums, work.pointers, work.held))
 
 
 def _fetch_clocks(code: float) -> float:

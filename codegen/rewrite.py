@@ -21,7 +21,7 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import canonical, launch_of, stream_count
 from codegen.operators.geometry import geometry_of
-from codegen.operators.stream import bits, full_values, slots, values
+from codegen.operators.stream import bits, chunks_together, full_values, slots, values
 from codegen.spec import LayerSpec
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
@@ -105,7 +105,8 @@ def _turns(
     if len(form.accumulate_lines):
         row, number = form.accumulate_sums.T
         sums = row * (number.max() + 1) + number
-        keep[:, :, form.accumulate_lines] = _any_of(nonzero, slots(spec, tiling).sums, len(sums))[:, :, sums]
+        added = _any_of(nonzero, slots(spec, tiling).sums, len(sums))[:, :, sums]
+        keep[:, :, form.accumulate_lines] = _at_the_last_of(added, chunks_together(geometry_of(spec), tiling))
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
     slot_of_line = np.full(len(form.turn), -1)
     slot_of_line[form.weight_line] = np.arange(count)
@@ -126,6 +127,16 @@ def _any_of(nonzero: NDArray[np.bool_], owner: NDArray[np.int64], owners: int) -
     order = np.argsort(owner, kind="stable")
     first = np.searchsorted(owner[order], np.arange(owners))
     result: NDArray[np.bool_] = np.logical_or.reduceat(nonzero[:, :, order], first, axis=2)
+    return result
+
+
+def _at_the_last_of(added: NDArray[np.bool_], together: int) -> NDArray[np.bool_]:
+    """[groups, copies, sums]: whether any of so many consecutive copies is true, in the last of them; else false."""
+    copies = added.shape[1]
+    result = np.zeros_like(added)
+    for first in range(0, copies, together):
+        end = min(first + together, copies)
+        result[:, end - 1] = added[:, first:end].any(axis=1)
     return result
 
 

@@ -12,6 +12,7 @@ from codegen.launch import Launch
 from codegen.operators import conv2d, linear
 from codegen.operators.geometry import Streams, canonical, geometry_of
 from codegen.operators.region import Region
+from codegen.operators.stream import chunks_together
 from codegen.operators.work import Work
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Part, Tiling
@@ -50,6 +51,7 @@ class Operator(Protocol):
 __all__ = [
     "Operator",
     "canonical",
+    "channels_together",
     "launch_of",
     "operator_digest",
     "operator_of",
@@ -87,6 +89,13 @@ def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
     if tiling.form == "full":
         return spec.weights_count * tiling.rows
     return operator_of(spec).work(canonical(spec), tiling).slots
+
+
+def channels_together(spec: LayerSpec, tiling: Tiling) -> int | None:
+    """Consecutive channels whose products a float16 kernel adds up in float16; None where it does so with all."""
+    if tiling.accumulate != "float32":
+        return None
+    return tiling.chunk_channels * chunks_together(geometry_of(spec), tiling)
 
 
 def stream_count(spec: LayerSpec, tiling: Tiling) -> int:

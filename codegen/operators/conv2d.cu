@@ -16,7 +16,11 @@
 #define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
 #include "stream.cuh"
 
+#if RESIDENT_BLOCKS > 0
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS) {
+#else
 extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
+#endif
     extern __shared__ __align__(16) float tile[];
     const unsigned thread = threadIdx.x;
     const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;

@@ -13,14 +13,23 @@ from codegen.operators.geometry import Geometry, Streams, geometry_of
 from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
 from codegen.operators.pairing import pairing, threads, word_images
 from codegen.operators.region import Region
+from codegen.operators.registers import BOUNDED_REGISTERS, held, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES: tuple[str, ...] = ("conv2d.cu", "conv2d.py", "input_tile.py", "pairing.py", *stream.SHARED_SOURCES)
+SOURCES: tuple[str, ...] = (
+    "conv2d.cu",
+    "conv2d.py",
+    "input_tile.py",
+    "pairing.py",
+    "registers.py",
+    *stream.SHARED_SOURCES,
+)
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
 
 Spec = Conv2d | ConvTranspose2d
 
@@ -112,6 +121,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
     starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
         "IMAGES": tiling.images,
+        "RESIDENT_BLOCKS": resident_blocks(spec, tiling),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
         "HEIGHT": geometry.height,
@@ -141,7 +151,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
-        "HELD": _held(spec, tile),
+        "HELD": held(spec, tiling),
         "ADVANCE": tiling.chunk_channels * plane,
         "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
@@ -150,12 +160,6 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "ZEROS_BEFORE": tile.zeros_before,
     }
     return stream.parameters(spec, tiling, values)
-
-
-def _held(spec: Spec, tile: InputTile) -> int:
-    """Registers of a thread for what it copies of a chunk, where that passes registers."""
-    per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
-    return tile.copies * per_copy[spec.data_type]
 
 
 def _copy_lines(spec: Spec, tiling: Tiling) -> str:
@@ -205,7 +209,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     return Work(
         streams=streams.count,
         threads=threads(spec, tiling),
-        sums=sums * (3 if adds_up else halves),
+        sums=sum_registers(spec, tiling),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels,
         pointers=tile.pointers,
@@ -231,8 +235,9 @@ def work(spec: Spec, tiling: Tiling) -> Work:
             * geometry.width,
         ),
         conflicts=_conflicts(spec, tiling, tile),
-        accumulated=sums if adds_up else 0,
-        held=0 if spec.data_type == "float32" else _held(spec, tile),
+        accumulations=sums * -(-streams.chunks // stream.chunks_together(geometry, tiling)) if adds_up else 0,
+        held=0 if spec.data_type == "float32" else held(spec, tiling),
+        most_registers=BOUNDED_REGISTERS if resident_blocks(spec, tiling) else 255,
         copy_instructions=_copy_instructions(spec, tile, halves),
     )
 
@@ -272,10 +277,10 @@ def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int])
 def candidates(spec: Spec) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = geometry_of(spec)
-    halves = spec.data_type == "float16"
-    blocks = _paired_blocks(geometry) if halves else _blocks(geometry, geometry.positions_width)
+    paired = spec.data_type == "float16"
+    blocks = _paired_blocks(geometry) if paired else _blocks(geometry, geometry.positions_width)
     for width, height, rows, images in blocks:
-        for kernels, channels in _divisions(geometry, halves):
+        for kernels, channels in _divisions(geometry):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room.
@@ -315,12 +320,10 @@ def _blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int
                         yield tile_width, tile_height, rows, images
 
 
-def _divisions(geometry: Geometry, halves: bool) -> Iterator[tuple[int, int]]:
-    """Kernels of a stream and channels of a chunk: many in float16, where every chunk's sums are added up apart."""
+def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
+    """Kernels of a stream and channels of a chunk."""
     shares = (1, 2, 4, 8, 16, 32, 64, geometry.group_kernels)
-    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32) if halves else (1, 2, 4, 8, 16)
-    if geometry.kernel_height == geometry.kernel_width == 1:
-        chunks = (4, 8, 16, 32)
+    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
     for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield kernels, channels

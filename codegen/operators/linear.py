@@ -104,11 +104,12 @@ def work(spec: Linear, tiling: Tiling) -> Work:
     """What one stream does."""
     chunks = -(-spec.inputs // tiling.chunk_channels)
     sums = tiling.rows * tiling.group_kernels
+    adds_up = pairs(spec) == 2 and tiling.accumulate == "float32"
     element, step = ELEMENT_BYTES[spec.data_type], unit(spec, tiling)
     return Work(
         streams=-(-spec.outputs // tiling.group_kernels),
         threads=tiling.tile_width,
-        sums=sums * (2 * pairs(spec) - 1 if tiling.accumulate == "float32" else pairs(spec)),
+        sums=sums * (3 if adds_up else pairs(spec)),
         terms=sums * spec.inputs,
         inputs=tiling.rows * -(-spec.inputs // step),
         pointers=_pointers(spec, tiling),
@@ -122,7 +123,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
         output_bytes=element * spec.outputs,
         largest_offset_bytes=element * block_rows(spec, tiling) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(spec, tiling) // step for lane in range(32 // step)),
-        accumulated=sums if pairs(spec) == 2 and tiling.accumulate == "float32" else 0,
+        accumulations=sums * -(-chunks // stream.chunks_together(geometry_of(spec), tiling)) if adds_up else 0,
     )
 
 

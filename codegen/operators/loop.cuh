@@ -28,17 +28,16 @@
 #else
 #if DATA_TYPE == FLOAT16
     unsigned packed[ROWS][SUMS];
-#if !FLOAT32_SUMS
 #pragma unroll
     for (int p = 0; p < ROWS; ++p)
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
-#endif
-// The sums of a chunk into the float32 sums of both positions.
+// A packed sum into the float32 sums of both outputs, from zero again. With FLOAT32_SUMS the rewriter leaves it in every
+// so many chunks, without at the end only.
 #define ACCUMULATE(p, j)                                                                                         \
     asm volatile("{ .reg .b16 l,h; .reg .f32 a,b; mov.b32 {l,h},%2; cvt.f32.f16 a,l; cvt.f32.f16 b,h; "          \
-                 "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; } // farm.accumulate " #p " " #j                       \
-                 : "+f"(sum[2 * p][j]), "+f"(sum[2 * p + 1][j]) : "r"(packed[p][j]));
+                 "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; mov.b32 %2,0; } // farm.accumulate " #p " " #j         \
+                 : "+f"(sum[2 * p][j]), "+f"(sum[2 * p + 1][j]), "+r"(packed[p][j]));
     typedef unsigned Word;
 // The sign of the number of images, of a register that the last multiply-adds of a chunk write.
 #define NOTHING (packed[ROWS - 1][SUMS - 1] & (unsigned)images >> 31)
@@ -61,16 +60,13 @@
 #pragma unroll
         for (int e = 0; e < EDGES; ++e) edge[e] = outside[e] ? (const Word*)zeros : in;
 #endif
-#if DATA_TYPE == FLOAT16 && FLOAT32_SUMS
-#pragma unroll
-        for (int p = 0; p < ROWS; ++p)
-#pragma unroll
-            for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
-#endif
         asm volatile("// farm.body.begin");
 #include "body.h"
         asm volatile("// farm.body.end");
         copies.commit((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4), NOTHING);
+#if DATA_TYPE == FLOAT16 && FLOAT32_SUMS
+#include "accumulate.h"
+#endif
         read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
         write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
     } while (++chunk < chunks);

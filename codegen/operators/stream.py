@@ -20,6 +20,8 @@ SHARED_SOURCES = ("stream.cuh", "loop.cuh", "stream.py", "geometry.py", "placeho
 
 POINTWISE_CHANNELS = 4
 """Of one statement where a channel has one input."""
+WEIGHTS_TOGETHER = 144
+"""Of one sum, zeros too, whose products are added up in float16 before float32 takes over: 16 channels of 3x3."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
     # One statement per row of a channel: the compiler's time grows with statements times results, not with
     # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
     geometry = geometry_of(spec)
-    width, halves = sums(geometry, tiling), spec.data_type == "float16"
+    halves = spec.data_type == "float16"
     text, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
     placeholder = FIRST_WEIGHT
     statements = []
@@ -227,12 +229,17 @@ def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
         outputs = ", ".join(f'"{result}"({text}[{p}][{j}])' for p, j in results)
         inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
         statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
-    every = [f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width)]
-    return "".join(statements) + ("".join(every) if halves and tiling.accumulate == "float32" else "")
+    return "".join(statements)
+
+
+def chunks_together(geometry: Geometry, tiling: Tiling) -> int:
+    """Chunks whose products a float16 layer adds up in float16 before it adds that to a sum in float32."""
+    weights = tiling.chunk_channels * geometry.kernel_height * geometry.kernel_width
+    return max(1, WEIGHTS_TOGETHER // weights)
 
 
 def accumulate(spec: LayerSpec, tiling: Tiling) -> str:
-    """The text of accumulate.h: the sums of a float16 layer that are not added up in float32 until the end."""
+    """The text of accumulate.h: every packed sum of a float16 layer into float32."""
     width = sums(geometry_of(spec), tiling)
     return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width))
 

@@ -46,10 +46,12 @@ class Work:
     """From a pointer of a thread to what it addresses."""
     conflicts: float
     """Accesses that one load of a warp becomes, on average."""
-    accumulated: int = 0
-    """Packed sums that every chunk adds up in float32."""
+    accumulations: int = 0
+    """How often a thread adds up a packed sum in float32 if no weight is zero."""
     held: int = 0
     """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
+    most_registers: int = 255
+    """Of a thread: what the compiler is told to do with."""
     copy_instructions: float = ASYNCHRONOUS_COPY
     """Of one copy."""
 

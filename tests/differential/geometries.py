@@ -294,7 +294,7 @@ def _convolutions(draw: st.DrawFn, kind: Operator, chosen: dict[str, Any]) -> Ge
         window=window,
         group=group,
         bias=draw(st.booleans()),
-        batch=draw(st.integers(1, 2)),
+        batch=draw(st.integers(1, 3)),
         **attributes,
         **chosen,
     )

@@ -47,6 +47,25 @@ HALF_LAYERS = {
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=101),
 }
 
+IMAGE_PAIRS = {
+    "tiles": OddLayer(replace(CONV, epilogue=ADD_RELU), Tiling(8, 4, 1, 4, 2, 2, images=2)),
+    "whole rows": OddLayer(replace(CONV, epilogue=ADD_RELU), Tiling(11, 4, 2, 4, 2, 3, images=2)),
+    "whole rows, copied by fours": OddLayer(
+        Conv2d(4, 9, 12, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(12, 3, 1, 4, 4, 3, images=2)
+    ),
+    "tiles, copied by twos": OddLayer(
+        Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(8, 4, 1, 4, 3, 2, images=2)
+    ),
+    "strides": OddLayer(Conv2d(5, 19, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 3, images=2)),
+    "four images": OddLayer(Conv2d(8, 7, 7, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(7, 7, 1, 4, 4, 3, images=4)),
+    "pointwise, four images": OddLayer(replace(POINTWISE, epilogue=ADD_RELU), Tiling(96, 1, 1, 5, 4, 2, images=4)),
+    "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(11, 5, 1, 8, 4, 2, images=2)),
+    "transposed": OddLayer(TRANSPOSED, Tiling(6, 5, 1, 3, 2, 2, images=2)),
+    "bounded registers": OddLayer(
+        Conv2d(40, 9, 12, 32, 3, 3, padding=(1, 1, 1, 1)), Tiling(12, 5, 1, 32, 4, 3, images=2)
+    ),
+}
+
 ODD_LAYERS = {
     "channels and kernels that do not divide": OddLayer(CONV, Tiling(8, 4, 2, 4, 2, 2)),
     "strides and uneven padding": OddLayer(
@@ -107,6 +126,13 @@ ODD_LAYERS = {
         )
         for name, odd in HALF_LAYERS.items()
         for accumulate in ("float32", "float16")
+    },
+    **{
+        f"float16, two images in a lane, {name}, batch {batch}": replace(
+            odd, spec=replace(odd.spec, data_type="float16"), batch=batch
+        )
+        for name, odd in IMAGE_PAIRS.items()
+        for batch in (1, 3, 4)
     },
     **{
         f"bfloat16 {name}": replace(odd, spec=replace(odd.spec, data_type="bfloat16"))

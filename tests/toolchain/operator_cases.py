@@ -276,6 +276,12 @@ _IMAGE_PAIRS = {
         Tiling(6, 5, 1, 3, 2, 2, images=2),
         batch=3,
     ),
+    "image pairs, chunks added up together, the last alone": Case(
+        Conv2d(37, 4, 5, 3, 3, 3, padding=_PAD, data_type=_HALF), Tiling(5, 4, 1, 3, 4, 2, images=2), batch=3
+    ),
+    "image pairs, registers bounded": Case(
+        Conv2d(6, 5, 8, 32, 3, 3, padding=_PAD, data_type=_HALF), Tiling(8, 5, 1, 32, 2, 2, images=2)
+    ),
     "image pairs, added up in float16": Case(
         _HALVES, Tiling(11, 9, 1, 4, 2, 2, accumulate="float16", images=2), batch=3
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import launch_of, operator_of, stream_count
+from codegen.operators import channels_together, launch_of, operator_of, stream_count
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
@@ -85,7 +86,7 @@ def reference(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float
 
 
 def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
-    chunk_channels = case.tiling.chunk_channels if case.tiling.accumulate == "float32" else None
+    chunk_channels = channels_together(case.spec, case.tiling)
     residual = random_residual(case.spec, case.batch, seed=0)
     return error_bound(case.spec, weights, x, residual=residual, chunk_channels=chunk_channels)
 
@@ -204,6 +205,31 @@ def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
     tiling = Tiling(8, 8, 1, 4, 2, 2)
     small, large = (made(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling) for c, k in ((2, 4), (512, 512)))
     assert abs(len(small.ptx.splitlines()) - len(large.ptx.splitlines())) < 20
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernels", "additions"),
+    [(slice(None), slice(None), 3 * 3), (slice(4), slice(None), 3), (slice(14, 18), slice(None), 2 * 3), (36, 1, 1)],
+)
+def test_float16_sums_go_to_float32_after_every_four_chunks_and_the_last_where_they_have_weights(
+    channels: slice | int, kernels: slice | int, additions: int
+) -> None:
+    case = CASES["image pairs, chunks added up together, the last alone"]  # of 4 channels each; the tenth has one
+    kernel = np.zeros(case.spec.weights_shape, dtype=np.float32)
+    kernel[kernels, channels] = 1
+    made = rewrite(template_of(case), Weights(kernel, np.zeros(case.spec.kernels, dtype=np.float32)))
+    assert made.ptx.count(b"// farm.accumulate") == additions
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("images", [2, 4])
+def test_two_images_in_a_lane_give_each_image_what_it_has_alone(images: int, batch: int) -> None:
+    spec = Conv2d(5, 7, 8, 4, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    case = Case(spec, Tiling(8, 7, 1, 4, 2, 2, images=images), batch=batch)
+    kernel, x = rewrite(template_of(case), half_of_the_weights(spec)), random_input(spec, batch, seed=5)
+    together = run([kernel], case, x)
+    alone = [run([kernel], replace(case, batch=1), x[i : i + 1]) for i in range(batch)]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
 
 
 def test_sampled_blocks_see_every_group_every_corner_and_every_edge() -> None:

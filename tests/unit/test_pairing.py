@@ -1,0 +1,87 @@
+"""Which two outputs a lane of a float16 convolution computes, and what that does to blocks and launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from codegen.choice import choose_tiling
+from codegen.operators import channels_together, launch_of, operator_of
+from codegen.operators.input_tile import input_tile
+from codegen.operators.pairing import Pairing, pairing
+from codegen.prediction import Stream
+from codegen.spec import Conv2d
+from codegen.tiling import Tiling
+
+WIDE = Conv2d(32, 56, 56, 32, 3, 3, padding=(1, 1, 1, 1))
+HALF = replace(WIDE, data_type="float16")
+ONE, TWO = (Tiling(56, 4, 1, 16, 8, 2, images=images) for images in (1, 2))
+
+
+def test_float16_pairs_images_where_a_block_has_an_even_number_of_them_and_columns_elsewhere() -> None:
+    assert [pairing(HALF, replace(ONE, images=images)) for images in (1, 2, 3, 4)] == [
+        Pairing(2, 1),
+        Pairing(1, 2),
+        Pairing(2, 1),
+        Pairing(1, 2),
+    ]
+    assert {pairing(replace(WIDE, data_type=kind), TWO) for kind in ("float32", "bfloat16")} == {Pairing(1, 1)}
+
+
+def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_image_in_float32() -> None:
+    single = launch_of(WIDE, ONE)
+    paired = launch_of(HALF, TWO)
+    assert paired.block == single.block
+    assert paired.shared_bytes == single.shared_bytes
+    assert input_tile(HALF, TWO) == input_tile(WIDE, ONE)
+    assert input_tile(HALF, TWO).whole_rows
+    assert not input_tile(HALF, ONE).whole_rows
+
+
+def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
+    region = operator_of(HALF).block_region(HALF, TWO, (0, 1, 1))
+    assert (region.images, region.kernels) == (slice(2, 4), slice(16, 32))
+    assert (region.rows, region.columns) == (slice(0, 4), slice(0, 56))
+    assert [launch_of(HALF, TWO).grid_at(batch)[1] for batch in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_every_tile_is_offered_with_two_images_in_a_lane_and_without_them_for_a_batch_of_one() -> None:
+    offered = list(operator_of(HALF).candidates(HALF))
+    plain = {
+        (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_kernels, t.chunk_channels)
+        for t in operator_of(WIDE).candidates(WIDE)
+    }
+    paired = {
+        (t.tile_width, t.tile_height, t.rows, t.images, t.group_kernels, t.chunk_channels)
+        for t in offered
+        if pairing(HALF, t).images == 2
+    }
+    assert paired == plain
+    assert {t.images for t in offered if pairing(HALF, t).columns == 2} == {1}
+
+
+def test_a_batch_of_many_images_is_computed_in_pairs_of_images() -> None:
+    spec = Conv2d(64, 14, 14, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    tiling = choose_tiling(spec, 64, np.full(64, 64 * 9 // 10))
+    assert pairing(spec, tiling) == Pairing(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "chunk", "together"), [(3, 4, 16), (3, 16, 16), (3, 6, 12), (1, 32, 128), (5, 8, 8)]
+)
+def test_float16_adds_up_in_float16_the_products_of_144_weights_or_of_one_chunk(
+    kernel: int, chunk: int, together: int
+) -> None:
+    spec = Conv2d(256, 9, 9, 4, kernel, kernel, data_type="float16")
+    tiling = Tiling(9, 4, 1, 4, chunk, 2)
+    assert channels_together(spec, tiling) == together
+    assert channels_together(spec, replace(tiling, accumulate="float16")) is None
+
+
+def test_smaller_chunks_cost_no_more_additions_in_float32() -> None:
+    added = [Stream.of(operator_of(HALF).work(HALF, replace(TWO, chunk_channels=c)), 0.1).accumulations for c in (4, 8)]
+    assert added[0] == pytest.approx(added[1])
+    assert added[0] > 0
+    assert Stream.of(operator_of(WIDE).work(WIDE, ONE), 0.1).accumulations == 0
