@@ -322,7 +322,7 @@ class Farm:
     def _check_writable(self, what: str = "remove something") -> None:
         """Before anything is read, which may take long."""
         if self._settings.read_only:
-            raise StoreError(f"the store {self._store.describe()} is read-only: unset FARM_READ_ONLY to {what}")
+            raise StoreError(f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to {what}")
 
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)

@@ -35,7 +35,7 @@ for (int p = 0; p < ROWS; ++p)
 #pragma unroll
 for (int s = 0; s < STAGES - 1; ++s) {
     copies.fetch(s * CHUNK_CHANNELS, s * (STAGE * 4));
-    copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4));
+    copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4), 0);
 }
 #define NEXT(n) (n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4)
 #define STORE(p, j, bias, ok, offset) \\
@@ -86,7 +86,7 @@ def write_source(folder: Path, layer: Layer, tiling: Tiling, part: Part, form: F
             lines.append(f"const float* in = window + {chunk % tiling.stages} * STAGE;\nSET_EDGES")
             for terms in stream.statements(group, chunk):
                 lines += _fmaf(terms) if form == "fmaf" else _asm(terms)
-            lines.append(f"}}\ncopies.commit(NEXT({chunk}));")
+            lines.append(f"}}\ncopies.commit(NEXT({chunk}), 0);")
         lines += [*stream.stores(group), "return;\n}"]
     (folder / "loop.cuh").write_text("\n".join(lines) + "\n")
     return folder / source.name
