@@ -49,20 +49,34 @@ class LoopTime:
     """Of the sample, runs that were ended at the limit."""
 
 
-def time_loop(pairs: Sequence[Pair], form: Form, toolchain: Toolchain, *, sample: int, cores: int) -> LoopTime:
-    """Runs nvcc on some of the pairs, the same ones for each form, as many at once as there are cores."""
-    drawn = random.Random(0).sample(list(pairs), min(sample, len(pairs)))
+def time_loop(pairs: Sequence[Pair], form: Form, toolchain: Toolchain, *, of_each: int, cores: int) -> LoopTime:
+    """Runs nvcc on so many pairs of each kernel of a network, of steps and architectures drawn by lot.
+
+    They are the same ones for each form, as many at once as there are cores. Layers differ by a factor of a hundred, the
+    steps and architectures of one by little: so a few of each speak for the loop.
+    """
+    layers: dict[object, list[Pair]] = {}
+    for pair in pairs:
+        layers.setdefault((pair.layer.name, pair.layer.spec, pair.part.first), []).append(pair)
+    lots = random.Random(0)
+    drawn = [pair for alike in layers.values() for pair in lots.sample(alike, min(of_each, len(alike)))]
     with tempfile.TemporaryDirectory(prefix="nvcc-loop-") as name, ThreadPoolExecutor(cores) as pool:
         folders = [Path(name, str(i)) for i in range(len(drawn))]
-        seconds = list(pool.map(lambda pair, folder: _compile(pair, folder, form, toolchain), drawn, folders))
-    visits = [pair.times * each for pair, each in zip(drawn, seconds, strict=True)]
-    error = statistics.stdev(visits) / math.sqrt(len(visits)) if len(visits) > 1 else math.nan
+        found = pool.map(lambda pair, folder: _compile(pair, folder, form, toolchain), drawn, folders)
+        seconds = dict(zip(drawn, found, strict=True))
+    total = distinct = variance = 0.0
+    for alike in layers.values():
+        times = [seconds[pair] for pair in alike if pair in seconds]
+        visits = sum(pair.times for pair in alike)
+        total += visits * statistics.mean(times)
+        distinct += len(alike) * statistics.mean(times)
+        variance += visits**2 * statistics.variance(times) / len(times) if len(times) > 1 else 0.0
     return LoopTime(
-        seconds=statistics.mean(visits) * len(pairs) / cores,
-        error_seconds=error * len(pairs) / cores,
-        distinct_seconds=statistics.mean(seconds) * len(pairs) / cores,
+        seconds=total / cores,
+        error_seconds=math.sqrt(variance) / cores,
+        distinct_seconds=distinct / cores,
         sample=len(drawn),
-        cut_short=sum(each >= LIMIT_SECONDS for each in seconds),
+        cut_short=sum(each >= LIMIT_SECONDS for each in seconds.values()),
     )
 
 
