@@ -13,7 +13,6 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.layers import compiled_line, failure_lines, layer_table, lowered_lines, skipped_lines
 from cli.options import check_output_folder, input_shapes_of
-from cli.progress import CompileProgress
 from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
 from cli.submission import (
     Accumulate,
@@ -64,6 +63,7 @@ def compile_models(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> int:
     """Compile pruned ONNX checkpoints and wait, with progress. The same call again compiles nothing."""
+    from cli.progress import CompileProgress
     from farm.api import Farm
     from farm.settings import load_settings
 

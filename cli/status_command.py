@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 
 from cli.options import arch_of
 from cli.render import counts_line, job_json, job_table, print_json, stdout
@@ -58,6 +57,8 @@ def status(
     if not watch:
         console.print(render(console))
         return
+    from rich.live import Live
+
     try:
         with Live(render(console), console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
