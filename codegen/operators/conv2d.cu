@@ -14,6 +14,7 @@
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define PRESENT(j, channel) present[j]
 #define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
+#define GIVEN_UP_FIRST 1
 #include "stream.cuh"
 
 #if RESIDENT_BLOCKS > 0

@@ -16,6 +16,7 @@
 #define PRESENT(j, channel) ((channel < (int)(present[j] & 0xFFFFFF)) * (present[j] >> 24))
 #endif
 #define ENABLED(channel, c) (channel < CHANNELS)
+#define GIVEN_UP_FIRST 0
 #include "stream.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {

@@ -71,11 +71,17 @@ struct Copies {
 #else
 #define CACHED "ca"
 #endif
+#if GIVEN_UP_FIRST
 // The caches give up what passes through before they give up code.
+#define POLICY ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0; "
+#define HINT(copy, source) copy ".L2::cache_hint" source ",once; "
+#else
+#define POLICY
+#define HINT(copy, source) copy source "; "
+#endif
 #define COPY(j, i, c, from, to)                                                                                        \
-    asm volatile("{ .reg .pred p; .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0; "              \
-                 "setp.ne.b32 p,%3,0; "                                                                                \
-                 "@p cp.async." CACHED ".shared.global.L2::cache_hint [%0+%4],[%1+%5],%6,%2,once; }"                   \
+    asm volatile("{ .reg .pred p; " POLICY "setp.ne.b32 p,%3,0; "                                                      \
+                 HINT("@p cp.async." CACHED ".shared.global", " [%0+%4],[%1+%5],%6,%2") "}"                            \
                  :: "r"(target[j] + stage), "l"(source[j]), "r"(PRESENT(j, channel) * (4 * UNIT)),                     \
                  "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4), "n"((from) * 4), "n"(4 * UNIT) : "memory");
 #include "copies.h"

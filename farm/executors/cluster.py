@@ -140,7 +140,7 @@ class ClusterExecutor(Executor):
         """See Executor."""
         if self._ray is not None:
             self.cancel_all()
-            self._disconnect()
+        self._disconnect()
 
     def _result(self, reference: Any) -> Result:
         task = self._tasks.pop(reference)

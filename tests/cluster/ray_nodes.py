@@ -130,7 +130,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_raylet(pid: int, place: bytes) -> bool:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has just ended
     return words[0].endswith(b"/raylet") and place in words
 
 
