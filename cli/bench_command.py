@@ -12,12 +12,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import LOCAL_HELP, accumulator_of, input_shapes_of, names_of, numbers_of
+from cli.options import LOCAL_HELP, accumulator_of, data_types_of, input_shapes_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from codegen.spec import DataType
     from farm.bench.benchmark import Plan
     from farm.bench.results import CaseKey, Measurement, Results
     from farm.bench.workload import Case, Choice
@@ -110,7 +109,7 @@ def run(
     choice = Choice(
         tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
         tuple(numbers_of("--sparsity", sparsity, 0, most=1)) if sparsity else (),
-        _data_types_of(data_type),
+        data_types_of(data_type),
         seed,
     )
     cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])
@@ -278,15 +277,6 @@ def _cases(
     from codegen.checkpoint import read_checkpoint
 
     return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
-
-
-def _data_types_of(value: str) -> tuple[DataType, ...]:
-    known: dict[str, DataType] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
-    names = names_of([value])
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise UsageError(f"--data-type {value}: it is some of {', '.join(known)}")
-    return tuple(known[name] for name in names)
 
 
 def _peers_of(value: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from codegen.spec import DataType
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
 
@@ -99,6 +100,16 @@ def _is_bundle(folder: Path) -> bool:
 def names_of(values: Sequence[str]) -> list[str]:
     """Names from options that may be repeated and may hold several each, each once."""
     return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
+
+
+def data_types_of(value: str) -> tuple[DataType, ...]:
+    """Types as in float32,float16, each once. Raises UsageError."""
+    known: dict[str, DataType] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+    names = names_of([value])
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UsageError(f"--data-type {value}: it is some of {', '.join(known)}")
+    return tuple(known[name] for name in names)
 
 
 def numbers_of(option: str, value: str, least: float, *, most: float = math.inf, whole: bool = False) -> list[float]:

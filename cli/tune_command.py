@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import LOCAL_HELP, accumulator_of, input_shapes_of, names_of, numbers_of
+from cli.options import LOCAL_HELP, accumulator_of, data_types_of, input_shapes_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
 from farm.errors import UsageError
@@ -36,6 +36,9 @@ def tune(
         str | None,
         typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
     ] = None,
+    data_type: Annotated[
+        str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
+    ] = "float32",
     budget: Annotated[
         str, typer.Option("--budget", metavar="TIME", help="For each layer and batch, as in 60s or 5m.")
     ] = "60s",
@@ -70,7 +73,8 @@ def tune(
     choice = Choice(
         tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
         tuple(numbers_of("--sparsity", sparsity, 0, most=1)) if sparsity else (),
-        seed=seed,
+        data_types_of(data_type),
+        seed,
     )
     plan = TunePlan(Effort(_seconds_of(budget), candidates), accumulator_of(accumulate), optimisation, seed, again)
     cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])

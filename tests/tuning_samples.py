@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.data_types import from_float32
 from codegen.layers import Layer
 from codegen.reference import layer_output
 from codegen.tiling import Accumulator, Tiling
@@ -73,7 +74,9 @@ class PlayedRig:
         self.case = case
         self.x: NDArray[Any] = random_input(case.spec, case.images, seed)
         self.residual = None
-        self._right = layer_output(case.spec, case.weights, self.x).astype(np.float32)
+        self._right = from_float32(
+            layer_output(case.spec, case.weights, self.x).astype(np.float32), case.spec.data_type
+        )
         self._output = np.empty_like(self._right)
         yield self
 

@@ -70,6 +70,7 @@ def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str])
         (["--op", "all", "--budget", "0"], "--budget 0"),
         (["--op", "all", "--budget", "soon"], "--budget soon"),
         (["--op", "all", "--batch", "0"], "--batch 0"),
+        (["--op", "all", "--data-type", "int8"], "--data-type int8"),
         (["--layer", "conv1"], "--layer names a layer of a model"),
         (["model.onnx", "--op", "all"], "--op names one of the ten operators"),
         (["model.onnx"], "there is no such file"),
@@ -95,6 +96,12 @@ def test_json_is_one_document_and_the_records_are_kept(
     assert {each.gpu for each in records_here()} == {GPU}
     assert run([*TUNE, "--json"]) == OK
     assert all(each["known"] for each in json.loads(capsys.readouterr().out)["layers"])
+
+
+def test_each_data_type_has_a_record_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, PlayedRig(lambda tiling: 10.0))
+    assert run([*TUNE, "--data-type", "float16,float32"]) == OK
+    assert sorted(each.key.spec.data_type for each in records_here()) == ["float16"] * 2 + ["float32"] * 2
 
 
 def wrong_ones(count: int) -> Callable[[Tiling], bool]:
