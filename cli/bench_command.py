@@ -12,16 +12,30 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import LOCAL_HELP, accumulator_of, data_types_of, input_shapes_of, names_of, numbers_of
+from cli.options import accumulator_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
+from cli.submission import Accumulate, InputShapes, NoTuning, Optimisation
+from cli.workload import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.bench.benchmark import Plan
     from farm.bench.results import CaseKey, Measurement, Results
-    from farm.bench.workload import Case, Choice
+    from farm.bench.workload import Case
 
 RUN = "run"
+
+Sets = Annotated[
+    int | None,
+    typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
+]
+JsonTo = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")]
+PlotFolder = Annotated[
+    Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
+]
 
 
 class _BenchGroup(TyperGroup):
@@ -49,57 +63,34 @@ def run(
     model: Annotated[
         Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, the papers' ten operators.")
     ] = None,
-    layer: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
-    ] = None,
+    layer: Layers = None,
     op: Annotated[
         list[str] | None, typer.Option("--op", metavar="NAME,...", help="Only these of the ten operators.")
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64,1",
-    sparsity: Annotated[
-        str | None,
-        typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
-    ] = None,
-    data_type: Annotated[
-        str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
-    ] = "float32",
+    batch: Batches = "64,1",
+    sparsity: Sparsities = None,
+    data_type: DataTypes = "float32",
     peers: Annotated[
         str, typer.Option("--peers", metavar="NAME,...", help="Which peers, by their names in the JSON; all or none.")
     ] = "all",
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option("--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open."),
-    ] = None,
-    accumulate: Annotated[
-        str, typer.Option("--accumulate", metavar="float32|float16", help="Sums of float16 layers.")
-    ] = "float32",
-    optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
-    no_tuning: Annotated[
-        bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
-    ] = False,
-    sets: Annotated[
-        int | None,
-        typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
-    ] = None,
+    input_shape: InputShapes = None,
+    accumulate: Accumulate = "float32",
+    optimisation: Optimisation = 3,
+    no_tuning: NoTuning = False,
+    sets: Sets = None,
     peak_tflops: Annotated[
         float | None, typer.Option("--peak-tflops", metavar="X", help="The GPU's peak in float32, for the roof.")
     ] = None,
     peak_tbps: Annotated[
         float | None, typer.Option("--peak-tbps", metavar="X", help="The GPU's memory rate in TB/s, for the roof.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights and inputs.")] = 0,
-    json_to: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    seed: Seed = 0,
+    json_to: JsonTo = None,
+    resume: Resume = False,
+    plot: PlotFolder = None,
+    jobs: Compilers = None,
+    local: Local = False,
+    quiet: Quiet = False,
 ) -> int:
     """Measure kernels on a GPU: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
     from farm.bench.benchmark import Plan
@@ -112,7 +103,7 @@ def run(
         data_types_of(data_type),
         seed,
     )
-    cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])
+    cases = cases_of(model, layer or [], names_of(op or []), choice, input_shape or [])
     file = file_of(json_to, resume=resume)
     plan = Plan(
         peers=_peers_of(peers),
@@ -138,29 +129,20 @@ def paper(
     op: Annotated[
         list[str] | None, typer.Option("--op", metavar="NAME,...", help="Only these of the ten operators.")
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64,1",
+    batch: Batches = "64,1",
     sparsity: Annotated[
         str, typer.Option("--sparsity", metavar="S,...", help="Shares of zeros of the sweep; 0 is the dense version.")
     ] = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9",
     counters: Annotated[
         bool, typer.Option("--counters/--no-counters", help="Read hardware counters with ncu where it may.")
     ] = True,
-    sets: Annotated[
-        int | None,
-        typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
-    ] = None,
-    json_to: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    sets: Sets = None,
+    json_to: JsonTo = None,
+    resume: Resume = False,
+    plot: PlotFolder = None,
+    jobs: Compilers = None,
+    local: Local = False,
+    quiet: Quiet = False,
 ) -> None:
     """Repeat the paper's experiments on a GPU; its numbers and ours side by side."""
     from cli.bench_tables import missing_lines, paper_table
@@ -259,24 +241,6 @@ def file_of(json_to: str | None, *, resume: bool) -> Path | None:
     if resume and file is None:
         raise UsageError("--resume: name the file to go on with, as in --json results.json --resume")
     return file
-
-
-def _cases(
-    model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
-) -> list[Case]:
-    from farm.bench.workload import model_cases, operator_cases
-
-    if model is None:
-        if layers:
-            raise UsageError(
-                "--layer names a layer of a model: give the model's file, or --op for one of the operators"
-            )
-        return list(operator_cases(ops, choice))
-    if ops:
-        raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
-    from codegen.checkpoint import read_checkpoint
-
-    return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
 
 
 def _peers_of(value: str) -> tuple[str, ...]:

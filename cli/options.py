@@ -11,8 +11,6 @@ from codegen.spec import DataType
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
 
-LOCAL_HELP = "Take the GPU of this machine, whatever cluster is configured."
-
 
 def archs_of(values: Sequence[str]) -> tuple[str, ...]:
     """Architectures from options that may be repeated and may hold several each."""

@@ -11,13 +11,14 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import LOCAL_HELP, accumulator_of, data_types_of, input_shapes_of, names_of, numbers_of
+from cli.options import accumulator_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
+from cli.submission import Accumulate, InputShapes, Optimisation
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
+from cli.workload import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from farm.bench.workload import Case, Choice
     from farm.tuner.tuner import Outcome
 
 
@@ -25,20 +26,13 @@ def tune(
     model: Annotated[
         Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, operators of --op.")
     ] = None,
-    layer: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")
-    ] = None,
+    layer: Layers = None,
     op: Annotated[
         list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some of the papers' ten operators.")
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "64",
-    sparsity: Annotated[
-        str | None,
-        typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
-    ] = None,
-    data_type: Annotated[
-        str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
-    ] = "float32",
+    batch: Batches = "64",
+    sparsity: Sparsities = None,
+    data_type: DataTypes = "float32",
     budget: Annotated[
         str, typer.Option("--budget", metavar="TIME", help="For each layer and batch, as in 60s or 5m.")
     ] = "60s",
@@ -46,21 +40,14 @@ def tune(
         int | None, typer.Option("--candidates", metavar="N", min=1, help="At most so many tilings of a layer.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also layers that have a record of this GPU.")] = False,
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option("--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open."),
-    ] = None,
-    accumulate: Annotated[
-        str, typer.Option("--accumulate", metavar="float32|float16", help="Sums of float16 layers.")
-    ] = "float32",
-    optimisation: Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights and inputs.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
+    input_shape: InputShapes = None,
+    accumulate: Accumulate = "float32",
+    optimisation: Optimisation = 3,
+    seed: Seed = 0,
+    jobs: Compilers = None,
+    local: Local = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Try tilings on a GPU and keep the fastest: farm compile uses them. The same call again goes on."""
     from cli.tune_progress import ShownTuning
@@ -77,7 +64,10 @@ def tune(
         seed,
     )
     plan = TunePlan(Effort(_seconds_of(budget), candidates), accumulator_of(accumulate), optimisation, seed, again)
-    cases = _cases(model, layer or [], names_of(op or []), choice, input_shape or [])
+    ops = names_of(op or [])
+    if model is None and not layer and not ops:
+        raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
+    cases = cases_of(model, layer or [], [] if model is None and ops == ["all"] else ops, choice, input_shape or [])
     settings = load_settings(overrides={"jobs": jobs})
     with ShownTuning(stderr(), quiet=quiet or as_json) as shown:
         try:
@@ -100,24 +90,6 @@ def _print_end(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         console.print(outcome_table(outcomes, console.width))
         for line in (*wrong_lines(outcomes), tuned_line(outcomes)):
             console.print(line, soft_wrap=True)
-
-
-def _cases(
-    model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
-) -> list[Case]:
-    from farm.bench.workload import model_cases, operator_cases
-
-    if model is None:
-        if layers:
-            raise UsageError("--layer names a layer of a model: give the model's file, or --op for an operator")
-        if not ops:
-            raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
-        return list(operator_cases([] if ops == ["all"] else ops, choice))
-    if ops:
-        raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
-    from codegen.checkpoint import read_checkpoint
-
-    return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
 
 
 def _seconds_of(budget: str) -> float:

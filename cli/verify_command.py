@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import LOCAL_HELP
 from cli.render import counted, plain_table, print_json, stderr, stdout
+from cli.workload import Local
 from farm.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def verify(
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images of the input.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random input.")] = 0,
-    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
+    local: Local = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Run every layer's kernel against a float64 reference: the PTX in an emulator, or the cubins on a GPU."""

@@ -18,14 +18,10 @@ from farm.bench.index_kernels import (
     im2col_grid,
     lacks,
 )
-from farm.bench.torch_gpu import TorchGpu
+from farm.bench.torch_gpu import NotApplicableError, TorchGpu
 
 COLD_BYTES = 200e6
 """Of data sets in turn: four times the largest L2 cache, so that none is still in it."""
-
-
-class NotApplicableError(Exception):
-    """Why a peer does not compute a layer, in words."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +96,7 @@ class Peers:
         inputs = self.inputs
         if half:
             kernel, *inputs = [self._halved(each) for each in (kernel, *inputs)]
-        try:
-            dense = self._gpu.dense(self._spec, kernel)
-        except NotImplementedError as error:
-            raise NotApplicableError(str(error)) from None
+        dense = self._gpu.dense(self._spec, kernel)
         uneven = isinstance(self._spec, Conv2d) and self._spec.padding[:2] != self._spec.padding[2:]
         note = "cuDNN pads evenly only: padding is a launch of its own, charged" if uneven else ""
         return Prepared([Variant(lambda i: dense(inputs[i]), note)], tf32=tf32)

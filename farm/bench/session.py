@@ -13,11 +13,11 @@ from codegen.tiling import Accumulator
 from codegen.verify import verify_output
 from farm.bench.contenders import GENERATED, Peer, peers_for
 from farm.bench.kernels import BuiltLayer, KernelPool, NotBuiltError
-from farm.bench.peers import IndexCubins, Layer, NotApplicableError, Peers, Prepared
+from farm.bench.peers import IndexCubins, Layer, Peers, Prepared
 from farm.bench.results import CaseKey, Measurement
 from farm.bench.roof import Peaks, roof_microseconds
 from farm.bench.stage import Shape, Stage
-from farm.bench.torch_gpu import NoTorchError, TorchGpu
+from farm.bench.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
 from farm.bench.workload import Case
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)

@@ -28,6 +28,10 @@ class NoTorchError(Exception):
     """Why torch cannot be used here, in words."""
 
 
+class NotApplicableError(Exception):
+    """Why a peer does not compute a layer, in words."""
+
+
 @dataclass(frozen=True)
 class _Array:
     """Memory as the CUDA array interface describes it."""
@@ -167,7 +171,7 @@ class TorchGpu:
         return float(norm(got.double() - reference)) / (scale or 1.0)
 
     def dense(self, spec: LayerSpec, weights: Any) -> Callable[[Any], Any]:
-        """The layer without bias as one call of torch. Raises NotImplementedError, which says why there is none."""
+        """The layer without bias as one call of torch. Raises NotApplicableError."""
         functional = self.torch.nn.functional
         if isinstance(spec, Conv2d):
             top, left, bottom, right = spec.padding
@@ -192,7 +196,7 @@ class TorchGpu:
             or more[0] >= max(spec.stride[0], spec.dilation[0])
             or more[1] >= max(spec.stride[1], spec.dilation[1])
         ):
-            raise NotImplementedError("cuDNN has no transposed convolution with this padding")
+            raise NotApplicableError("cuDNN has no transposed convolution with this padding")
         groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups
         size = weights.shape[2:]
         # The spec has kernels first, torch channels first.

@@ -39,7 +39,7 @@ class _Words(TypeDecorator[str]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

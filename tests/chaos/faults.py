@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -67,29 +68,24 @@ def postgresql_killed(play: Round) -> None:
     play.use(FARM_DATABASE_URL=server.url(database))
     play.cleanup.callback(server.drop_database, database)
     upgrade_database(play.settings)
-    play.submit()
-    play.serve()
-    play.moment()
-    server.kill()
-    away = play.pause(AWAY_SECONDS)
-    time.sleep(away)
-    server.start()
-    play.said = f"PostgreSQL was killed, and away for {away:.1f} s"
-    play.finish()
-    play.check_success()
+    _killed_for_a_while(play, "PostgreSQL", server.kill, server.start)
 
 
 def s3_killed(play: Round) -> None:
     ceph = play.services.ceph
     _use_s3(play)
+    _killed_for_a_while(play, "the S3 server", ceph.kill_gateway, ceph.start_gateway)
+
+
+def _killed_for_a_while(play: Round, name: str, kill: Callable[[], object], start: Callable[[], object]) -> None:
     play.submit()
     play.serve()
     play.moment()
-    ceph.kill_gateway()
+    kill()
     away = play.pause(AWAY_SECONDS)
     time.sleep(away)
-    ceph.start_gateway()
-    play.said = f"the S3 server was killed, and away for {away:.1f} s"
+    start()
+    play.said = f"{name} was killed, and away for {away:.1f} s"
     play.finish()
     play.check_success()
 

@@ -1,0 +1,48 @@
+"""What `farm bench` and `farm tune` share: which layers are measured, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.options import input_shapes_of
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.bench.workload import Case, Choice
+
+Layers = Annotated[list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")]
+Sparsities = Annotated[
+    str | None,
+    typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
+]
+DataTypes = Annotated[
+    str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
+]
+Batches = Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of weights and inputs.")]
+Compilers = Annotated[
+    int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
+Local = Annotated[bool, typer.Option("--local", help="Take the GPU of this machine, whatever cluster is configured.")]
+
+
+def cases_of(
+    model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
+) -> list[Case]:
+    """The layers of a model, or without one the operators, all of them if none is named. Raises UsageError."""
+    from farm.bench.workload import model_cases, operator_cases
+
+    if model is None:
+        if layers:
+            raise UsageError("--layer names a layer of a model: give the model's file, or --op for an operator")
+        return list(operator_cases(ops, choice))
+    if ops:
+        raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
+    from codegen.checkpoint import read_checkpoint
+
+    return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
