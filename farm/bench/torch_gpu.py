@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.layers import Weights
-from codegen.replay import Gate
+from codegen.replay import REPLAYS, Gate, launches_of
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu
 
-REPLAYS = 9
-GRAPH_MICROSECONDS = 4000.0
-"""Of work in a graph, about: so that an event's half microsecond does not count."""
-GRAPH_LAUNCHES = 40
 REFERENCE_BYTES = 2**31
 """Of one slice of images in float64, input and output together."""
 _TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2"}
@@ -119,7 +115,7 @@ class TorchGpu:
             end.record(self.stream)
         end.synchronize()
         guess = max(1.0, begin.elapsed_time(end) * 1e3 / min(sets, 4))
-        launches = sets * math.ceil(max(sets, min(GRAPH_LAUNCHES, GRAPH_MICROSECONDS / guess)) / sets)
+        launches = launches_of(guess, sets)
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, stream=self.stream):
             for i in range(launches):
