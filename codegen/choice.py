@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.prediction import REGISTERS, Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
@@ -110,16 +111,22 @@ def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
     return _batch_band(batch), _density_band(nonzeros / spec.weights_count)
 
 
-def accumulator_of(spec: LayerSpec, accumulate: Accumulator) -> Accumulator:
-    """What the sums of a layer's chunks are added up in: float16 is for float16 layers only."""
-    return accumulate if spec.data_type == "float16" else "float32"
+def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[np.integer]) -> Accumulator:
+    """What the sums of a layer with these non-zeros per kernel are added up in: float16 is for float16 layers only.
+
+    Such a layer's sums are made in float16 throughout, whatever is asked for, if each has no more products than
+    are added up in float16 anyway.
+    """
+    if spec.data_type != "float16":
+        return "float32"
+    return "float16" if int(nonzeros.max()) <= PRODUCTS_TOGETHER else accumulate
 
 
 def _fitting(
     spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
-    kind = accumulator_of(spec, accumulate)
+    kind = accumulator_of(spec, accumulate, nonzeros)
     bands = bands_of(spec, batch, int(nonzeros.sum()))
     for tiling in (*_ranking(spec, *bands, kind), *_last_resort(spec, kind)):
         streams = _stream_instructions(spec, tiling, nonzeros)

@@ -61,14 +61,6 @@ class DotProducts:
         counts: NDArray[np.int64] = np.count_nonzero(self.kernel, axis=(0, 1, 3))[:, None, None]
         return counts
 
-    def nonzeros_within(self, channels: int) -> NDArray[np.int64]:
-        """[K, 1, 1]: the most that so many consecutive channels of a kernel have."""
-        until = np.cumsum(np.count_nonzero(self.kernel, axis=(0, 1)), axis=1)
-        until = np.pad(until, ((0, 0), (1, 0)))
-        width = min(channels, until.shape[1] - 1)
-        counts: NDArray[np.int64] = np.max(until[:, width:] - until[:, : until.shape[1] - width], axis=1)
-        return counts[:, None, None]
-
     def values(self) -> Float64Array:
         """[N, K, H', W']: the sums, bias included."""
         return self._sums(self.kernel, self.patch) + self.bias[:, None, None]

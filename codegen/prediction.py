@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
 from codegen.operators.registers import registers_wanted
+from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
@@ -68,7 +69,9 @@ class Stream:
     @staticmethod
     def of(work: Work, density: float) -> Stream:
         """The stream of an average K group at a density (non-zeros / weights)."""
-        added = work.accumulations
+        of_chunk = density * work.terms / max(1, work.packed_sums * work.chunks)
+        together = max(1, math.floor(PRODUCTS_TOGETHER / max(of_chunk, 1.0 / work.chunks)))
+        added = work.packed_sums * math.ceil(work.chunks / together)
         return Stream(
             multiply_adds=work.terms * density,
             loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),

@@ -46,7 +46,7 @@ def error_bound(
     x: NDArray[Any],
     region: Region = EVERYTHING,
     residual: NDArray[Any] | None = None,
-    chunk_channels: int | None = None,
+    products_together: int | None = None,
 ) -> Float64Array:
     """How far each output of the kernel may be from `layer_output`, whose arguments and shape these are.
 
@@ -57,18 +57,18 @@ def error_bound(
     that rounds adds its rounding.
 
     float32 is computed in float32; bfloat16 too, and rounded once at the end. float16 is computed in float16; or, with
-    `chunk_channels`, only the sums over so many consecutive channels are: these are added up in float32, where all that
-    follows is computed too, and rounded once at the end. For the other types `chunk_channels` means nothing.
+    `products_together`, only sums of up to so many products are: these are added up in float32, where all that follows
+    is computed too, and rounded once at the end. For the other types `products_together` means nothing.
 
     Infinite where a value may overflow the type that holds it, or is not finite. Flushing subnormals to zero is not
     covered.
     """
     products = dot_products(spec, weights, x, region)
     added = _residual_region(spec, x, region, residual)
-    in_half = spec.data_type == "float16" and chunk_channels is None
+    in_half = spec.data_type == "float16" and products_together is None
     precision = PRECISIONS["float16" if in_half else "float32"]
-    if spec.data_type == "float16" and chunk_channels is not None:
-        error = _error_of_chunks(products, chunk_channels)
+    if spec.data_type == "float16" and products_together is not None:
+        error = _error_of_partial_sums(products, products_together)
     else:
         error = _error_of_sum(products, precision)
     values = products.values()
@@ -105,19 +105,15 @@ def _error_of_sum(products: DotProducts, precision: Precision) -> Float64Array:
     return _within(precision, magnitudes, error)
 
 
-def _error_of_chunks(products: DotProducts, chunk_channels: int) -> Float64Array:
-    """Of sums of chunks in float16, added up in float32 with the bias.
-
-    Holds wherever the first chunk begins: it may begin before the first channel of the kernel's group.
-    """
+def _error_of_partial_sums(products: DotProducts, together: int) -> Float64Array:
+    """Of sums of so many products in float16, at most, that are added up in float32 with the bias."""
     half, single = PRECISIONS["float16"], PRECISIONS["float32"]
     magnitudes = products.magnitudes()
-    growth = _growth(products.nonzeros_within(chunk_channels), half)
+    growth = _growth(np.minimum(products.nonzeros, together), half)
     error = growth * magnitudes + products.nonzeros * (1 + growth) * half.smallest_subnormal / 2
     error = _within(half, magnitudes, error)
-    chunks = (products.kernel.shape[3] + chunk_channels - 2) // chunk_channels + 1
     summed = magnitudes + error + np.abs(products.bias)[:, None, None]
-    return error + _growth(np.int64(chunks), single) * summed
+    return error + _growth(products.nonzeros + 1, single) * summed
 
 
 def _error_of_step(

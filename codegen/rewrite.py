@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import canonical, launch_of, stream_count
 from codegen.operators.geometry import geometry_of
-from codegen.operators.stream import bits, chunks_together, full_values, slots, values
+from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
 from codegen.spec import LayerSpec
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
@@ -98,15 +99,15 @@ def _turns(
     groups, copies, count = weights.shape
     values = bits(spec, weights)
     nonzero = (weights != 0) & (values != 0)
-    used = _any_of(nonzero, form.load_of_slot, len(form.load_lines))
+    used = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
     keep[:, :, form.weight_line] = nonzero
     keep[:, :, form.load_lines] = used
     if len(form.accumulate_lines):
         row, number = form.accumulate_sums.T
         sums = row * (number.max() + 1) + number
-        added = _any_of(nonzero, slots(spec, tiling).sums, len(sums))[:, :, sums]
-        keep[:, :, form.accumulate_lines] = _at_the_last_of(added, chunks_together(geometry_of(spec), tiling))
+        products = _by_owner(np.add, nonzero.astype(np.int32), slots(spec, tiling).sums, len(sums))[:, :, sums]
+        keep[:, :, form.accumulate_lines] = _full(products, PRODUCTS_TOGETHER)
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
     slot_of_line = np.full(len(form.turn), -1)
     slot_of_line[form.weight_line] = np.arange(count)
@@ -122,21 +123,24 @@ def _turns(
     return [data[a:b] for a, b in pairwise(bounds)], int(nonzero.sum()), int((~used).sum())
 
 
-def _any_of(nonzero: NDArray[np.bool_], owner: NDArray[np.int64], owners: int) -> NDArray[np.bool_]:
-    """[..., slots] to [..., owners]: whether any slot of an owner is not zero. Every owner has slots."""
+def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64], owners: int) -> NDArray[Any]:
+    """[..., slots] to [..., owners]: the values of an owner's slots combined. Every owner has slots."""
     order = np.argsort(owner, kind="stable")
     first = np.searchsorted(owner[order], np.arange(owners))
-    result: NDArray[np.bool_] = np.logical_or.reduceat(nonzero[:, :, order], first, axis=2)
+    result: NDArray[Any] = combine.reduceat(values[:, :, order], first, axis=2)
     return result
 
 
-def _at_the_last_of(added: NDArray[np.bool_], together: int) -> NDArray[np.bool_]:
-    """[groups, copies, sums]: whether any of so many consecutive copies is true, in the last of them; else false."""
-    copies = added.shape[1]
-    result = np.zeros_like(added)
-    for first in range(0, copies, together):
-        end = min(first + together, copies)
-        result[:, end - 1] = added[:, first:end].any(axis=1)
+def _full(products: NDArray[np.int32], most: int) -> NDArray[np.bool_]:
+    """[groups, copies, sums]: after which copies a sum that has products would have more than so many with the next."""
+    result = np.zeros(products.shape, dtype=np.bool_)
+    held = np.zeros_like(products[:, 0])
+    following = np.roll(products, -1, axis=1)
+    following[:, -1] = most  # at the end, whatever it holds
+    for copy in range(products.shape[1]):
+        held += products[:, copy]
+        result[:, copy] = (held > 0) & (held + following[:, copy] > most)
+        held[result[:, copy]] = 0
     return result
 
 

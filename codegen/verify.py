@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from codegen import emulate
 from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.layers import Weights
-from codegen.operators import canonical, channels_together, launch_of, operator_of
+from codegen.operators import canonical, products_together, launch_of, operator_of
 from codegen.operators.region import Region
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import rewrite
@@ -164,7 +164,7 @@ def compare(
     square_error = square_reference = share = 0.0
     for region in regions:
         reference = layer_output(spec, weights, x, region, residual)
-        bound = error_bound(spec, weights, x, region, residual, channels_together(spec, tiling))
+        bound = error_bound(spec, weights, x, region, residual, products_together(weights, tiling))
         got = values[region.index(values.ndim)].astype(np.float64)
         error = np.where(got == reference, 0.0, np.abs(got - reference))
         with np.errstate(divide="ignore", invalid="ignore"):

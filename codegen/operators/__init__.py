@@ -8,11 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from codegen.launch import Launch
+from codegen.layers import Weights
 from codegen.operators import conv2d, linear
 from codegen.operators.geometry import Streams, canonical, geometry_of
 from codegen.operators.region import Region
-from codegen.operators.stream import chunks_together
+from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Part, Tiling
@@ -51,7 +54,7 @@ class Operator(Protocol):
 __all__ = [
     "Operator",
     "canonical",
-    "channels_together",
+    "products_together",
     "launch_of",
     "operator_digest",
     "operator_of",
@@ -91,11 +94,15 @@ def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
     return operator_of(spec).work(canonical(spec), tiling).slots
 
 
-def channels_together(spec: LayerSpec, tiling: Tiling) -> int | None:
-    """Consecutive channels whose products a float16 kernel adds up in float16; None where it does so with all."""
+def products_together(weights: Weights, tiling: Tiling) -> int | None:
+    """The most products of a sum that a float16 kernel adds up in float16; None where it does so with all."""
     if tiling.accumulate != "float32":
         return None
-    return tiling.chunk_channels * chunks_together(geometry_of(spec), tiling)
+    kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)
+    until = np.pad(np.cumsum(np.count_nonzero(kernel, axis=2), axis=1), ((0, 0), (1, 0)))
+    width = min(tiling.chunk_channels, kernel.shape[1])
+    of_chunk = until[:, width:] - until[:, :-width]  # wherever it begins: that may be before the group's first channel
+    return max(PRODUCTS_TOGETHER, int(of_chunk.max()))
 
 
 def stream_count(spec: LayerSpec, tiling: Tiling) -> int:

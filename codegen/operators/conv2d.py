@@ -202,7 +202,6 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
     sums, halves = tiling.rows * stream.sums(geometry, tiling), pairing(spec, tiling).halves
-    adds_up = halves == 2 and tiling.accumulate == "float32"
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
@@ -235,7 +234,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
             * geometry.width,
         ),
         conflicts=_conflicts(spec, tiling, tile),
-        accumulations=sums * -(-streams.chunks // stream.chunks_together(geometry, tiling)) if adds_up else 0,
+        packed_sums=sums if halves == 2 and tiling.accumulate == "float32" else 0,
         held=0 if spec.data_type == "float32" else held(spec, tiling),
         most_registers=BOUNDED_REGISTERS if resident_blocks(spec, tiling) else 255,
         copy_instructions=_copy_instructions(spec, tile, halves),
@@ -283,9 +282,10 @@ def candidates(spec: Spec) -> Iterator[Tiling]:
         for kernels, channels in _divisions(geometry):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
-            # Deeper where there is that much to fetch and the room.
+            # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
             chunks, tile = -(-geometry.group_channels // channels), input_tile(spec, two)
-            deepest = next((n for n in (4, 3) if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
+            depths = (8, 4, 3) if channels <= 2 else (4, 3)
+            deepest = next((n for n in depths if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
                 yield replace(two, stages=deepest)
 

@@ -109,7 +109,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
     return Work(
         streams=-(-spec.outputs // tiling.group_kernels),
         threads=tiling.tile_width,
-        sums=sums * (3 if adds_up else pairs(spec)),
+        sums=sums * (3 if adds_up else 1),
         terms=sums * spec.inputs,
         inputs=tiling.rows * -(-spec.inputs // step),
         pointers=_pointers(spec, tiling),
@@ -123,7 +123,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
         output_bytes=element * spec.outputs,
         largest_offset_bytes=element * block_rows(spec, tiling) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(spec, tiling) // step for lane in range(32 // step)),
-        accumulations=sums * -(-chunks // stream.chunks_together(geometry_of(spec), tiling)) if adds_up else 0,
+        packed_sums=sums if adds_up else 0,
     )
 
 

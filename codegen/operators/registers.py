@@ -11,8 +11,8 @@ from codegen.tiling import Tiling
 
 Spec = Conv2d | ConvTranspose2d
 
-BOUNDED_REGISTERS, MOST_SPILLED = 128, 40
-"""Registers of a thread that let sixteen warps run, and how many more a thread may want that is held to them."""
+BOUNDED_REGISTERS, MOST_SPILLED, MOST_SPARE = 128, 40, 24
+"""Registers of a thread that let sixteen warps run, and how many more or fewer a thread may want that is told so."""
 
 
 def registers_wanted(sums: int, pointers: int, held: int) -> int:
@@ -24,17 +24,17 @@ def resident_blocks(spec: Spec, tiling: Tiling) -> int:
     """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it may take what it likes.
 
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
+    With 64 sums a few more do no harm, and left to itself the compiler does not take them: its loads then wait longer.
     """
     wanted = registers_wanted(sum_registers(spec, tiling), input_tile(spec, tiling).pointers, held(spec, tiling))
-    if spec.data_type == "float16" and BOUNDED_REGISTERS < wanted <= BOUNDED_REGISTERS + MOST_SPILLED:
+    if spec.data_type == "float16" and -MOST_SPARE <= wanted - BOUNDED_REGISTERS <= MOST_SPILLED:
         return 16 // -(-threads(spec, tiling) // 32)
     return 0
 
 
 def sum_registers(spec: Spec, tiling: Tiling) -> int:
-    """Registers of a thread that hold sums: in float16 packed ones too, unless all is added up in them."""
-    halves = pairing(spec, tiling).halves
-    per_sum = 3 if halves == 2 and tiling.accumulate == "float32" else halves
+    """Registers of a thread that hold sums: in float16 packed ones only if all is added up in them, else both."""
+    per_sum = 3 if pairing(spec, tiling).halves == 2 and tiling.accumulate == "float32" else 1
     return tiling.rows * stream.sums(geometry_of(spec), tiling) * per_sum
 
 

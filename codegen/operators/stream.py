@@ -20,8 +20,8 @@ SHARED_SOURCES = ("stream.cuh", "loop.cuh", "stream.py", "geometry.py", "placeho
 
 POINTWISE_CHANNELS = 4
 """Of one statement where a channel has one input."""
-WEIGHTS_TOGETHER = 144
-"""Of one sum, zeros too, whose products are added up in float16 before float32 takes over: 16 channels of 3x3."""
+PRODUCTS_TOGETHER = 160
+"""Of one sum, that are added up in float16 before float32 takes over, unless one chunk has more."""
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,6 @@ def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
         inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
         statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
     return "".join(statements)
-
-
-def chunks_together(geometry: Geometry, tiling: Tiling) -> int:
-    """Chunks whose products a float16 layer adds up in float16 before it adds that to a sum in float32."""
-    weights = tiling.chunk_channels * geometry.kernel_height * geometry.kernel_width
-    return max(1, WEIGHTS_TOGETHER // weights)
 
 
 def accumulate(spec: LayerSpec, tiling: Tiling) -> str:

@@ -46,8 +46,8 @@ class Work:
     """From a pointer of a thread to what it addresses."""
     conflicts: float
     """Accesses that one load of a warp becomes, on average."""
-    accumulations: int = 0
-    """How often a thread adds up a packed sum in float32 if no weight is zero."""
+    packed_sums: int = 0
+    """Of a thread, that are added up in float32 on the way."""
     held: int = 0
     """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
     most_registers: int = 255

@@ -194,4 +194,4 @@ def _record_of(found: Found, key: TuningKey, gpu: str) -> TuningRecord | None:
 
 
 def _key_of(case: Case, arch: str, plan: TunePlan) -> TuningKey:
-    return key_of(arch, case.spec, case.images, case.weights.nonzeros, plan.accumulate, plan.optimisation)
+    return key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, plan.accumulate, plan.optimisation)

@@ -22,12 +22,17 @@ def tuned_spec(spec: LayerSpec) -> LayerSpec:
 
 
 def key_of(
-    arch: str, spec: LayerSpec, batch: int, nonzeros: int, accumulate: Accumulator, optimisation: int
+    arch: str,
+    spec: LayerSpec,
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator,
+    optimisation: int,
 ) -> TuningKey:
-    """The key of a layer with so many non-zeros; `batch` in images, or in rows of a Linear."""
+    """The key of a layer with these non-zeros per kernel [K]; `batch` in images, or in rows of a Linear."""
     spec = tuned_spec(spec)
-    bands = bands_of(spec, batch, nonzeros)
-    return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate), optimisation)
+    bands = bands_of(spec, batch, int(nonzeros.sum()))
+    return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate, nonzeros), optimisation)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class TuningBook:
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: Tiling | None = None
         for arch in options.archs:
-            record = self._find(arch, spec, batch, int(nonzeros.sum()), options)
+            record = self._find(arch, spec, batch, nonzeros, options)
             note = ""
             if record is not None:
                 note = misfit_of(spec, record.tiling, nonzeros, code_limit_bytes=options.code_limit_bytes)
@@ -80,7 +85,7 @@ class TuningBook:
         return found
 
     def _find(
-        self, arch: str, spec: LayerSpec, batch: int, nonzeros: int, options: BuildOptions
+        self, arch: str, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], options: BuildOptions
     ) -> TuningRecord | None:
         if not options.tuning or options.form != "rolled" or not self.records:
             return None

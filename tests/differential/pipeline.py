@@ -17,7 +17,7 @@ from codegen.checkpoint import read_checkpoint
 from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import numpy_dtype, to_float32
 from codegen.layers import Layer
-from codegen.operators import channels_together
+from codegen.operators import products_together
 from codegen.reference import error_bound
 from codegen.rewrite import rewrite
 from codegen.spec import LayerSpec
@@ -68,7 +68,7 @@ def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...
         arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": len(x)}
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
-    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=channels_together(spec, tiling))
+    bound = error_bound(spec, weights, x, residual=residual, products_together=products_together(weights, tiling))
     values = to_float32(output, spec.data_type).astype(np.float64)
     return Output(values.reshape(shape), bound.reshape(shape))
 

@@ -17,7 +17,7 @@ from codegen.device import Device
 from codegen.launch import GridSize, Launch
 from codegen.layers import Checkpoint
 from codegen.networks import alexnet_cifar10, write_network
-from codegen.operators import channels_together
+from codegen.operators import products_together
 from codegen.reference import error_bound, layer_output
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
 from codegen.tiling import Tiling
@@ -77,8 +77,8 @@ def run_every_layer(
         output = device.run_layer(kernels, x, tuple(tensors["output"]["shape"][1:]), residual)
         of = layers[described["name"]]
         error = np.abs(to_float32(output, of.spec.data_type) - layer_output(of.spec, of.weights, x, residual=residual))
-        chunk_channels = channels_together(of.spec, Tiling(**tiling))
-        bound = error_bound(of.spec, of.weights, x, residual=residual, chunk_channels=chunk_channels)
+        together = products_together(of.weights, Tiling(**tiling))
+        bound = error_bound(of.spec, of.weights, x, residual=residual, products_together=together)
         assert (error <= bound).all(), described["name"]
     found: list[dict[str, Any]] = manifest["layers"]
     return found

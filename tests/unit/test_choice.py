@@ -172,7 +172,7 @@ def test_weights_in_few_kernels_get_smaller_groups_than_the_same_number_spread()
 def test_only_float16_layers_may_be_added_up_in_float16(accumulate: Accumulator) -> None:
     for name, expected in (("float16", accumulate), ("alexnet-conv2", "float32"), ("bfloat16", "float32")):
         spec = EVERY_KIND[name]
-        assert choose_tiling(spec, 64, spread(spec, 0.1), accumulate=accumulate).accumulate == expected
+        assert choose_tiling(spec, 64, spread(spec, 1.0), accumulate=accumulate).accumulate == expected
 
 
 def test_the_full_form_has_the_tiling_of_the_rolled_one() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from codegen.choice import choose_tiling
-from codegen.operators import channels_together, launch_of, operator_of
+from codegen.layers import Weights
+from codegen.operators import launch_of, operator_of, products_together
 from codegen.operators.input_tile import input_tile
 from codegen.operators.pairing import Pairing, pairing
+from codegen.operators.registers import resident_blocks
 from codegen.prediction import Stream
 from codegen.spec import Conv2d
 from codegen.tiling import Tiling
@@ -68,20 +70,44 @@ def test_a_batch_of_many_images_is_computed_in_pairs_of_images() -> None:
     assert pairing(spec, tiling) == Pairing(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "chunk", "together"), [(3, 4, 16), (3, 16, 16), (3, 6, 12), (1, 32, 128), (5, 8, 8)]
-)
-def test_float16_adds_up_in_float16_the_products_of_144_weights_or_of_one_chunk(
-    kernel: int, chunk: int, together: int
-) -> None:
-    spec = Conv2d(256, 9, 9, 4, kernel, kernel, data_type="float16")
+@pytest.mark.parametrize(("chunk", "together"), [(4, 160), (17, 160), (18, 162), (64, 576), (300, 2304)])
+def test_float16_adds_up_in_float16_160_products_or_those_of_one_chunk(chunk: int, together: int) -> None:
+    kernel = np.zeros((4, 256, 3, 3), np.float32)
+    kernel[2] = 1
+    weights = Weights(kernel, np.zeros(4, np.float32))
     tiling = Tiling(9, 4, 1, 4, chunk, 2)
-    assert channels_together(spec, tiling) == together
-    assert channels_together(spec, replace(tiling, accumulate="float16")) is None
+    assert products_together(weights, tiling) == together
+    assert products_together(weights, replace(tiling, accumulate="float16")) is None
 
 
-def test_smaller_chunks_cost_no_more_additions_in_float32() -> None:
-    added = [Stream.of(operator_of(HALF).work(HALF, replace(TWO, chunk_channels=c)), 0.1).accumulations for c in (4, 8)]
-    assert added[0] == pytest.approx(added[1])
-    assert added[0] > 0
+def test_the_densest_channels_of_a_kernel_count_wherever_a_chunk_begins() -> None:
+    kernel = np.zeros((2, 300), np.float32)
+    kernel[0, 50:250], kernel[1, ::2] = 1, 1
+    weights = Weights(kernel, np.zeros(2, np.float32))
+    assert products_together(weights, Tiling(32, 1, 1, 2, 180, 2)) == 180
+
+
+def test_a_float16_sum_goes_into_float32_as_often_as_its_products_take() -> None:
+    work = operator_of(HALF).work(HALF, replace(TWO, chunk_channels=4))
+    sparse, half, dense = (Stream.of(work, density).accumulations for density in (0.1, 0.7, 1.0))
+    assert sparse == pytest.approx(4 * 16)  # 29 products of each of 16 sums
+    assert half == pytest.approx(2 * 4 * 16)
+    assert dense == pytest.approx(2 * 4 * 16)
     assert Stream.of(operator_of(WIDE).work(WIDE, ONE), 0.1).accumulations == 0
+
+
+@pytest.mark.parametrize(("nonzeros", "expected"), [(160, "float16"), (161, "float32")])
+def test_sums_of_few_products_stay_in_float16(nonzeros: int, expected: str) -> None:
+    per_kernel = np.array([3] * 31 + [nonzeros])
+    assert choose_tiling(HALF, 64, per_kernel).accumulate == expected
+    assert choose_tiling(HALF, 64, per_kernel, accumulate="float16").accumulate == "float16"
+    assert choose_tiling(WIDE, 64, per_kernel).accumulate == "float32"
+
+
+def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> None:
+    spec = replace(HALF, kernels=64)
+    packed = replace(TWO, group_kernels=64, chunk_channels=4, accumulate="float16")
+    assert resident_blocks(spec, packed) == 2
+    assert resident_blocks(spec, replace(packed, tile_height=2)) == 4
+    assert resident_blocks(spec, replace(packed, group_kernels=16)) == 0
+    assert resident_blocks(replace(spec, data_type="float32"), replace(packed, images=1)) == 0

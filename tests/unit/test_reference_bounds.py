@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,10 +22,10 @@ from tests.unit.layer_definitions import random_arrays, random_weights, specs, t
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a kernel computes: sums of chunks in one type, everything after them in another."""
+    """How a kernel computes: sums of so many products in one type, everything after them in another."""
 
     data_type: DataType
-    chunk_channels: int | None = None
+    together: int | None = None
 
     @property
     def products(self) -> type[np.floating[Any]]:
@@ -34,7 +33,7 @@ class Arithmetic:
 
     @property
     def rest(self) -> type[np.floating[Any]]:
-        return np.float32 if self.chunk_channels is not None else self.products
+        return np.float32 if self.together is not None else self.products
 
 
 ARITHMETICS = [
@@ -77,17 +76,17 @@ def computed_output(
     """One output, rounded after every operation, in a random order, fused or not."""
     narrow, wide = arithmetic.products, arithmetic.rest
     wide_x = to_float32(x, spec.data_type)
-    shift = int(rng.integers(arithmetic.chunk_channels or 1))  # where in a chunk a group's first channel lies
-    chunks: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
-    for channel, weight, element in terms(spec, weights, wide_x, place):
-        chunks[(channel + shift) // (arithmetic.chunk_channels or spec.input_shape[0])].append(
-            (narrow(weight), narrow(element))
-        )
+    factors = [(narrow(weight), narrow(element)) for _, weight, element in terms(spec, weights, wide_x, place)]
+    runs = []
+    while factors:
+        length = int(rng.integers(arithmetic.together) + 1) if arithmetic.together else len(factors)
+        runs.append(factors[:length])
+        factors = factors[length:]
     bias, fused = wide(weights.bias[place[1]]), bool(rng.integers(2))
     if fused:
-        sums = [fused_sum(narrow(0), chunk, rng) for chunk in chunks.values()]
+        sums = [fused_sum(narrow(0), run, rng) for run in runs]
     else:
-        sums = [sum_in_any_order([a * b for a, b in chunk], rng) for chunk in chunks.values()]
+        sums = [sum_in_any_order([a * b for a, b in run], rng) for run in runs]
     value = sum_in_any_order([*map(wide, sums), bias], rng)
     for step in spec.epilogue:
         if isinstance(step, AddResidual):
@@ -113,7 +112,7 @@ def assert_computed_is_within_the_bound(
 ) -> None:
     x, residual = random_arrays(spec, rng, 1, scale)
     exact = layer_output(spec, weights, x, residual=residual)
-    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=arithmetic.chunk_channels)
+    bound = error_bound(spec, weights, x, residual=residual, products_together=arithmetic.together)
     assert np.isfinite(bound).all()
     places = list(np.ndindex(exact.shape))
     with np.errstate(under="ignore"):
@@ -162,7 +161,7 @@ def test_a_missing_product_is_beyond_the_bound_of_most_outputs(spec: LayerSpec, 
         kernel[k].flat[np.argmax(np.abs(kernel[k]))] = 0
     wrong = layer_output(spec, Weights(kernel, weights.bias), x, residual=residual)
     error = np.abs(wrong - layer_output(spec, weights, x, residual=residual))
-    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=arithmetic.chunk_channels)
+    bound = error_bound(spec, weights, x, residual=residual, products_together=arithmetic.together)
     met = error > 0  # one position of a transposed kernel meets one output in four only
     assert (error > bound)[met].mean() > 0.7
 
@@ -182,7 +181,7 @@ def test_the_bound_is_tight_enough_to_catch_one_wrong_weight() -> None:
     "arithmetic", [Arithmetic("float32"), Arithmetic("float16"), Arithmetic("float16", 64)], ids=str
 )
 def test_a_sum_that_rounds_the_wrong_way_each_time_comes_near_to_the_bound(arithmetic: Arithmetic) -> None:
-    length, chunks = 64, 4 if arithmetic.chunk_channels else 1
+    length, chunks = 64, 4 if arithmetic.together else 1
     spec, weights = dense_layer(length * chunks, arithmetic.data_type)
     x = np.full((chunks, length), np.finfo(arithmetic.products).eps / 2, arithmetic.products)  # 1 + eps / 2 makes 1
     x[:, 0] = 1
@@ -194,7 +193,7 @@ def test_a_sum_that_rounds_the_wrong_way_each_time_comes_near_to_the_bound(arith
         total += arithmetic.rest(part)
     assert total == chunks
     error = abs(float(total) - layer_output(spec, weights, x.reshape(1, -1)).item())
-    bound = error_bound(spec, weights, x.reshape(1, -1), chunk_channels=arithmetic.chunk_channels).item()
+    bound = error_bound(spec, weights, x.reshape(1, -1), products_together=arithmetic.together).item()
     assert 0.9 * bound < error <= bound
 
 
@@ -208,30 +207,30 @@ def test_the_bound_of_float32_is_one_unit_roundoff_for_each_operation() -> None:
     assert error_bound(spec, weights, np.ones((1, 100), np.float32)) == pytest.approx(101 * 2.0**-24 * 100, rel=1e-4)
 
 
-def test_chunks_make_the_bound_of_float16_that_of_their_length() -> None:
+def test_partial_sums_make_the_bound_of_float16_that_of_their_length() -> None:
     spec, weights = dense_layer(1024, "float16")
     x = np.ones((1, 1024), np.float16)
-    bounds = [error_bound(spec, weights, x, chunk_channels=chunk).item() for chunk in (16, 64, 1024, None)]
+    bounds = [error_bound(spec, weights, x, products_together=n).item() for n in (16, 64, 1024, None)]
     assert bounds[0] < bounds[1] / 3 < bounds[2] / 30
     assert bounds[0] == pytest.approx((16 + 1) * 2.0**-11 * 1024, rel=0.02)  # and one for the last rounding
     assert bounds[3] == pytest.approx(((1 + 2.0**-11) ** 1025 - 1) * 1024, rel=1e-4)
 
 
-def test_adding_up_chunks_counts_one_rounding_of_float32_each() -> None:
-    chunks = 2**13
-    spec, weights = dense_layer(chunks, "float16")
-    bound = error_bound(spec, weights, np.ones((1, chunks), np.float16), chunk_channels=1).item()
-    assert bound == pytest.approx((2.0**-11 + chunks * 2.0**-24 + 2.0**-11) * chunks, rel=1e-3)
+def test_adding_up_partial_sums_counts_one_rounding_of_float32_each() -> None:
+    products = 2**13
+    spec, weights = dense_layer(products, "float16")
+    bound = error_bound(spec, weights, np.ones((1, products), np.float16), products_together=1).item()
+    assert bound == pytest.approx((2.0**-11 + products * 2.0**-24 + 2.0**-11) * products, rel=1e-3)
 
 
-def test_the_densest_chunk_of_a_kernel_counts_wherever_it_begins() -> None:
+def test_a_kernel_with_few_non_zeros_has_no_more_roundings_than_products() -> None:
     spec = Linear(12, 2, data_type="float16")
     kernel = np.zeros((2, 12), np.float32)
-    kernel[0, 3:7], kernel[1, [0, 4, 8, 11]] = 1, 1
+    kernel[0, 3:7], kernel[1, 3:5] = 1, 1
     weights, x = Weights(kernel, np.zeros(2, np.float32)), np.ones((1, 12), np.float16)
-    together, apart = error_bound(spec, weights, x, chunk_channels=4)[0]
-    assert together == pytest.approx((4 + 1) * 2.0**-11 * 4, rel=0.01)
-    assert apart == pytest.approx((2 + 1) * 2.0**-11 * 4, rel=0.01)
+    four, two = error_bound(spec, weights, x, products_together=160)[0]
+    assert four == pytest.approx((4 + 1) * 2.0**-11 * 4, rel=0.01)
+    assert two == pytest.approx((2 + 1) * 2.0**-11 * 2, rel=0.01)
 
 
 def test_each_output_is_rounded_to_bfloat16_once() -> None:
@@ -285,12 +284,12 @@ def test_the_bound_says_nothing_where_the_sum_may_overflow(value: float, epilogu
     assert np.isinf(error_bound(spec, weights, x, residual=residual)).all()
 
 
-@pytest.mark.parametrize("chunk_channels", [None, 2])
-def test_float16_overflows_beyond_its_largest_value(chunk_channels: int | None) -> None:
+@pytest.mark.parametrize("together", [None, 2])
+def test_float16_overflows_beyond_its_largest_value(together: int | None) -> None:
     spec, weights = dense_layer(2, "float16", AddResidual())
     x = np.array([[30000, -30000], [40000, -40000], [30000, 0], [30000, 0]], np.float16)
     residual = np.array([[0], [0], [30000], [40000]], np.float16)
-    bound = error_bound(spec, weights, x, residual=residual, chunk_channels=chunk_channels)
+    bound = error_bound(spec, weights, x, residual=residual, products_together=together)
     np.testing.assert_array_equal(np.isinf(bound[:, 0]), [False, True, False, True])
 
 
