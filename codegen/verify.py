@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from codegen import emulate
 from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.layers import Weights
-from codegen.operators import canonical, products_together, launch_of, operator_of
+from codegen.operators import canonical, launch_of, operator_of, products_together
 from codegen.operators.region import Region
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import rewrite

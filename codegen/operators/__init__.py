@@ -54,10 +54,10 @@ class Operator(Protocol):
 __all__ = [
     "Operator",
     "canonical",
-    "products_together",
     "launch_of",
     "operator_digest",
     "operator_of",
+    "products_together",
     "source_path",
     "stream_count",
     "template_cost",
