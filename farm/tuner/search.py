@@ -1,4 +1,8 @@
-"""The search for one layer: candidates in the model's order, built while others are measured, until time is up."""
+"""The search for one layer: candidates in the model's order, built while others are measured, until time is up.
+
+What is nearly like the fastest so far is tried before the others: the model knows blocks and K groups better than it
+knows chunks and stages.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from codegen.choice import ranked_tilings
@@ -89,10 +92,15 @@ def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
     first: list[Tiling] = []
     later: list[Tiling] = []
     for tiling in tilings:
-        kind = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels)
+        kind = _kind(tiling)
         seen[kind] += 1
         (first if seen[kind] <= ALIKE else later).append(tiling)
     return first + later
+
+
+def _kind(tiling: Tiling) -> tuple[int, ...]:
+    """The same for tilings that are nearly alike."""
+    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels
 
 
 def search(
@@ -108,8 +116,7 @@ def search(
     """Tells its attempts; gives the fastest right kernels of a layer on this GPU. Raises DeviceError where it fails."""
     deadline = clock() + effort.budget_seconds
     ranked = ranked_tilings(case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate)
-    tilings = spread(ranked)[: effort.candidates]
-    if not tilings:
+    if not ranked:
         return Found(None, None, reason="no tiling fits it")
     trials: list[Trial] = []
     wrong: list[str] = []
@@ -117,7 +124,7 @@ def search(
     why_not = ""
     with rig.bench(case, seed) as bench:
         judge = Judge(case, bench, seed)
-        begun = _Building(case, builder, tilings, accumulate)
+        begun = _Building(case, builder, spread(ranked), accumulate, effort.candidates)
         for tiling, future in begun.as_built(lambda: clock() >= deadline):
             try:
                 built = future.result()
@@ -128,13 +135,14 @@ def search(
             if objection:
                 wrong.append(f"{tiling}: {objection}")
             else:
-                trials = _fastest([*trials, Trial(tiling, built, microseconds)], tilings[0])
+                trials = _fastest([*trials, Trial(tiling, built, microseconds)], ranked[0])
+                begun.favour(trials[0].tiling)
             tried += 1
             yield Attempt(tried, trials[0].microseconds if trials else None)
         if not trials:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
             return Found(None, None, tried, not_built, tuple(wrong), reason)
-        best, model = _final(bench, trials, tilings[0])
+        best, model = _final(bench, trials, ranked[0])
     return Found(best, model, tried, not_built, tuple(wrong))
 
 
@@ -168,13 +176,20 @@ def _final(bench: Bench, finalists: Sequence[Trial], first: Tiling) -> tuple[Tri
 class _Building:
     """Candidates on their way: so many begun that every builder has one to go on with."""
 
-    def __init__(self, case: Case, builder: Builder, tilings: Sequence[Tiling], accumulate: Accumulator) -> None:
+    def __init__(
+        self, case: Case, builder: Builder, tilings: Sequence[Tiling], accumulate: Accumulator, most: int | None
+    ) -> None:
         self._case = case
         self._builder = builder
         self._first = tilings[0]
-        self._left = iter(tilings)
+        self._left = list(tilings)
+        self._room = len(tilings) if most is None else most
         self._accumulate = accumulate
         self._begun: dict[Future[BuiltLayer], Tiling] = {}
+
+    def favour(self, tiling: Tiling) -> None:
+        """What is nearly like this one comes next."""
+        self._left.sort(key=lambda other: _kind(other) != _kind(tiling))
 
     def as_built(self, late: Callable[[], bool]) -> Iterator[tuple[Tiling, Future[BuiltLayer]]]:
         """Each as it is built, whatever came of it; when it is late, only the first one is still waited for."""
@@ -199,7 +214,10 @@ class _Building:
             self._builder.give_up()
 
     def _begin(self, count: int) -> None:
-        for tiling in islice(self._left, max(0, count)):
+        count = min(max(0, count), self._room)
+        next_ones, self._left = self._left[:count], self._left[count:]
+        self._room -= len(next_ones)
+        for tiling in next_ones:
             self._begun[self._builder.submit(self._case, self._accumulate, tiling)] = tiling
 
     def _drop(self) -> None:

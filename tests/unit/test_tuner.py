@@ -19,7 +19,7 @@ from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, ended, w
 CASES = list(model_cases(checkpoint(layer("conv1"), layer("conv2", spec=SMALLER)), [], Choice((4,))))
 CASE = CASES[0]
 RANKED = spread(ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel))
-FEW = Effort(candidates=8)
+FEW = Effort(candidates=12)
 PLAN = TunePlan(FEW)
 
 
@@ -37,13 +37,14 @@ def found(rig: PlayedRig, builder: PlayedBuilder | None = None, effort: Effort =
 
 def test_the_ranking_begins_with_the_tiling_that_is_chosen() -> None:
     assert RANKED[0] == choose_tiling(SMALL, 4, CASE.weights.nonzeros_per_kernel)
-    assert len(set(RANKED)) == len(RANKED) > 8
+    assert len(set(RANKED)) == len(RANKED) > 12
+
+
+def kind(tiling: Tiling) -> tuple[int, ...]:
+    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels
 
 
 def test_of_tilings_nearly_alike_a_few_come_first_and_none_is_lost() -> None:
-    def kind(tiling: Tiling) -> tuple[int, ...]:
-        return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels
-
     ranked = ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel)
     count = Counter(map(kind, ranked))
     head = RANKED[: sum(min(ALIKE, each) for each in count.values())]
@@ -59,7 +60,16 @@ def test_the_fastest_wins_and_the_models_choice_is_told_beside_it() -> None:
     assert result.model is not None
     assert (result.best.tiling, result.best.microseconds) == (RANKED[5], 5.0)
     assert (result.model.tiling, result.model.microseconds) == (RANKED[0], 10.0)
-    assert result.tried == 8
+    assert result.tried == FEW.candidates
+
+
+def test_what_is_nearly_like_the_fastest_so_far_comes_before_the_rest_of_the_ranking() -> None:
+    liked = RANKED[2]
+    alike, first_alike = ([tiling for tiling in RANKED if kind(tiling) == kind(of)] for of in (liked, RANKED[0]))
+    builder = PlayedBuilder()
+    found(PlayedRig(lambda tiling: 5.0 if kind(tiling) == kind(liked) else 10.0), builder, Effort(candidates=14))
+    assert set(alike) | set(RANKED[:4]) <= set(builder.built) <= {*alike, *first_alike, *RANKED[:14]}
+    assert not set(alike) <= set(RANKED[:14])
 
 
 def test_a_wrong_kernel_is_never_timed_never_wins_and_is_reported() -> None:
@@ -78,17 +88,17 @@ def test_a_first_kernel_that_is_wrong_does_not_make_the_right_ones_wrong() -> No
     result = found(rig)
     assert result.best is not None
     assert result.model is None
-    assert (len(result.wrong), result.tried) == (1, 8)
+    assert (len(result.wrong), result.tried) == (1, FEW.candidates)
 
 
 def test_if_all_are_wrong_there_is_no_best() -> None:
     result = found(PlayedRig(slower_with_rank, wrong=lambda tiling: True))
-    assert (result.best, result.reason, len(result.wrong)) == (None, "all of its kernels are wrong", 8)
+    assert (result.best, result.reason, len(result.wrong)) == (None, "all of its kernels are wrong", FEW.candidates)
 
 
 def test_what_does_not_build_is_counted_and_left_out() -> None:
     result = found(PlayedRig(slower_with_rank), PlayedBuilder(fails=lambda tiling: tiling in RANKED[1:3]))
-    assert (result.tried, result.not_built) == (6, 2)
+    assert (result.tried, result.not_built) == (10, 2)
     nothing = found(PlayedRig(slower_with_rank), PlayedBuilder(fails=lambda tiling: True))
     assert nothing.best is None
     assert "ptxas ran into its time limit" in nothing.reason
@@ -119,7 +129,7 @@ def test_an_interruption_keeps_what_is_done_and_the_same_call_goes_on() -> None:
     outcomes = whole_tuning(rig, builder, table, CASES, PLAN, TuneProgress())
     assert [(each.layer, each.known) for each in outcomes] == [("conv1", True), ("conv2", False)]
     assert len(table.kept) == 2
-    assert len(builder.built) == 8
+    assert len(builder.built) == FEW.candidates
     assert all(each.known for each in whole_tuning(rig, PlayedBuilder(), table, CASES, PLAN, TuneProgress()))
 
 
@@ -131,7 +141,7 @@ def test_again_tunes_what_has_a_record() -> None:
     assert not outcome.known
     [record] = table.records()
     assert record.tiling == RANKED[6]
-    assert (record.microseconds, record.model_microseconds, record.tried) == (5.0, 10.0, 8)
+    assert (record.microseconds, record.model_microseconds, record.tried) == (5.0, 10.0, FEW.candidates)
 
 
 def test_a_record_whose_tiling_no_longer_does_is_made_anew() -> None:
@@ -163,5 +173,5 @@ def test_a_layer_without_right_kernels_has_no_record() -> None:
     table = KeptRecords()
     rig = PlayedRig(slower_with_rank, wrong=lambda tiling: True)
     [outcome] = whole_tuning(rig, PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
-    assert (outcome.record, len(outcome.wrong)) == (None, 8)
+    assert (outcome.record, len(outcome.wrong)) == (None, FEW.candidates)
     assert not table.kept
