@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from codegen.launch import Launch
-from codegen.replay import REPLAYS, CudaGraph, Gate, launches_of
+from codegen.replay import REPLAYS, CudaGraph, Gate, launches_of, rest
 
 _POISON = 0xFF
 """A NaN of such bytes in every data type: an output that no kernel writes stays one."""
@@ -250,10 +250,13 @@ class Device:
             launches = launches_of(guess, sets)
             with CudaGraph(stream.handle, lambda: run(launches)) as graph:
                 graph.replay()
-                times = [self._elapsed_microseconds(stream, gate, graph.replay) / launches for _ in range(repeats)]
+                times = []
+                for _ in range(repeats):
+                    times.append(self._elapsed_microseconds(stream, gate, graph.replay))
+                    rest(times[-1])
         except self._driver.Error as error:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
-        return float(np.median(times))
+        return float(np.median(times)) / launches
 
     def gate(self, stream: Any) -> Gate:
         """To time what a stream does and nothing else."""

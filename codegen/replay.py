@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +20,9 @@ REPLAYS = 9
 """Of which the median is taken."""
 REPLAY_MICROSECONDS = 4000.0
 """Of work in a graph, about: so that an event's half microsecond does not count."""
+RESTS = 2.0
+"""Times its own length that the GPU rests after each replay: some kernels draw more power than the board may for longer
+than 50 ms, and its clock would fall for them and for what comes after them."""
 MOST_LAUNCHES = 40
 """In a graph, unless every data set takes more."""
 
@@ -42,6 +46,11 @@ def launches_of(microseconds: float, sets: int) -> int:
     """How many launches of about that time a graph has: each data set equally often."""
     wanted = min(MOST_LAUNCHES, REPLAY_MICROSECONDS / microseconds)
     return sets * max(1, math.ceil(wanted / sets))
+
+
+def rest(microseconds: float) -> None:
+    """Leaves the GPU idle after a replay of that length."""
+    time.sleep(RESTS * microseconds / 1e6)
 
 
 class CudaGraph:

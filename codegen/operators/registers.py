@@ -13,6 +13,8 @@ Spec = Conv2d | ConvTranspose2d
 
 BOUNDED_REGISTERS, MOST_SPILLED, MOST_SPARE = 128, 40, 24
 """Registers of a thread that let sixteen warps run, and how many more or fewer a thread may want that is told so."""
+MOST_BOUNDED_SUMS = 96
+"""Registers of sums that leave enough of those for everything else."""
 
 
 def registers_wanted(sums: int, pointers: int, held: int) -> int:
@@ -26,8 +28,10 @@ def resident_blocks(spec: Spec, tiling: Tiling) -> int:
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
     With 64 sums a few more do no harm, and left to itself the compiler does not take them: its loads then wait longer.
     """
-    wanted = registers_wanted(sum_registers(spec, tiling), input_tile(spec, tiling).pointers, held(spec, tiling))
-    if spec.data_type == "float16" and -MOST_SPARE <= wanted - BOUNDED_REGISTERS <= MOST_SPILLED:
+    sums = sum_registers(spec, tiling)
+    wanted = registers_wanted(sums, input_tile(spec, tiling).pointers, held(spec, tiling))
+    near = -MOST_SPARE <= wanted - BOUNDED_REGISTERS <= MOST_SPILLED
+    if spec.data_type == "float16" and near and sums <= MOST_BOUNDED_SUMS:
         return 16 // -(-threads(spec, tiling) // 32)
     return 0
 

@@ -110,4 +110,5 @@ def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> No
     assert resident_blocks(spec, packed) == 2
     assert resident_blocks(spec, replace(packed, tile_height=2)) == 4
     assert resident_blocks(spec, replace(packed, group_kernels=16)) == 0
+    assert resident_blocks(replace(spec, kernels=128), replace(packed, group_kernels=128)) == 0
     assert resident_blocks(replace(spec, data_type="float32"), replace(packed, images=1)) == 0
