@@ -109,6 +109,8 @@ class DeviceFacts:
     bus_bits: int
     l2_bytes: int
     memory_bytes: int
+    pci_bus: str
+    """Where it is, as nvidia-smi takes it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -176,6 +178,7 @@ class Device:
             bus_bits=number(kind.GLOBAL_MEMORY_BUS_WIDTH),
             l2_bytes=number(kind.L2_CACHE_SIZE),
             memory_bytes=int(self._device.total_memory()),
+            pci_bus=str(self._device.pci_bus_id()),
         )
 
     def allocate(self, size_bytes: int) -> Any:

@@ -23,7 +23,7 @@ def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, librarie
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": facts.to_json(),
         "peaks": {"flops": peaks.flops, "bytes_per_second": peaks.bytes_per_second},
-        "clocks": clocks(),
+        "clocks": clocks(facts.pci_bus),
         "nvcc": toolchain.nvcc_version,
         "ptxas": toolchain.ptxas_version,
         "farm": _version(),
@@ -31,9 +31,9 @@ def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, librarie
     }
 
 
-def clocks() -> dict[str, str]:
-    """What nvidia-smi reads, with its units; empty where there is none."""
-    query = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
+def clocks(pci_bus: str) -> dict[str, str]:
+    """What nvidia-smi reads of a GPU, with its units; empty where there is none."""
+    query = ["nvidia-smi", "-i", pci_bus, f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
     try:
         values = run_tool(query, limits=ToolLimits(30)).stdout.strip().split(",")
     except (ToolError, ToolchainError):
