@@ -40,7 +40,9 @@ class PlayedDevice:
     """Memory by address, and kernels that are Python: `cubin` is the number of one in `kernels`."""
 
     def __init__(self, kernels: dict[bytes, Callable[[NDArray[Any]], NDArray[Any]]]) -> None:
-        self.facts = DeviceFacts("NVIDIA Played", "sm_90", 90, "13.0", 100, 1e9, 1e9, 1024, 1 << 20, 1 << 30, "0000:00:00.0")
+        self.facts = DeviceFacts(
+            "NVIDIA Played", "sm_90", 90, "13.0", 100, 1e9, 1e9, 1024, 1 << 20, 1 << 30, "0000:00:00.0"
+        )
         self.kernels = kernels
         self.memory: dict[int, NDArray[Any]] = {}
         self.freed = 0
