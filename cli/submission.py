@@ -38,7 +38,9 @@ TemplateForm = Annotated[
 Accumulate = Annotated[
     str,
     typer.Option(
-        "--accumulate", metavar="float32|float16", help="Sums of float16 layers: float16 is faster, less exact."
+        "--accumulate",
+        metavar="float32|float16",
+        help="Long sums of float16 layers, of above 160 products: float16 is faster, less exact.",
     ),
 ]
 MaxCodeSize = Annotated[

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from codegen.errors import TilingError
 from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators.registers import REGISTERS
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
-from codegen.prediction import REGISTERS, Stream, predict_microseconds, registers_of
+from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -53,10 +54,11 @@ def choose_tiling(
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
-    `accumulate` is for float16 layers: what the sums of their chunks are added up in.
+    `accumulate` is for float16 layers: what sums of many products are added up in.
 
-    Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates. Raises
-    TilingError if nothing fits: the layer's code is too large, or a kernel larger than shared memory, or the form
+    Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
+    with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
+    nothing fits: the layer's code is too large, or a kernel larger than shared memory, or the form
     does not do for the layer.
     """
     _check_form(spec, form)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
-from codegen.operators.registers import registers_wanted
+from codegen.operators.registers import REGISTERS, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
 from codegen.spec import LayerSpec
@@ -20,7 +20,6 @@ from codegen.tiling import Tiling
 
 MULTIPROCESSORS = 132
 CLOCKS_PER_MICROSECOND = 1755.0
-REGISTERS = 65536
 WARPS = 64
 BLOCKS = 32
 SHARED_BYTES = 220_000

@@ -56,18 +56,17 @@ def error_bound(
     gamma and its n u < 1 are not needed). n is the number of the kernel's non-zero weights. Each step of the epilogue
     that rounds adds its rounding.
 
-    float32 is computed in float32; bfloat16 too, and rounded once at the end. float16 is computed in float16; or, with
-    `products_together`, only sums of up to so many products are: these are added up in float32, where all that follows
-    is computed too, and rounded once at the end. For the other types `products_together` means nothing.
+    float32 is computed in float32; bfloat16 too, and rounded once at the end. Of float16, sums of up to
+    `products_together` products, or of all, are computed in float16; these are added up in float32, where all that
+    follows is computed too, and rounded once at the end. For the other types `products_together` means nothing.
 
     Infinite where a value may overflow the type that holds it, or is not finite. Flushing subnormals to zero is not
     covered.
     """
     products = dot_products(spec, weights, x, region)
     added = _residual_region(spec, x, region, residual)
-    in_half = spec.data_type == "float16" and products_together is None
-    precision = PRECISIONS["float16" if in_half else "float32"]
-    if spec.data_type == "float16" and products_together is not None:
+    precision = PRECISIONS["float32"]
+    if spec.data_type == "float16":
         error = _error_of_partial_sums(products, products_together)
     else:
         error = _error_of_sum(products, precision)
@@ -105,11 +104,12 @@ def _error_of_sum(products: DotProducts, precision: Precision) -> Float64Array:
     return _within(precision, magnitudes, error)
 
 
-def _error_of_partial_sums(products: DotProducts, together: int) -> Float64Array:
-    """Of sums of so many products in float16, at most, that are added up in float32 with the bias."""
+def _error_of_partial_sums(products: DotProducts, together: int | None) -> Float64Array:
+    """Of sums of so many products in float16, at most, that are added up in float32 with the bias; None: of all."""
     half, single = PRECISIONS["float16"], PRECISIONS["float32"]
     magnitudes = products.magnitudes()
-    growth = _growth(np.minimum(products.nonzeros, together), half)
+    most = products.nonzeros if together is None else np.minimum(products.nonzeros, together)
+    growth = _growth(most, half)
     error = growth * magnitudes + products.nonzeros * (1 + growth) * half.smallest_subnormal / 2
     error = _within(half, magnitudes, error)
     summed = magnitudes + error + np.abs(products.bias)[:, None, None]

@@ -26,7 +26,7 @@ class Tiling:
     stages: int
     """Chunks in flight, 2 is double buffering."""
     accumulate: Accumulator = "float32"
-    """What float16 layers add the sums of their chunks up in; float16 is faster and less exact."""
+    """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
     form: Form = "rolled"
     """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""
 

@@ -60,7 +60,7 @@ class BuildOptions:
     """ptxas -O level."""
     strict: bool = False
     accumulate: Accumulator = "float32"
-    """What float16 layers add the sums of their chunks up in."""
+    """What float16 layers add up products in, beyond the first so many of a sum."""
     code_limit_bytes: int = 16_000_000
     """Machine code of one layer; a larger one is skipped."""
     tuning: bool = True

@@ -94,10 +94,10 @@ def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
     return operator_of(spec).work(canonical(spec), tiling).slots
 
 
-def products_together(weights: Weights, tiling: Tiling) -> int | None:
-    """The most products of a sum that a float16 kernel adds up in float16; None where it does so with all."""
-    if tiling.accumulate != "float32":
-        return None
+def products_together(weights: Weights, tiling: Tiling) -> int:
+    """The most products of a sum that a float16 kernel adds up in float16."""
+    if tiling.accumulate == "float16":
+        return int(weights.nonzeros_per_kernel.max())
     kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)
     until = np.pad(np.cumsum(np.count_nonzero(kernel, axis=2), axis=1), ((0, 0), (1, 0)))
     width = min(tiling.chunk_channels, kernel.shape[1])

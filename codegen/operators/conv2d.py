@@ -13,7 +13,7 @@ from codegen.operators.geometry import Geometry, Streams, geometry_of
 from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
 from codegen.operators.pairing import pairing, threads, word_images
 from codegen.operators.region import Region
-from codegen.operators.registers import BOUNDED_REGISTERS, held, resident_blocks, sum_registers
+from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
@@ -236,7 +236,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         conflicts=_conflicts(spec, tiling, tile),
         packed_sums=sums if halves == 2 and tiling.accumulate == "float32" else 0,
         held=0 if spec.data_type == "float32" else held(spec, tiling),
-        most_registers=BOUNDED_REGISTERS if resident_blocks(spec, tiling) else 255,
+        most_registers=most_registers(spec, tiling),
         copy_instructions=_copy_instructions(spec, tile, halves),
     )
 

@@ -1,4 +1,4 @@
-"""Registers: what a thread of a convolution holds, and whether the compiler is told to do with fewer."""
+"""Registers: what a thread of a convolution holds, and how many the compiler is told that it may take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from codegen.tiling import Tiling
 
 Spec = Conv2d | ConvTranspose2d
 
-BOUNDED_REGISTERS, MOST_SPILLED, MOST_SPARE = 128, 40, 24
-"""Registers of a thread that let sixteen warps run, and how many more or fewer a thread may want that is told so."""
-MOST_BOUNDED_SUMS = 96
-"""Registers of sums that leave enough of those for everything else."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
+SIXTEEN_WARPS = 128
+"""Registers of a thread with which sixteen warps run."""
+MOST_SPILLED = 40
+"""How many more a thread may want that is held to so many."""
+LEAST_TOLD, MOST_TOLD_SUMS = 104, 96
+"""Registers that a thread wants, and of them sums, from and up to which it helps to tell the compiler anything."""
 
 
 def registers_wanted(sums: int, pointers: int, held: int) -> int:
@@ -23,17 +27,33 @@ def registers_wanted(sums: int, pointers: int, held: int) -> int:
 
 
 def resident_blocks(spec: Spec, tiling: Tiling) -> int:
-    """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it may take what it likes.
+    """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it is told nothing.
 
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
-    With 64 sums a few more do no harm, and left to itself the compiler does not take them: its loads then wait longer.
+    With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
     """
     sums = sum_registers(spec, tiling)
     wanted = registers_wanted(sums, input_tile(spec, tiling).pointers, held(spec, tiling))
-    near = -MOST_SPARE <= wanted - BOUNDED_REGISTERS <= MOST_SPILLED
-    if spec.data_type == "float16" and near and sums <= MOST_BOUNDED_SUMS:
-        return 16 // -(-threads(spec, tiling) // 32)
-    return 0
+    told = LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED and sums <= MOST_TOLD_SUMS
+    if spec.data_type != "float16" or not told:
+        return 0
+    return REGISTERS // (_allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(spec, tiling))
+
+
+def most_registers(spec: Spec, tiling: Tiling) -> int:
+    """Of a thread: what the compiler is told to do with."""
+    blocks = resident_blocks(spec, tiling)
+    return min(255, REGISTERS // (blocks * _lanes(spec, tiling))) if blocks else 255
+
+
+def _allocated(registers: int) -> int:
+    """They are given out by eights."""
+    return -(-registers // 8) * 8
+
+
+def _lanes(spec: Spec, tiling: Tiling) -> int:
+    """Of the warps of a block."""
+    return -(-threads(spec, tiling) // 32) * 32
 
 
 def sum_registers(spec: Spec, tiling: Tiling) -> int:

@@ -23,7 +23,7 @@ from farm.tuner.judge import Judge
 from farm.tuner.rig import Bench, Rig
 
 ALIKE = 3
-"""Tilings with the same tile, rows, images and K groups that are tried before others have had their turn."""
+"""Tilings with the same tile, rows, images and K groups that are tried before others, unless they are the fastest."""
 FINALISTS = 4
 """The fastest, measured again in turn, and the model's first choice with them: clocks change during a search."""
 ROUNDS = 3

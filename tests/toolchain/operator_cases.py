@@ -209,6 +209,19 @@ _NARROW = {
         ),
     }.items()
 } | {
+    "float16, long sums of groups": Case(
+        Conv2d(96, 4, 5, 6, 3, 3, padding=_PAD, groups=2, data_type="float16"),
+        Tiling(5, 4, 1, 2, 7, 2, images=2),
+        batch=2,
+    ),
+    "float16, long sums of several groups in a stream": Case(
+        Conv2d(120, 4, 4, 8, 3, 3, padding=_PAD, groups=4, data_type="float16"), Tiling(4, 4, 1, 4, 60, 2), batch=2
+    ),
+    "float16, long sums, transposed": Case(
+        ConvTranspose2d(200, 3, 4, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="float16"),
+        Tiling(2, 4, 1, 3, 8, 2),
+    ),
+    "float16, long sums, linear": Case(Linear(500, 6, data_type="float16"), Tiling(32, 1, 2, 4, 32, 2), batch=70),
     "float16 without cp.async": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),
     "bfloat16": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2)),
     "bfloat16 without cp.async": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),

@@ -207,23 +207,33 @@ def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
     assert abs(len(small.ptx.splitlines()) - len(large.ptx.splitlines())) < 20
 
 
+def additions_of(case: Case, nonzeros: slice | int) -> int:
+    """How often a sum of three kernels goes to float32, whose weights are zero but for these [C * R * S]."""
+    kernel = np.zeros((case.spec.kernels, case.spec.weights_count // case.spec.kernels), dtype=np.float32)
+    kernel[:, nonzeros] = 1
+    weights = Weights(kernel.reshape(case.spec.weights_shape), np.zeros(case.spec.kernels, dtype=np.float32))
+    additions, rest = divmod(rewrite(template_of(case), weights).ptx.count(b"// farm.accumulate"), 3)
+    assert rest == 0
+    return additions
+
+
 @pytest.mark.parametrize(
-    ("channels", "kernels", "additions"),
-    [
-        (slice(None), slice(None), 3 * 3),
-        (slice(0, 34, 2), slice(None), 3),
-        (slice(0, None, 2), slice(None), 2 * 3),
-        (36, 1, 1),
-    ],
+    ("nonzeros", "additions"),
+    [(slice(None), 3), (slice(160), 1), (slice(161), 2), (slice(170, 330), 1), (slice(170, 331), 2), (332, 1)],
 )
 def test_a_float16_sum_goes_to_float32_before_it_has_more_than_160_products_and_at_the_end(
-    channels: slice | int, kernels: slice | int, additions: int
+    nonzeros: slice | int, additions: int
 ) -> None:
-    case = CASES["image pairs, chunks added up together, the last alone"]  # of 4 channels each; the tenth has one
-    kernel = np.zeros(case.spec.weights_shape, dtype=np.float32)
-    kernel[kernels, channels] = 1
-    made = rewrite(template_of(case), Weights(kernel, np.zeros(case.spec.kernels, dtype=np.float32)))
-    assert made.ptx.count(b"// farm.accumulate") == additions
+    case = CASES["image pairs, chunks added up together, the last alone"]  # of 36 weights each; the tenth has nine
+    assert additions_of(case, nonzeros) == additions
+
+
+@pytest.mark.parametrize(("nonzeros", "additions"), [(slice(None), 3), (slice(180, None), 2), (slice(0, 540, 180), 1)])
+def test_a_chunk_of_more_than_160_products_goes_to_float32_whole_and_one_of_none_does_not(
+    nonzeros: slice, additions: int
+) -> None:
+    spec = Conv2d(60, 4, 5, 3, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    assert additions_of(Case(spec, Tiling(5, 4, 1, 3, 20, 2, images=2)), nonzeros) == additions
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])

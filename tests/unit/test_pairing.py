@@ -12,7 +12,7 @@ from codegen.layers import Weights
 from codegen.operators import launch_of, operator_of, products_together
 from codegen.operators.input_tile import input_tile
 from codegen.operators.pairing import Pairing, pairing
-from codegen.operators.registers import resident_blocks
+from codegen.operators.registers import held, most_registers, registers_wanted, resident_blocks
 from codegen.prediction import Stream
 from codegen.spec import Conv2d
 from codegen.tiling import Tiling
@@ -77,7 +77,7 @@ def test_float16_adds_up_in_float16_160_products_or_those_of_one_chunk(chunk: in
     weights = Weights(kernel, np.zeros(4, np.float32))
     tiling = Tiling(9, 4, 1, 4, chunk, 2)
     assert products_together(weights, tiling) == together
-    assert products_together(weights, replace(tiling, accumulate="float16")) is None
+    assert products_together(weights, replace(tiling, accumulate="float16")) == 2304
 
 
 def test_the_densest_channels_of_a_kernel_count_wherever_a_chunk_begins() -> None:
@@ -112,3 +112,13 @@ def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> No
     assert resident_blocks(spec, replace(packed, group_kernels=16)) == 0
     assert resident_blocks(replace(spec, kernels=128), replace(packed, group_kernels=128)) == 0
     assert resident_blocks(replace(spec, data_type="float32"), replace(packed, images=1)) == 0
+
+
+@pytest.mark.parametrize("height", range(1, 12))
+def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_thread_wants_allow(height: int) -> None:
+    spec = Conv2d(64, 80, 80, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    tiling = Tiling(80, height, 1, 64, 4, 4, accumulate="float16", images=2)
+    tile, lanes = input_tile(spec, tiling), -(-80 * height // 32) * 32
+    wanted = registers_wanted(64, tile.pointers, held(spec, tiling))
+    assert resident_blocks(spec, tiling) >= 65536 // (-(-wanted // 8) * 8 * lanes)
+    assert wanted <= most_registers(spec, tiling)
