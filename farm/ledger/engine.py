@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from farm.settings import redacted
 
 BUSY_SECONDS = 30
 """How long a writer waits for another."""
+MOMENT_SECONDS = 0.01
+"""Between two tries of what SQLite does not wait for by itself."""
 CONNECT_SECONDS = 10
 """How long a server may take to answer."""
 AGAIN_SECONDS = 0.5
@@ -43,8 +46,9 @@ def _open_sqlite(url: str) -> Engine:
     def configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver starts no transaction by itself: `begin` below does
         cursor = connection.cursor()
-        for pragma in (f"busy_timeout = {BUSY_SECONDS * 1000}", "journal_mode = WAL", "synchronous = NORMAL"):
-            cursor.execute(f"PRAGMA {pragma}")
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        _write_ahead(cursor)
+        cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
 
@@ -55,6 +59,20 @@ def _open_sqlite(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> None:
+    """A log of what is written, for good. SQLite does not wait by itself where others use a new file at that moment."""
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(MOMENT_SECONDS)
+        else:
+            return
 
 
 def _open_postgresql(url: str) -> Engine:
