@@ -189,13 +189,13 @@ def plot_file(
 
 def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:
     """Runs the benchmark with a bar on a terminal, a line per case elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from cli.bench_tables import progress_line
     from farm.bench.benchmark import benchmark
 
     console = stderr()
     shows = console.is_terminal and not quiet
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("measuring", total=len(cases))

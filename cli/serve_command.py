@@ -82,7 +82,7 @@ class ServeProgress(Progress):
         """Jobs that have begun and not ended."""
         return len(self._running)
 
-    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:  # noqa: ARG002 - Progress
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:  # noqa: ARG002 - of Progress
         """See Progress."""
         self._running |= {job.id for job in jobs}
         made = f"{counted(len(plan.templates), 'template')}, {counted(len(plan.cubins), 'cubin')}"

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from codegen.operators import launch_of, operator_of
-from codegen.operators.registers import REGISTERS, registers_wanted
+from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
 from codegen.spec import LayerSpec
@@ -115,7 +115,7 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
     stream = Stream.of(work, density)
     launch = launch_of(spec, tiling)
     warps = math.ceil(work.threads / 32)
-    registers = 8 * math.ceil(min(255, registers_of(work)) / 8)
+    registers = allocated(min(255, registers_of(work)))
     resident = min(
         BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)
     )

@@ -160,11 +160,12 @@ def compare(
     An output that was not written is NaN and fails.
     """
     values = to_float32(output, spec.data_type)
+    together = products_together(weights, tiling)
     checked = 0
     square_error = square_reference = share = 0.0
     for region in regions:
         reference = layer_output(spec, weights, x, region, residual)
-        bound = error_bound(spec, weights, x, region, residual, products_together(weights, tiling))
+        bound = error_bound(spec, weights, x, region, residual, together)
         got = values[region.index(values.ndim)].astype(np.float64)
         error = np.where(got == reference, 0.0, np.abs(got - reference))
         with np.errstate(divide="ignore", invalid="ignore"):

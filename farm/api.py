@@ -258,7 +258,7 @@ class Farm:
             if host.is_remote:
                 work = partial(verification_work, builds=builds, results=results, batch=batch, seed=seed)
                 yield from host.run(work)
-            else:
+            else:  # by this farm's store, which may be none that the settings name
                 yield from verify_on_gpu(self._store, builds, results, batch=batch, seed=seed)
 
     def doctor(self) -> Iterator[doctor.Check]:

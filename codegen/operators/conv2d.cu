@@ -1,11 +1,12 @@
 // Direct 2-D convolution, NCHW, one set of weights in the instruction stream (method.md's operator template).
 //
 // A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIR_COLUMNS columns of positions of IMAGES images, for one
-// group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors follow the
-// same instruction stream at the same time). A position is one output of every kernel; of a transposed convolution it is
-// UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS rows (in float16 of
-// two images, or two columns of one) and keeps their sums in registers. The input tile with its halo passes through shared memory in chunks of
-// CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its words lie.
+// group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors
+// follow the same instruction stream at the same time). A position is one output of every kernel; of a transposed
+// convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS
+// rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input tile with its
+// halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its
+// words lie.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"

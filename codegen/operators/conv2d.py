@@ -30,7 +30,6 @@ SOURCES: tuple[str, ...] = (
 )
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-
 Spec = Conv2d | ConvTranspose2d
 
 
@@ -201,7 +200,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
     used_rows = min(
         (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
-    sums, halves = tiling.rows * stream.sums(geometry, tiling), pairing(spec, tiling).halves
+    sums, pair = tiling.rows * stream.sums(geometry, tiling), pairing(spec, tiling)
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
@@ -214,7 +213,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         pointers=tile.pointers,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        stores=sums * halves,
+        stores=sums * pair.halves,
         slots=per_channel * tiling.chunk_channels,
         results=sums
         * used_rows
@@ -223,21 +222,19 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         tile_bytes=streams.span_channels
         * tiling.images
         * height
-        * _row_bytes(geometry, tile, element * pairing(spec, tiling).columns, width),
+        * _row_bytes(geometry, tile, element * pair.columns, width),
         input_bytes=element * geometry.channels * geometry.height * geometry.width,
         output_bytes=element * outputs,
         largest_offset_bytes=element
         * max(
-            pairing(spec, tiling).images * outputs,
-            ((pairing(spec, tiling).images - 1) * geometry.channels + tiling.chunk_channels)
-            * geometry.height
-            * geometry.width,
+            pair.images * outputs,
+            ((pair.images - 1) * geometry.channels + tiling.chunk_channels) * geometry.height * geometry.width,
         ),
         conflicts=_conflicts(spec, tiling, tile),
-        packed_sums=sums if halves == 2 and tiling.accumulate == "float32" else 0,
+        packed_sums=sums if pair.halves == 2 and tiling.accumulate == "float32" else 0,
         held=0 if spec.data_type == "float32" else held(spec, tiling),
         most_registers=most_registers(spec, tiling),
-        copy_instructions=_copy_instructions(spec, tile, halves),
+        copy_instructions=_copy_instructions(spec, tile, pair.halves),
     )
 
 

@@ -40,7 +40,7 @@ def row_words(spec: Linear, tiling: Tiling) -> int:
     return tiling.chunk_channels | 1
 
 
-def tiles(spec: Linear, tiling: Tiling) -> tuple[int, int]:  # noqa: ARG001 - the same for all
+def tiles(spec: Linear, tiling: Tiling) -> tuple[int, int]:  # noqa: ARG001 - of Operator
     """Rows are what a batch has of images: one tile each."""
     return 1, 1
 

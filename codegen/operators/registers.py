@@ -32,12 +32,13 @@ def resident_blocks(spec: Spec, tiling: Tiling) -> int:
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
     With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
     """
+    if spec.data_type != "float16":
+        return 0
     sums = sum_registers(spec, tiling)
     wanted = registers_wanted(sums, input_tile(spec, tiling).pointers, held(spec, tiling))
-    told = LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED and sums <= MOST_TOLD_SUMS
-    if spec.data_type != "float16" or not told:
+    if sums > MOST_TOLD_SUMS or not LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED:
         return 0
-    return REGISTERS // (_allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(spec, tiling))
+    return REGISTERS // (allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(spec, tiling))
 
 
 def most_registers(spec: Spec, tiling: Tiling) -> int:
@@ -46,8 +47,8 @@ def most_registers(spec: Spec, tiling: Tiling) -> int:
     return min(255, REGISTERS // (blocks * _lanes(spec, tiling))) if blocks else 255
 
 
-def _allocated(registers: int) -> int:
-    """They are given out by eights."""
+def allocated(registers: int) -> int:
+    """What a thread is given that takes so many: they come by eights."""
     return -(-registers // 8) * 8
 
 

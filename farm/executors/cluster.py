@@ -12,7 +12,7 @@ from codegen.errors import CodegenError
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UsageError
-from farm.executors.connection import RayConnection, first_line
+from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
 from farm.executors.contract import Executor, WorkerState
 from farm.executors.nodes import Node, NodeFacts, Nodes, node_facts
 from farm.requests import Failure, Fault, Request, Result, failed
@@ -21,8 +21,6 @@ from farm.store import open_store
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 
-CHECK_SECONDS = 60.0
-"""How long a machine may take to say which tools it has."""
 GONE_SECONDS = 30.0
 """How long it is waited for a machine when the last one is gone."""
 LOOK_SECONDS = 2.0
@@ -207,12 +205,7 @@ class ClusterExecutor(Executor):
         ready, _ = self._ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
         wanted = NodeFacts.here(self._toolchain.nvcc_version, self._toolchain.ptxas_version)
         for reference in ready:
-            node = self._checks.pop(reference)
-            try:
-                facts = self._ray.get(reference)
-            except self._ray.exceptions.RayError as error:
-                facts = f"it cannot run this program: {first_line(error)}"
-            node.reason = facts.difference(wanted) if isinstance(facts, NodeFacts) else str(facts)
+            self._checks.pop(reference).reason = self._connection.difference(reference, wanted)
 
     def _disconnect(self) -> None:
         self._connection.close()

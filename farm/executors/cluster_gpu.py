@@ -10,13 +10,11 @@ from typing import Any, Self
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.errors import FarmError, NoWorkerError
-from farm.executors.connection import RayConnection, first_line
+from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
 from farm.executors.gpu import Event, GpuHost, Notice, Work
 from farm.executors.nodes import Node, NodeFacts, node_facts
 from farm.settings import Settings
 
-CHECK_SECONDS = 60.0
-"""How long a machine may take to say which tools it has."""
 LOOK_SECONDS = 0.5
 """How often it is asked whether a GPU is free."""
 PATIENCE_SECONDS = 5.0
@@ -121,19 +119,12 @@ class ClusterGpuHost(GpuHost):
         asked = {ask.options(scheduling_strategy=self._connection.on(node)).remote(nvcc, ptxas): node for node in nodes}
         answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
         for reference in answered:
-            asked[reference].reason = self._difference(reference, wanted)
+            asked[reference].reason = self._connection.difference(reference, wanted)
         usable = [node for node in nodes if node.usable]
         if not usable:
             reasons = "; ".join(f"{node.name}: {node.reason}" for node in nodes)
             raise NoWorkerError(f"{where} has no machine whose GPU can do this ({reasons}); {way_out}")
         return usable
-
-    def _difference(self, reference: Any, wanted: NodeFacts) -> str:
-        try:
-            facts: NodeFacts | str = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return f"it cannot run this program: {first_line(error)}"
-        return facts.difference(wanted) if isinstance(facts, NodeFacts) else facts
 
     def _free_node(self) -> Node:
         """The first machine with a free GPU, however long that takes. Raises NoWorkerError if none is left."""

@@ -1,4 +1,7 @@
-"""This program's connection to Ray: started on this machine, or joined where the settings name a cluster."""
+"""This program's connection to Ray: started on this machine, or joined where the settings name a cluster.
+
+The only importer of Ray.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from typing import Any
 from codegen.scratch import ScratchFolder, remove_abandoned
 from farm.errors import NoWorkerError, UnreachableError
 from farm.executors.address import host_and_port, knock
-from farm.executors.nodes import Node
+from farm.executors.nodes import Node, NodeFacts
 from farm.executors.token import refusal, require_token
 from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
 
+CHECK_SECONDS = 60.0
+"""How long a machine may take to say which tools it has."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least: our bytes travel through the store."""
 _ENVIRONMENT = {
@@ -102,6 +107,14 @@ class RayConnection:
 
         local: Any = state
         return {node: float(free.get("GPU", 0)) for node, free in local.available_resources_per_node().items()}
+
+    def difference(self, answer: Any, wanted: NodeFacts) -> str:
+        """Why a machine cannot do the work, by its answer to `node_facts`, a reference; empty if it can."""
+        try:
+            facts: NodeFacts | str = self._ray.get(answer)
+        except self._ray.exceptions.RayError as error:
+            return f"it cannot run this program: {first_line(error)}"
+        return facts.difference(wanted) if isinstance(facts, NodeFacts) else facts
 
     def on(self, node: Node) -> Any:
         """Ray's strategy for a task that runs on this machine or nowhere."""

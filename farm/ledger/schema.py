@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -66,13 +66,13 @@ def _lock(engine: Engine) -> Iterator[None]:
                 connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
         return
     path = engine.url.database
-    try:
-        file = Path(f"{path}.lock").open("w")  # noqa: SIM115 - the next line closes it
-    except OSError as error:
-        raise LedgerError(
-            f"the database {path} has to be migrated, and {path}.lock cannot be made ({error.strerror}): "
-            "check the folder's permissions, or name another database in FARM_DATABASE_URL"
-        ) from None
-    with file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(Path(f"{path}.lock").open("w"))
+        except OSError as error:
+            raise LedgerError(
+                f"the database {path} has to be migrated, and {path}.lock cannot be made ({error.strerror}): "
+                "check the folder's permissions, or name another database in FARM_DATABASE_URL"
+            ) from None
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

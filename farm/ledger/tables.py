@@ -39,7 +39,7 @@ class _Words(TypeDecorator[str]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - TypeDecorator's
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -206,18 +206,21 @@ marks = Table(
 )
 
 
-class now(FunctionElement[float]):  # noqa: N801 - it stands where a column's name would
-    """The database's clock, in seconds since 1970: clients' clocks differ."""
-
+class _Now(FunctionElement[float]):
     type = Double()
     inherit_cache = True
 
 
-@compiles(now, "sqlite")
-def _now_sqlite(_element: now, _compiler: Any, **_options: Any) -> str:
+def now() -> FunctionElement[float]:
+    """The database's clock, in seconds since 1970: clients' clocks differ."""
+    return _Now()
+
+
+@compiles(_Now, "sqlite")
+def _now_sqlite(_element: _Now, _compiler: Any, **_options: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-@compiles(now, "postgresql")
-def _now_postgresql(_element: now, _compiler: Any, **_options: Any) -> str:
+@compiles(_Now, "postgresql")
+def _now_postgresql(_element: _Now, _compiler: Any, **_options: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"

@@ -93,7 +93,7 @@ class MemoryStore:
         self._records.pop((stage, key), None)
         self._recorded.pop((stage, key), None)
 
-    def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - the contract's
+    def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - Store has it
         """Nothing can be left here."""
         return 0
 

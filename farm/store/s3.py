@@ -152,7 +152,7 @@ class S3Store:
         self._check_removal()
         self._delete(self._record(stage, key))
 
-    def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - the contract's
+    def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - Store has it
         """Nothing: unfinished uploads are left to the bucket's rule for them."""
         self._check_removal()
         return 0

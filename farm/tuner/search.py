@@ -136,7 +136,8 @@ def search(
                 wrong.append(f"{tiling}: {objection}")
             else:
                 trials = _fastest([*trials, Trial(tiling, built, microseconds)], ranked[0])
-                begun.favour(trials[0].tiling)
+                if trials[0].tiling == tiling:
+                    begun.favour(tiling)
             tried += 1
             yield Attempt(tried, trials[0].microseconds if trials else None)
         if not trials:

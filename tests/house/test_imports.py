@@ -44,7 +44,7 @@ DOORS = {
     "prometheus_client": {"farm/metrics.py"},
     "onnx": {"codegen/checkpoint.py", "codegen/model/constants.py", "codegen/networks/"},
     "pycuda": {"codegen/device.py"},
-    "ray": {"farm/executors/"},
+    "ray": {"farm/executors/connection.py"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/", "migrations/"},
     "subprocess": {"codegen/toolchain.py"},
