@@ -20,8 +20,8 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.bench.benchmark import Plan
-    from farm.bench.results import CaseKey, Measurement, Results
-    from farm.bench.workload import Case
+    from farm.bench.results import Measurement, Results
+    from farm.gpu.workload import Case, CaseKey
 
 RUN = "run"
 
@@ -94,7 +94,7 @@ def run(
 ) -> int:
     """Measure kernels on a GPU: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
     from farm.bench.benchmark import Plan
-    from farm.bench.workload import Choice
+    from farm.gpu.workload import Choice
     from farm.settings import load_settings
 
     choice = Choice(
@@ -149,7 +149,7 @@ def paper(
     from farm.bench.benchmark import Plan
     from farm.bench.counters import read_counters
     from farm.bench.paper import MAIN, PEERS, rows
-    from farm.bench.workload import Choice, operator_cases, structured_cases
+    from farm.gpu.workload import Choice, operator_cases, structured_cases
     from farm.settings import load_settings
 
     names = names_of(op or [])

@@ -10,8 +10,9 @@ from rich.text import Text
 from cli.render import plain_table
 from farm.bench.contenders import GENERATED, PEERS, title_of
 from farm.bench.paper import PaperRow
-from farm.bench.results import CaseKey, Measurement, Results
+from farm.bench.results import Measurement, Results
 from farm.bench.summary import PeerSummary, break_evens, missing, roof_share, speedups, summarise
+from farm.gpu.workload import CaseKey
 
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 BREAK_EVEN_PEERS = ("cudnn-fp32", "cudnn-tf32")

@@ -27,10 +27,10 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.api import Farm
-    from farm.garbage import Sweep
-    from farm.inventory import Inventory
     from farm.ledger import References
     from farm.settings import Settings
+    from farm.upkeep.garbage import Sweep
+    from farm.upkeep.inventory import Inventory
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -119,7 +119,7 @@ def collect(
     as_json: Json = False,
 ) -> None:
     """Remove what is old, or too much, and blobs that nothing refers to; never what a job refers to."""
-    from farm.garbage import Limits
+    from farm.upkeep.garbage import Limits
 
     limits = Limits(
         older_than_seconds=None if older_than is None else seconds_of("--older-than", older_than),

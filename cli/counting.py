@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from cli.render import stderr
 
 if TYPE_CHECKING:
-    from farm.inventory import Tell
+    from farm.upkeep.inventory import Tell
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Tell]:
     """Shows `what` and the counts that it is told; nothing where nobody watches."""
-    from farm.inventory import tell_nobody
+    from farm.upkeep.inventory import tell_nobody
 
     console = stderr()
     if not console.is_terminal:

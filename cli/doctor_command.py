@@ -15,7 +15,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Try the toolchain, the store, the database, Ray and the GPU, and say what to do about what fails."""
-    from farm.doctor import checks
+    from farm.reports.doctor import checks
     from farm.settings import load_settings
 
     console = stdout()

@@ -11,7 +11,7 @@ from cli.render import print_json, stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from farm.explanation import Explanation
+    from farm.reports.explanation import Explanation
 
 OUTCOMES = {"hit": ("hit", "green"), "built": ("not a hit, built", "yellow"), "failed": ("failed", "red")}
 

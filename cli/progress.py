@@ -14,12 +14,12 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from cli.render import duration, size
+from farm.coordination.progress import Progress
 from farm.jobs import Build, BuildResult, Job, Outcome
-from farm.progress import Progress
-from farm.requests import Request, Retry, TemplateRequest, TemplateResult
+from farm.worker.requests import Request, Retry, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
-    from farm.plan import Plan
+    from farm.coordination.plan import Plan
 
 RUNNING_SHOWN = 8
 """Lines of what runs now."""

@@ -16,13 +16,13 @@ from rich.text import Text
 from cli.cache_command import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
 from cli.render import counted, stderr
+from farm.coordination.progress import Progress
 from farm.jobs import Build, BuildResult, Job, Status
-from farm.progress import Progress
 
 if TYPE_CHECKING:
-    from farm.garbage import Sweep
-    from farm.plan import Plan
-    from farm.requests import Retry
+    from farm.coordination.plan import Plan
+    from farm.upkeep.garbage import Sweep
+    from farm.worker.requests import Retry
 
 
 def serve(

@@ -51,7 +51,7 @@ def tune(
 ) -> int:
     """Try tilings on a GPU and keep the fastest: farm compile uses them. The same call again goes on."""
     from cli.tune_progress import ShownTuning
-    from farm.bench.workload import Choice
+    from farm.gpu.workload import Choice
     from farm.settings import load_settings
     from farm.tuner.search import Effort
     from farm.tuner.tuner import TunePlan

@@ -12,7 +12,7 @@ from cli.options import input_shapes_of
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from farm.bench.workload import Case, Choice
+    from farm.gpu.workload import Case, Choice
 
 Layers = Annotated[list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")]
 Sparsities = Annotated[
@@ -35,7 +35,7 @@ def cases_of(
     model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
 ) -> list[Case]:
     """The layers of a model, or without one the operators, all of them if none is named. Raises UsageError."""
-    from farm.bench.workload import model_cases, operator_cases
+    from farm.gpu.workload import model_cases, operator_cases
 
     if model is None:
         if layers:
@@ -43,6 +43,6 @@ def cases_of(
         return list(operator_cases(ops, choice))
     if ops:
         raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
-    from codegen.checkpoint import read_checkpoint
+    from codegen.onnx.checkpoint import read_checkpoint
 
     return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))

@@ -11,26 +11,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from codegen.arch import check_archs
-from codegen.checkpoint import read_checkpoint
 from codegen.keys import SCHEMA
 from codegen.layers import Checkpoint
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
-from farm import doctor
-from farm.build import known_toolchain
 from farm.bundle import write_bundle
-from farm.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator
+from farm.coordination.plan import plan
+from farm.coordination.progress import Progress
 from farm.errors import CancelledError, JobFailedError, NotFoundError, StoreError, UnfinishedError, UsageError
 from farm.executors import open_executor
-from farm.executors.gpu import Notice, no_notice, open_gpu
-from farm.explanation import Explanation, explain
-from farm.garbage import Limits, Sweep, collect_garbage
-from farm.inventory import Inventory, Tell, read_inventory, tell_nobody
+from farm.executors.gpu import open_gpu
+from farm.executors.gpu_host import Notice, no_notice
 from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Ledger, References, Statistics, open_ledger
-from farm.plan import plan
-from farm.progress import Progress
-from farm.removal import Stored, remove_cached
-from farm.scrub import Damage, scrub
+from farm.reports import doctor
+from farm.reports.explanation import Explanation, explain
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
@@ -39,12 +35,17 @@ from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
-from farm.upkeep import Upkeep
+from farm.upkeep.garbage import Limits, Sweep, collect_garbage
+from farm.upkeep.inventory import Inventory, Tell, read_inventory, tell_nobody
+from farm.upkeep.limits import Upkeep
+from farm.upkeep.removal import Stored, remove_cached
+from farm.upkeep.scrub import Damage, scrub
+from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
 from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
-from farm.warm import Warmed, make_templates, missing_templates, warmed
+from farm.worker.build import known_toolchain
 
 if TYPE_CHECKING:
-    from farm.metrics import MetricsServer
+    from farm.reports.metrics import MetricsServer
 
 LEAST_PRUNE_SECONDS = 3600.0
 """A coordinator writes the last line of a job's log after its end."""
@@ -315,7 +316,7 @@ class Farm:
 
     def metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
         """Serves Prometheus while it is in a `with` block. Raises UsageError, UnreachableError."""
-        from farm.metrics import MetricsServer  # a web server, which few commands need
+        from farm.reports.metrics import MetricsServer  # a web server, which few commands need
 
         return MetricsServer(self._ledger, port, host)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from codegen.device import Device
 from codegen.errors import CodegenError, DeviceError
 from codegen.layers import Weights
 from codegen.operators import launch_of
@@ -14,12 +13,13 @@ from codegen.rewrite import rewrite
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.verify import Verification, random_input, random_residual, verify_layer, verify_output
-from farm.build import find_template
 from farm.errors import BlobLostError, UsageError
+from farm.gpu.device import Device
 from farm.jobs import Build, BuildResult
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store, blob_digest
+from farm.worker.build import find_template
 
 
 @dataclass(frozen=True)

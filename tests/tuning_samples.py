@@ -17,8 +17,8 @@ from codegen.layers import Layer
 from codegen.reference import layer_output
 from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
-from farm.bench.kernels import BuiltLayer, NotBuiltError
-from farm.bench.workload import Case
+from farm.gpu.kernels import BuiltLayer, NotBuiltError
+from farm.gpu.workload import Case
 from farm.tuner.rig import Rig
 from farm.tuner.search import Attempt, Builder, Found
 from farm.tuner.tuner import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on

@@ -8,26 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codegen.device import Device
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
 from farm.bench.contenders import PEERS
 from farm.bench.environment import environment
-from farm.bench.kernels import KernelPool
-from farm.bench.results import CaseKey, Measurement, Results, read_results, write_results
+from farm.bench.results import Measurement, Results, read_results, write_results
 from farm.bench.roof import Peaks, peaks_of
 from farm.bench.session import Rules, Session
 from farm.bench.stored_case import StoredCase, loaded_cases, stored_cases
-from farm.bench.workload import Case
-from farm.build import known_toolchain
 from farm.errors import UsageError
-from farm.executors.gpu import Notice, no_notice, open_gpu
+from farm.executors.gpu import open_gpu
+from farm.executors.gpu_host import Notice, no_notice
+from farm.gpu.device import Device
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Case, CaseKey
 from farm.ledger import open_ledger
 from farm.settings import Settings
 from farm.store import open_store
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import TuningRecord
+from farm.worker.build import known_toolchain
 
 Told = Callable[[CaseKey, Sequence[Measurement], int, int], None]
 """What is told after each case: what was found, how many cases are done, how many there are."""

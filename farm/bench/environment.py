@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from codegen.device import DeviceFacts
 from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
 from farm.bench.roof import Peaks
+from farm.gpu.device import DeviceFacts
 
 DISTRIBUTION = "sparse-compile-farm"
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")

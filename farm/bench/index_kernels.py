@@ -8,10 +8,11 @@ from importlib.resources import as_file, files
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.arch import virtual_arch
 from codegen.assemble import assemble
 from codegen.layers import FloatArray, Weights
 from codegen.scratch import ScratchFolder
-from codegen.spec import Conv2d
+from codegen.spec import Conv2d, LayerSpec
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 
 THREADS = 256
@@ -54,7 +55,7 @@ def macros(spec: Conv2d) -> list[str]:
     return [f"-D{name}={value}" for name, value in values.items()]
 
 
-def compile_ptx(name: str, spec: Conv2d, virtual_arch: str, toolchain: Toolchain) -> str:
+def compile_ptx(name: str, spec: Conv2d, virtual: str, toolchain: Toolchain) -> str:
     """The PTX of im2col or escoin for one shape. Raises ToolError."""
     with (
         ScratchFolder("bench") as scratch,
@@ -62,16 +63,32 @@ def compile_ptx(name: str, spec: Conv2d, virtual_arch: str, toolchain: Toolchain
     ):
         output = scratch / "kernel.ptx"
         run_tool(
-            [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros(spec), f"-arch={virtual_arch}", "-o", output, source],
+            [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros(spec), f"-arch={virtual}", "-o", output, source],
             limits=DEFAULT_LIMITS,
             scratch=scratch,
         )
         return output.read_text()
 
 
-def compile_cubin(name: str, spec: Conv2d, arch: str, virtual_arch: str, toolchain: Toolchain) -> bytes:
+def compile_cubin(name: str, spec: Conv2d, arch: str, toolchain: Toolchain) -> bytes:
     """Machine code of im2col or escoin for one shape. Raises ToolError."""
-    return assemble(compile_ptx(name, spec, virtual_arch, toolchain).encode(), arch, toolchain).data
+    return assemble(compile_ptx(name, spec, virtual_arch(arch), toolchain).encode(), arch, toolchain).data
+
+
+@dataclass(frozen=True, eq=False)
+class IndexCubins:
+    """Machine code of the two kernels that come with the benchmark, for one shape."""
+
+    im2col: bytes
+    escoin: bytes
+
+
+def index_cubins(spec: LayerSpec, arch: str, toolchain: Toolchain) -> IndexCubins | None:
+    """im2col and Escoin for a layer's shape; None where they do not apply. Raises ToolError."""
+    if not isinstance(spec, Conv2d) or lacks(spec):
+        return None
+    im2col, escoin = (compile_cubin(name, spec, arch, toolchain) for name in ("im2col", "escoin"))
+    return IndexCubins(im2col, escoin)
 
 
 def im2col_grid(spec: Conv2d, images: int) -> tuple[int, int, int]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from farm.bench.contenders import GENERATED, title_of
 from farm.bench.counters import DRAM, FETCH_STALLS, GLOBAL_LOADS
-from farm.bench.results import CaseKey, Results
+from farm.bench.results import Results
 from farm.bench.summary import geometric_mean, speedups
+from farm.gpu.workload import CaseKey
 
 PEERS = ("cudnn-fp32", "cublas-fp32", "cusparse", "escoin")
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.device import Device, RawKernel
 from codegen.layers import Weights
 from codegen.spec import Conv2d, LayerSpec, Linear
 from farm.bench.index_kernels import (
     ESCOIN_POSITIONS,
+    IndexCubins,
     StretchedRows,
     columns_shape,
     escoin_grid,
@@ -19,6 +19,7 @@ from farm.bench.index_kernels import (
     lacks,
 )
 from farm.bench.torch_gpu import NotApplicableError, TorchGpu
+from farm.gpu.device import Device, RawKernel
 
 COLD_BYTES = 200e6
 """Of data sets in turn: four times the largest L2 cache, so that none is still in it."""
@@ -40,14 +41,6 @@ class Prepared:
     as_output: Callable[[Any], Any] = lambda result: result
     """Its result as [N, K, H', W'], or [rows, K]: for the check alone, its time is not charged."""
     tf32: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class IndexCubins:
-    """Machine code of the two kernels that come with the benchmark, for one shape."""
-
-    im2col: bytes
-    escoin: bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,11 @@ from typing import Any
 
 from codegen.spec import spec_from_json
 from farm.bench.contenders import GENERATED, title_of
-from farm.bench.results import CaseKey, Measurement, Results, cases_of
+from farm.bench.results import Measurement, Results, cases_of
 from farm.bench.roof import moved_bytes, nonzero_flops
 from farm.bench.summary import geometric_mean, speedups
 from farm.errors import UsageError
+from farm.gpu.workload import CaseKey
 
 STYLES = {
     "cudnn-fp32": ("#0072B2", "o", "", "-"),

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from codegen.device import Device
 from codegen.toolchain import find_toolchain
-from farm.bench.kernels import KernelPool
+from farm.bench.index_kernels import index_cubins
 from farm.bench.peers import Layer, Peers
-from farm.bench.stage import Shape, Stage
 from farm.bench.torch_gpu import TorchGpu
-from farm.bench.workload import Case, Choice, operator_cases
-from farm.build import known_toolchain
+from farm.gpu.device import Device
+from farm.gpu.kernels import KernelPool
+from farm.gpu.stage import Shape, Stage
+from farm.gpu.workload import Case, Choice, operator_cases
 from farm.settings import load_settings
 from farm.store import open_store
 from farm.tuning.book import TuningBook
 from farm.tuning.files import shipped_records
+from farm.worker.build import known_toolchain
 
 PEERS = ("cudnn-fp32", "cusparse")
 
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream: object) -> None:
-    built, index = pool.submit(case).result(), pool.index_cubins(case.spec).result()
+    built = pool.submit(case).result()
+    index = pool.begin(partial(index_cubins, case.spec)).result()
     loaded = [device.load(cubin, launch) for cubin, launch in built.kernels]
     with Stage(device, Shape(case.spec, case.images, 0, sets=1), device.facts.l2_bytes) as stage:
         layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)

@@ -11,20 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
+from farm.gpu.workload import CaseKey
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class CaseKey:
-    """What is measured: a layer at a batch and a sparsity, in a data type."""
-
-    operator: str
-    """Name of the operator, or of the model's layer."""
-    batch: int
-    sparsity: float
-    """As it was asked for, or the checkpoint's own."""
-    data_type: str
 
 
 @dataclass(frozen=True)

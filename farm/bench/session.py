@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from codegen.device import Device
 from codegen.errors import CodegenError, DeviceError
+from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator
 from codegen.verify import verify_output
 from farm.bench.contenders import GENERATED, Peer, peers_for
-from farm.bench.kernels import BuiltLayer, KernelPool, NotBuiltError
-from farm.bench.peers import IndexCubins, Layer, Peers, Prepared
-from farm.bench.results import CaseKey, Measurement
+from farm.bench.index_kernels import IndexCubins, index_cubins
+from farm.bench.peers import Layer, Peers, Prepared
+from farm.bench.results import Measurement
 from farm.bench.roof import Peaks, roof_microseconds
-from farm.bench.stage import Shape, Stage
 from farm.bench.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
-from farm.bench.workload import Case
+from farm.gpu.device import Device
+from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
+from farm.gpu.stage import Shape, Stage
+from farm.gpu.workload import Case, CaseKey
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)
 """What structurally pruned layers run on."""
@@ -54,6 +57,8 @@ class Session:
         except NoTorchError as error:
             self._without_torch = str(error)
         self._stage: Stage | None = None
+        self._index: dict[LayerSpec, Future[IndexCubins | None]] = {}
+        """im2col and Escoin, once for each shape."""
         self._dense: dict[tuple[str, int, str], Measurement] = {}
         """Peers whose time does not depend on the sparsity, by operator, batch and name."""
 
@@ -78,7 +83,9 @@ class Session:
     def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None] | None]:
         if case.peers_only:
             return None, None
-        return self._pool.submit(case, self._rules.accumulate), self._pool.index_cubins(case.spec)
+        if case.spec not in self._index:
+            self._index[case.spec] = self._pool.begin(partial(index_cubins, case.spec))
+        return self._pool.submit(case, self._rules.accumulate), self._index[case.spec]
 
     def _measure(
         self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None] | None

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from codegen.layers import Weights
 from codegen.spec import LayerSpec
-from farm.bench.results import CaseKey
-from farm.bench.workload import Case
 from farm.errors import BlobLostError
+from farm.gpu.workload import Case, CaseKey
 from farm.store.contract import Store
 
 

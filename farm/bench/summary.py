@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.results import CaseKey, Measurement, Results
+from farm.bench.results import Measurement, Results
+from farm.gpu.workload import CaseKey
 
 
 def geometric_mean(values: Iterable[float]) -> float:

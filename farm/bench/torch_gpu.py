@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.layers import Weights
-from codegen.replay import REPLAYS, Gate, launches_of, rest
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu
+from farm.gpu.replay import REPLAYS, Gate, launches_of, rest
 
 REFERENCE_BYTES = 2**31
 """Of one slice of images in float64, input and output together."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from codegen.toolchain import Toolchain
-from farm.build import Worker
 from farm.executors.contract import Executor
 from farm.executors.inline import InlineExecutor
 from farm.settings import Settings
 from farm.store.contract import Store
+from farm.worker.build import Worker
 
 
 def open_executor(settings: Settings, store: Store, toolchain: Toolchain) -> Executor:

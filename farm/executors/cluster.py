@@ -10,16 +10,16 @@ from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import Toolchain, find_toolchain
-from farm.build import Worker
 from farm.errors import FarmError, NoWorkerError, UsageError
 from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
 from farm.executors.contract import Executor, WorkerState
 from farm.executors.nodes import Node, NodeFacts, Nodes, node_facts
-from farm.requests import Failure, Fault, Request, Result, failed
 from farm.settings import Settings, redacted
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
+from farm.worker.build import Worker
+from farm.worker.requests import Failure, Fault, Request, Result, failed
 
 GONE_SECONDS = 30.0
 """How long it is waited for a machine when the last one is gone."""

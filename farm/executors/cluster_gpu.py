@@ -11,7 +11,7 @@ from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.errors import FarmError, NoWorkerError
 from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
-from farm.executors.gpu import Event, GpuHost, Notice, Work
+from farm.executors.gpu_host import Event, GpuHost, Notice, Work
 from farm.executors.nodes import Node, NodeFacts, node_facts
 from farm.settings import Settings
 

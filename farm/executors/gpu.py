@@ -2,60 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol, Self, TypeVar
-
+from farm.executors.gpu_host import GpuHost, LocalGpuHost, Notice, no_notice
 from farm.settings import Settings
-
-Event = TypeVar("Event")
-Work = Callable[[Settings], Generator[Event, None, None]]
-"""Tells in events how it goes and what it finds. Both travel: they can be pickled, and the work uses no ledger."""
-Notice = Callable[[str], None]
-"""Is told why nothing happens yet."""
-
-
-def no_notice(_text: str) -> None:
-    """For whoever can wait without a word."""
-
-
-class GpuHost(Protocol):
-    """A machine with a GPU. Use it in a `with` block: its end is the end of the work too."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the work travels: large values go through the store then."""
-
-    def run(self, work: Work[Event]) -> Iterator[Event]:
-        """The work's events as they come. Raises what the work raises, and NoWorkerError where its machine is lost."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_error: object) -> None: ...
-
-
-class LocalGpuHost(GpuHost):
-    """This machine, in this process."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._events: Generator[Any, None, None] | None = None
-
-    @property
-    def is_remote(self) -> bool:
-        """See GpuHost."""
-        return False
-
-    def run(self, work: Work[Event]) -> Iterator[Event]:
-        """See GpuHost."""
-        self._events = events = work(self._settings)
-        return events
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._events is not None:
-            self._events.close()
 
 
 def open_gpu(settings: Settings, *, local: bool = False, notice: Notice = no_notice) -> GpuHost:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from codegen.scratch import remove_abandoned
 from codegen.toolchain import tools_end_with
-from farm.build import Worker
 from farm.executors.contract import Executor, WorkerState
-from farm.requests import Request, Result
+from farm.worker.build import Worker
+from farm.worker.requests import Request, Result
 
 
 @dataclass(frozen=True)

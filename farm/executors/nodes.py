@@ -10,8 +10,8 @@ from pathlib import Path
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.executors.contract import UNCHECKED, WorkerState
-from farm.requests import Request
 from farm.version import program_digest
+from farm.worker.requests import Request
 
 SUBMITTED_PER_CPU = 2
 """One runs, one waits, so that no worker idles while its result travels."""

@@ -12,7 +12,7 @@ from codegen.operators import products_together
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.tiling import Tiling
 from codegen.verify import verify_output
-from farm.bench.workload import Case
+from farm.gpu.workload import Case
 from farm.tuner.rig import Bench
 
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}

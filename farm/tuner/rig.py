@@ -10,11 +10,11 @@ from typing import Any, Protocol, Self
 from numpy.typing import NDArray
 
 from codegen.data_types import numpy_dtype
-from codegen.device import Device, LoadedLayer
 from codegen.errors import DeviceError
 from codegen.launch import Launch
-from farm.bench.stage import Shape, Stage
-from farm.bench.workload import Case
+from farm.gpu.device import Device, LoadedLayer
+from farm.gpu.stage import Shape, Stage
+from farm.gpu.workload import Case
 
 Kernels = Sequence[tuple[bytes, Launch]]
 """All parts of a layer: cubin and launch of each."""

@@ -17,8 +17,8 @@ from typing import Protocol
 from codegen.choice import ranked_tilings
 from codegen.errors import DeviceError
 from codegen.tiling import Accumulator, Tiling
-from farm.bench.kernels import BuiltLayer, NotBuiltError
-from farm.bench.workload import Case
+from farm.gpu.kernels import BuiltLayer, NotBuiltError
+from farm.gpu.workload import Case
 from farm.tuner.judge import Judge
 from farm.tuner.rig import Bench, Rig
 

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Protocol
 
 from codegen.choice import misfit_of
-from codegen.device import Device
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
-from farm.bench.kernels import KernelPool
 from farm.bench.stored_case import StoredCase, loaded_cases, stored_cases
-from farm.bench.workload import Case
-from farm.build import known_toolchain
 from farm.executors.gpu import open_gpu
+from farm.gpu.device import Device
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Case
 from farm.ledger import open_ledger
 from farm.settings import Settings
 from farm.store import open_store
@@ -25,6 +24,7 @@ from farm.tuner.rig import GpuRig, Rig
 from farm.tuner.search import Attempt, Builder, Effort, Found, search
 from farm.tuning.book import key_of
 from farm.tuning.record import TuningKey, TuningRecord
+from farm.worker.build import known_toolchain
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from codegen.assemble import ptxas_options
-from codegen.checkpoint import read_checkpoint
 from codegen.choice import choose_parts, choose_tiling
 from codegen.networks import (
     TEN_OPERATORS,
@@ -32,12 +31,13 @@ from codegen.networks import (
     small_resnet,
     write_network,
 )
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.rewrite import rewrite
 from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.toolchain import ToolLimits, find_toolchain
 from farm.api import Farm
-from farm.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator
 from farm.executors import open_executor
 from farm.jobs import BuildOptions, Status
 from farm.ledger import open_ledger

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.checkpoint import read_checkpoint
 from codegen.layers import Checkpoint
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import find_toolchain
 from farm.api import Farm
 from farm.jobs import Build, BuildOptions, BuildResult, Outcome, Status, count_cubins

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from codegen.spec import Conv2d
 from codegen.tiling import Part, Tiling
-from farm.build import Worker
-from farm.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator
 from farm.executors.inline import InlineExecutor
 from farm.jobs import Build, BuildOptions, NewJob, NewSubmission, Status
 from farm.ledger import Ledger, open_ledger, upgrade_database
-from farm.requests import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from farm.settings import load_settings
 from farm.store.memory import MemoryStore
+from farm.worker.build import Worker
+from farm.worker.requests import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.benchmarks.ledger import databases
 from tests.samples import fixed_toolchain
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from codegen.keys import CubinKey, TemplateKey
 from codegen.spec import Conv2d
 from codegen.tiling import Part, Tiling
-from farm.explanation import explain
 from farm.jobs import Build, BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status
 from farm.ledger import Ledger, open_ledger, upgrade_database
+from farm.reports.explanation import explain
 from farm.settings import load_settings
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
 

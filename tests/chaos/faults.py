@@ -15,7 +15,7 @@ from pathlib import Path
 from codegen.toolchain import find_toolchain
 from farm.jobs import Status
 from farm.ledger import upgrade_database
-from farm.requests import Fault as Cause
+from farm.worker.requests import Fault as Cause
 from tests.chaos.round import Round
 from tests.chaos.services import BUCKET
 from tests.toolchain.tools import Tools

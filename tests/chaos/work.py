@@ -11,8 +11,8 @@ from typing import Any
 from codegen.layers import Checkpoint
 from codegen.spec import Conv2d, Linear
 from farm.api import Farm, JobDetail
+from farm.coordination.retries import LOWER_LEVEL
 from farm.jobs import BuildOptions, BuildResult, Status
-from farm.retries import LOWER_LEVEL
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.samples import SMALL, checkpoint, layer

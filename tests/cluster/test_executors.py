@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.build import find_cubin
-from farm.requests import CubinFacts, CubinResult, Fault
+from farm.worker.build import find_cubin
+from farm.worker.requests import CubinFacts, CubinResult, Fault
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import SMALLER, layer

@@ -16,7 +16,7 @@ import pytest
 
 from codegen.scratch import remove_abandoned
 from farm.api import Farm
-from farm.coordinator import NO_COORDINATOR
+from farm.coordination.coordinator import NO_COORDINATOR
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until

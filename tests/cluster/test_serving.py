@@ -16,9 +16,9 @@ import pytest
 
 from farm.api import Farm
 from farm.jobs import BuildOptions, Job, JobSet, Status
-from farm.requests import Fault
 from farm.settings import Settings
 from farm.testing import laptop_settings
+from farm.worker.requests import Fault
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import workplace
 from tests.samples import SMALLER, checkpoint, layer

@@ -11,10 +11,10 @@ import pytest
 
 from codegen.toolchain import ToolFacts, find_toolchain
 from farm.api import Farm
+from farm.coordination.progress import Progress
 from farm.errors import NoWorkerError
 from farm.executors import open_executor
 from farm.jobs import Build, BuildOptions, BuildResult, Job, Status
-from farm.progress import Progress
 from farm.settings import Settings
 from farm.store import open_store
 from farm.testing import laptop_settings

@@ -17,7 +17,6 @@ import pytest
 
 from cli.exit_codes import OK, UNREACHABLE
 from cli.main import run
-from codegen.device import Device
 from codegen.errors import DeviceError, ToolError
 from codegen.toolchain import ToolFacts, find_toolchain
 from farm import api
@@ -26,7 +25,9 @@ from farm.bench import benchmark
 from farm.bench.results import read_results
 from farm.errors import NoWorkerError
 from farm.executors import cluster_gpu
-from farm.executors.gpu import LocalGpuHost, open_gpu
+from farm.executors.gpu import open_gpu
+from farm.executors.gpu_host import LocalGpuHost
+from farm.gpu.device import Device
 from farm.jobs import BuildOptions
 from farm.ledger import open_ledger
 from farm.settings import Settings, load_settings

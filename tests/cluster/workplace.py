@@ -13,15 +13,15 @@ from codegen.choice import choose_tiling
 from codegen.layers import Layer
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
+from farm.coordination.plan import Plan, plan
 from farm.executors import open_executor
 from farm.executors.contract import Executor
 from farm.jobs import Build, BuildOptions, Job, Status
-from farm.plan import Plan, plan
-from farm.requests import Request, Result
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.testing import laptop_settings
+from farm.worker.requests import Request, Result
 
 PATIENCE_SECONDS = 60.0
 

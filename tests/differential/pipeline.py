@@ -13,10 +13,10 @@ import onnx
 from numpy.typing import NDArray
 
 from codegen import emulate
-from codegen.checkpoint import read_checkpoint
 from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import numpy_dtype, to_float32
 from codegen.layers import Layer
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import products_together
 from codegen.reference import error_bound
 from codegen.rewrite import rewrite

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from codegen.device import Device
 from codegen.errors import DeviceError, ToolchainError
 from codegen.toolchain import Toolchain
+from farm.gpu.device import Device
 from tests.gpu.workbench import LAYER_RUN, Workbench, any_toolchain, summary
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from codegen.device import Device
+from farm.gpu.device import Device
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import Workbench, any_toolchain
 

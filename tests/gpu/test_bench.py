@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from codegen.device import Device
 from codegen.networks import random_weights
 from codegen.spec import Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.toolchain import Toolchain
 from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.kernels import KernelPool
-from farm.bench.results import CaseKey
 from farm.bench.roof import Peaks
 from farm.bench.session import Rules, Session
-from farm.bench.workload import Case
+from farm.gpu.device import Device
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Case, CaseKey
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.checkpoint import read_checkpoint
 from codegen.data_types import from_float32, to_float32
-from codegen.device import Device
 from codegen.launch import GridSize, Launch
 from codegen.layers import Checkpoint
 from codegen.networks import alexnet_cifar10, write_network
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import products_together
 from codegen.reference import error_bound, layer_output
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain
 from farm.api import Farm
+from farm.gpu.device import Device
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.gpu.layers import weights_of

@@ -9,9 +9,9 @@ import pytest
 
 from codegen.errors import DeviceError
 from codegen.operators import stream_count
-from codegen.replay import CudaGraph
 from codegen.tiling import Part
-from farm.bench.stage import Shape, Stage
+from farm.gpu.replay import CudaGraph
+from farm.gpu.stage import Shape, Stage
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import Workbench, whole
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from codegen.device import Device
 from codegen.toolchain import Toolchain
 from farm.api import Farm
-from farm.bench.kernels import KernelPool
-from farm.bench.workload import Choice, model_cases
+from farm.gpu.device import Device
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Choice, model_cases
 from farm.jobs import BuildOptions
 from farm.ledger import open_ledger
 from farm.store import open_store

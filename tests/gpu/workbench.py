@@ -15,7 +15,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from codegen.assemble import assemble, ptxas_options
-from codegen.device import Device
 from codegen.errors import ToolchainError
 from codegen.launch import Launch
 from codegen.layers import Weights
@@ -26,6 +25,7 @@ from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from codegen.verify import Verification, random_input, random_residual, verify_output
+from farm.gpu.device import Device
 
 LIMITS = ToolLimits(300)
 LAYER_RUN = "layer run on the GPU"

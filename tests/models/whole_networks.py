@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from codegen.checkpoint import read_checkpoint
 from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import canonical
 from codegen.operators.geometry import Streams, geometry_of
 from codegen.spec import LayerSpec, SkippedLayer

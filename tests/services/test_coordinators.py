@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import update
 
 from codegen.tiling import Tiling
-from farm.build import find_cubin, find_template
-from farm.flights import Flights
+from farm.coordination.flights import Flights
 from farm.jobs import Job, JobSet, Status
 from farm.ledger import Ledger
 from farm.ledger.tables import coordinators, jobs
-from farm.requests import CubinRequest, Request, Result, TemplateRequest, TemplateResult
+from farm.worker.build import find_cubin, find_template
+from farm.worker.requests import CubinRequest, Request, Result, TemplateRequest, TemplateResult
 from tests.services.conftest import Database
 from tests.services.ledger_rows import SPEC, new_job, result, submit
 from tests.services.meeting import BARRIER, will_meet

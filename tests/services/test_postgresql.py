@@ -18,7 +18,7 @@ from farm.errors import LedgerAwayError, LedgerError
 from farm.jobs import Status
 from farm.ledger import open_ledger
 from farm.ledger.engine import open_engine, writing
-from farm.requests import Request
+from farm.worker.requests import Request
 from tests.services.conftest import MIGRATED, Database, settings_of
 from tests.services.postgresql import PostgreSQL
 from tests.services.test_ledger import new_job, submit

@@ -16,7 +16,6 @@ import pytest
 
 from farm.api import Farm
 from farm.errors import NoBucketError, StoreDeniedError, StoreUnavailableError
-from farm.garbage import Limits, collect_garbage
 from farm.jobs import BuildOptions, Status
 from farm.settings import load_settings
 from farm.store import open_store
@@ -25,6 +24,7 @@ from farm.store.disk import DiskStore
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
 from farm.testing import laptop_farm
+from farm.upkeep.garbage import Limits, collect_garbage
 from tests.conftest import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,16 @@ from codegen.assemble import assemble
 from codegen.layers import Layer
 from codegen.networks import TEN_OPERATORS
 from codegen.toolchain import find_toolchain
-from farm.bench.kernels import KernelPool, NotBuiltError
-from farm.bench.sizes import machine_instructions
-from farm.bench.workload import Choice, operator_cases
-from farm.build import Worker
+from farm.bench.index_kernels import index_cubins
 from farm.errors import StoreError
-from farm.requests import TemplateRequest
+from farm.gpu.kernels import KernelPool, NotBuiltError
+from farm.gpu.sizes import machine_instructions
+from farm.gpu.workload import Choice, operator_cases
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
+from farm.worker.build import Worker
+from farm.worker.requests import TemplateRequest
 from tests.tuning_samples import GPU, other_tiling, record
 
 
@@ -31,7 +33,7 @@ def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
         first, second = (future.result() for future in [pool.submit(case) for case in cases])
         assert first.tiling == second.tiling
         assert len(pool._templates) == 1
-        index = pool.index_cubins(TEN_OPERATORS["lenet-conv1"]).result()
+        index = pool.begin(partial(index_cubins, TEN_OPERATORS["lenet-conv1"])).result()
     assert index is not None
     assert machine_instructions(index.escoin) > machine_instructions(index.im2col) > 10
     assert first.facts["fmas_kept"] > second.facts["fmas_kept"] > 0
@@ -43,7 +45,7 @@ def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
         raise AssertionError("it was made again")
 
     monkeypatch.setattr(Worker, "_make_template", refuse)
-    monkeypatch.setattr("farm.build.assemble", refuse)
+    monkeypatch.setattr("farm.worker.build.assemble", refuse)
     with KernelPool(settings, store, toolchain, "sm_90") as pool:
         again = pool.submit(cases[0]).result()
     assert [cubin for cubin, _ in again.kernels] == [cubin for cubin, _ in first.kernels]

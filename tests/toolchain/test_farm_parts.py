@@ -67,7 +67,7 @@ def test_a_part_is_rewritten_once_for_all_architectures(farm: Farm, monkeypatch:
         rewritten.append((weights.digest, part))
         return rewrite(template, weights, part)
 
-    monkeypatch.setattr("farm.build.rewrite", count)
+    monkeypatch.setattr("farm.worker.build.rewrite", count)
     farm.compile([NET], OPTIONS)
     assert len(rewritten) == len(set(rewritten)) == 4
 

@@ -20,8 +20,8 @@ from codegen.reference import layer_output
 from codegen.toolchain import find_toolchain
 from codegen.verify import random_input
 from farm.api import Farm
-from farm.bench.kernels import KernelPool
-from farm.bench.workload import Case, Choice, model_cases
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Case, Choice, model_cases
 from farm.jobs import Status, TilingChoice
 from farm.ledger import open_ledger
 from farm.store.memory import MemoryStore

@@ -11,7 +11,7 @@ from farm.errors import StoreError
 from farm.jobs import Outcome, Status
 from farm.settings import Settings
 from farm.store import open_store
-from farm.warm import Warmed
+from farm.upkeep.warm import Warmed
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, OPTIONS, Tools
 

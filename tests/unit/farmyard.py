@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from codegen.tiling import Part
-from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
-from farm.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator
+from farm.coordination.progress import Progress
 from farm.executors.contract import Executor, WorkerState
 from farm.jobs import BuildOptions, BuildResult, Job, NewSubmission
 from farm.ledger import Ledger, open_ledger
-from farm.progress import Progress
-from farm.requests import (
+from farm.settings import Settings
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+from farm.testing import laptop_settings
+from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.requests import (
     CubinFacts,
     CubinResult,
     Request,
@@ -22,10 +26,6 @@ from farm.requests import (
     TemplateRequest,
     TemplateResult,
 )
-from farm.settings import Settings
-from farm.store.memory import MemoryStore
-from farm.submission import new_job
-from farm.testing import laptop_settings
 from tests.samples import SMALLER, checkpoint, fixed_toolchain, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))

@@ -12,8 +12,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from codegen.checkpoint import read_checkpoint
 from codegen.layers import Layer
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import Clip, ConvTranspose2d, LeakyRelu, Linear
 
 FLOAT = onnx.TensorProto.FLOAT

@@ -9,11 +9,11 @@ import pytest
 
 from cli.exit_codes import OK, UNREACHABLE, USAGE
 from cli.main import run
-from codegen import device
 from codegen.errors import DeviceError
 from farm.bench.benchmark import Plan, resumed
 from farm.bench.results import Results, write_results
 from farm.errors import UsageError
+from farm.gpu import device
 from tests.unit.bench_results import made_up
 
 

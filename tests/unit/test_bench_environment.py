@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codegen import replay
 from farm.bench.environment import clocks
+from farm.gpu import replay
 
 
 def test_clocks_are_those_of_the_gpu_that_was_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

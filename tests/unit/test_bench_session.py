@@ -15,21 +15,21 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.choice import choose_tiling
-from codegen.device import DeviceFacts
 from codegen.networks import prune
 from codegen.reference import layer_output
-from codegen.spec import Conv2d, LayerSpec
+from codegen.spec import Conv2d
 from farm.bench import benchmark
 from farm.bench import session as sessions
 from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.kernels import BuiltLayer, NotBuiltError
-from farm.bench.results import CaseKey, Measurement, read_results
+from farm.bench.results import Measurement, read_results
 from farm.bench.roof import Peaks
 from farm.bench.session import Rules, Session
-from farm.bench.stage import set_count
 from farm.bench.torch_gpu import NoTorchError
-from farm.bench.workload import Case, Choice, model_cases, operator_cases, structured_cases
 from farm.errors import UsageError
+from farm.gpu.device import DeviceFacts
+from farm.gpu.kernels import BuiltLayer, NotBuiltError
+from farm.gpu.stage import set_count
+from farm.gpu.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases
 from farm.testing import laptop_settings
 from tests.samples import checkpoint, fixed_toolchain, layer
 
@@ -110,7 +110,7 @@ class PlayedPool:
             future.set_result(BuiltLayer(tiling, ((name_of(case), None),), 6.0, {"registers": 32}))  # type: ignore[arg-type]
         return future
 
-    def index_cubins(self, spec: LayerSpec) -> Future[None]:
+    def begin(self, compile_peer: object) -> Future[None]:
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -16,10 +16,11 @@ from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, Linear
 from farm.bench.contenders import GENERATED
 from farm.bench.counters import DRAM, FETCH_STALLS, GLOBAL_LOADS, NoCountersError, by_contender, read_csv
 from farm.bench.paper import paper_numbers, rows
-from farm.bench.results import CaseKey, Measurement, Results, read_results, write_results
+from farm.bench.results import Measurement, Results, read_results, write_results
 from farm.bench.roof import Peaks, moved_bytes, nonzero_flops, peaks_of, roof_microseconds
 from farm.bench.summary import break_even, break_evens, geometric_mean, speedups, summarise
 from farm.errors import UsageError
+from farm.gpu.workload import CaseKey
 from tests.unit.bench_results import PEAKS, made_up
 
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from codegen.checkpoint import read_checkpoint
 from codegen.errors import CheckpointError
+from codegen.onnx.checkpoint import read_checkpoint
 from tests.unit.onnx_models import constants, conv, info, layer_of, model, node, save, tensor, values
 
 KERNEL = values(4, 3, 3, 3)

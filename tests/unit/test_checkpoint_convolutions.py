@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.checkpoint import read_checkpoint
 from codegen.errors import CheckpointError
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import Conv2d, ConvTranspose2d
 from tests.unit.onnx_models import (
     Shape,

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from codegen.checkpoint import read_checkpoint
 from codegen.errors import CheckpointError
+from codegen.onnx.checkpoint import read_checkpoint
 from tests.unit.onnx_models import conv, conv_model, info, model, save, tensor, values
 
 KERNEL = tensor("w", values(4, 3, 3, 3))

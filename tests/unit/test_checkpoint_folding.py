@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from codegen.model.folding import Affine, arithmetic, folded
-from codegen.model.weights import rounded
+from codegen.onnx.folding import Affine, arithmetic, folded
+from codegen.onnx.weights import rounded
 from codegen.spec import DataType
 from tests.unit.onnx_models import (
     Shape,

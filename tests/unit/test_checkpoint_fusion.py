@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.checkpoint import read_checkpoint
 from codegen.layers import Layer
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import AddResidual, Clip, LeakyRelu
 from tests.unit.onnx_models import (
     Shape,

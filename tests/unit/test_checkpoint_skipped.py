@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from codegen.checkpoint import read_checkpoint
 from codegen.errors import CheckpointError
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import SkippedLayer
 from tests.unit.onnx_models import FLOAT, conv, info, model, save, tensor, values
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from farm.coordinator import NO_COORDINATOR
+from farm.coordination.coordinator import NO_COORDINATOR
+from farm.coordination.lease import Lease
+from farm.coordination.progress import Progress
 from farm.errors import UnreachableError
 from farm.jobs import BuildResult, Job, Outcome, Status
-from farm.lease import Lease
-from farm.progress import Progress
-from farm.requests import (
+from farm.worker.requests import (
     CubinRequest,
     Failure,
     Fault,

@@ -11,13 +11,13 @@ import pytest
 from codegen.layers import Checkpoint
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain
-from farm.build import CUBIN_STAGE
-from farm.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator
 from farm.errors import NotFoundError, UnfinishedError
-from farm.explanation import Explanation, explain
 from farm.jobs import BuildOptions, NewSubmission, Outcome
-from farm.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from farm.reports.explanation import Explanation, explain
 from farm.submission import new_job
+from farm.worker.build import CUBIN_STAGE
+from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import ARCHS, Farmyard, PlayedExecutor
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from farm.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.errors import NotFoundError, StoreError, UsageError
-from farm.garbage import Limits, Sweep, collect_garbage
-from farm.inventory import read_inventory
 from farm.jobs import Status
-from farm.removal import remove_cached
-from farm.requests import CubinFacts
-from farm.scrub import Damage, scrub
 from farm.store.contract import Store, digests_in
 from farm.store.disk import DiskStore
+from farm.upkeep.garbage import Limits, Sweep, collect_garbage
+from farm.upkeep.inventory import read_inventory
+from farm.upkeep.removal import remove_cached
+from farm.upkeep.scrub import Damage, scrub
+from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.requests import CubinFacts
 from tests.store_contract import blob_name
 from tests.unit.farmyard import Farmyard
 

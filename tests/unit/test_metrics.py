@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farm.api import Farm
 from farm.errors import LedgerAwayError, UnreachableError, UsageError
-from farm.metrics import MetricsServer
+from farm.reports.metrics import MetricsServer
 from tests.unit.farmyard import Farmyard
 
 

@@ -13,7 +13,6 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from codegen.checkpoint import read_checkpoint
 from codegen.layers import Layer
 from codegen.networks import (
     NETWORKS,
@@ -27,6 +26,7 @@ from codegen.networks import (
     vgg16,
     write_network,
 )
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import Conv2d
 
 SPARSITY = 0.9

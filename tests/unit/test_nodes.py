@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from codegen.tiling import Part, Tiling
 from farm.executors.nodes import Node, NodeFacts, Nodes
-from farm.requests import CubinRequest, TemplateRequest
+from farm.worker.requests import CubinRequest, TemplateRequest
 from tests.samples import SMALL
 
 GIB = 2**30

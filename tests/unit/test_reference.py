@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from codegen.checkpoint import read_checkpoint
 from codegen.data_types import from_float32, to_float32
 from codegen.dot_products import dot_products
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators.region import EVERYTHING, Region
 from codegen.reference import error_bound, layer_output
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear

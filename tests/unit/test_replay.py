@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from codegen.device import LoadedLayer
-from codegen.replay import MOST_LAUNCHES, REPLAY_MICROSECONDS, launches_of
+from farm.gpu.device import LoadedLayer
+from farm.gpu.replay import MOST_LAUNCHES, REPLAY_MICROSECONDS, launches_of
 
 
 @pytest.mark.parametrize("microseconds", [1.0, 99.0, 1000.0, 1e6])

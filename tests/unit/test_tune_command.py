@@ -14,10 +14,10 @@ import pytest
 
 from cli.exit_codes import INTERRUPTED, JOB_FAILED, OK, UNREACHABLE, USAGE
 from cli.main import run
-from codegen import device
 from codegen.choice import choose_tiling
 from codegen.errors import DeviceError
 from codegen.tiling import Tiling
+from farm.gpu import device
 from farm.ledger import open_ledger
 from farm.settings import load_settings
 from farm.tuner import tuner

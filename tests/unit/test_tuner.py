@@ -10,7 +10,7 @@ import pytest
 
 from codegen.choice import choose_tiling, ranked_tilings
 from codegen.tiling import Tiling
-from farm.bench.workload import Case, Choice, model_cases
+from farm.gpu.workload import Case, Choice, model_cases
 from farm.tuner.search import ALIKE, Effort, Found, search, spread
 from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer

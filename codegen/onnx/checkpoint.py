@@ -1,0 +1,256 @@
+"""An ONNX file read into a Checkpoint: convolutions and fully connected layers, and what is skipped, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen.errors import CheckpointError
+from codegen.keys import digest_fields
+from codegen.layers import Checkpoint, Layer
+from codegen.onnx.constants import SMALL_TENSOR, Constants, external_data, stored_constants
+from codegen.onnx.graph import Graph, Shape
+from codegen.onnx.input_shapes import Size, check_input_shapes
+from codegen.onnx.layers import COMPILED, read_layers
+from codegen.onnx.nodes import ONNX_DOMAINS, Node, text
+from codegen.onnx.reasons import NOT_COMPILED
+from codegen.spec import SkippedLayer
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+OLDEST_OPSET = 7
+LARGEST_FILE_BYTES = 2**31 - 1
+"""Protobuf's limit."""
+
+SHOWN_REASONS = 5
+
+
+def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+    """Reads an ONNX model (opset 7 or later): weights in initializers, Constant nodes or files beside the model.
+
+    Convolutions, transposed ones and fully connected layers of the main graph become layers, each with what follows it
+    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the
+    shapes of graph inputs by name, for models whose height and width are not fixed. -0.0 is read as 0.0. Raises
+    CheckpointError, one line that names the file.
+    """
+    path = Path(path)
+    try:
+        model = _parse(path)
+        _opset(model)
+        _set_input_shapes(model.graph, input_shapes or {})
+        layers, skipped = _read_graph(model, path.resolve().parent)
+        _check_not_empty(layers, skipped)
+    except CheckpointError as error:
+        raise CheckpointError(" ".join(f"{path}: {error}".splitlines())) from error
+    return Checkpoint(path.stem, str(path), _digest(layers, skipped), tuple(layers), tuple(skipped))
+
+
+def _parse(path: Path) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        if path.is_dir():
+            raise CheckpointError("it is a directory: give the ONNX file in it")
+        if path.exists() and not path.is_file():
+            raise CheckpointError("it is not a regular file: give an ONNX file")
+        if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
+            raise CheckpointError(f"it has {size} bytes, protobuf reads 2 GB: export the weights as external data")
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError("there is no such file: check the path") from error
+    except OSError as error:
+        raise CheckpointError(f"it cannot be read ({error.strerror}): check the file and its permissions") from error
+    if not data:
+        raise CheckpointError("it is empty: export or copy the model again")
+    try:
+        model = onnx.load_model_from_string(data)
+    except DecodeError as error:
+        raise CheckpointError("it is not an ONNX model, or was cut short: export or copy the model again") from error
+    if not model.graph.node:
+        raise CheckpointError("it is not an ONNX model, or was cut short (no graph): export or copy the model again")
+    return model
+
+
+def _opset(model: ModelProto) -> int:
+    """The version of ONNX's operators. Raises CheckpointError if there is none, or one that is too old."""
+    versions: list[int] = [opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS]
+    if not versions:
+        raise CheckpointError("it names no opset of ONNX's operators, or was cut short: export or copy the model again")
+    if (opset := max(versions)) < OLDEST_OPSET:
+        raise CheckpointError(
+            f"its opset {opset} is older than {OLDEST_OPSET}: convert it with onnx.version_converter or export it again"
+        )
+    return opset
+
+
+def _inputs(graph: GraphProto) -> dict[str, Size | None]:
+    """Without the weights, which ONNX lists among the inputs of old models."""
+    weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    return {text(value.name): _size(value) for value in graph.input if value.name not in weights}
+
+
+def _size(value: ValueInfoProto) -> Size | None:
+    shape = _shape(value)
+    return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
+
+
+def _shape(value: ValueInfoProto) -> Shape | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or None
+        for dimension in tensor.shape.dim
+    )
+
+
+def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    check_input_shapes(_inputs(graph), input_shapes)
+    for value in graph.input:
+        if value.name in input_shapes:
+            dimensions = value.type.tensor_type.shape.dim
+            del dimensions[:]
+            for dimension in input_shapes[value.name]:
+                dimensions.add(dim_value=dimension)
+    if input_shapes:  # the shapes that the exporter wrote down are those of other inputs
+        del graph.value_info[:]
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+
+
+def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
+    """Every tensor that shape inference knows something about; of large weights it sees the shape only."""
+    import onnx
+
+    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    for field in ("node", "input", "output", "value_info"):
+        getattr(slim.graph, field).extend(getattr(model.graph, field))
+    for value in slim.graph.input:
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if not dimension.dim_value and not dimension.dim_param:
+                dimension.dim_param = f"{text(value.name)}[{axis}]"  # so that shapes that go back to it can be compared
+    for tensor in model.graph.initializer:
+        stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
+        external = external_data(tensor, folder)  # checked even if no layer needs it
+        if prod(tensor.dims) > SMALL_TENSOR:
+            continue
+        if external is None:
+            stub.CopyFrom(tensor)
+        else:
+            stub.raw_data = external.read()
+    for sparse in model.graph.sparse_initializer:
+        slim.graph.initializer.add(name=text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
+    try:
+        graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
+        raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
+    return {value.name: value for value in (*graph.value_info, *graph.output, *graph.input)}
+
+
+def _element_type(number: int) -> str:
+    """NumPy's name of an ONNX element type where there is one."""
+    import onnx
+
+    names: dict[int, str] = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+    name = names.get(number, f"type {number}")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[SkippedLayer]]:
+    values = _infer_shapes(model, folder)
+    nodes = tuple(_plain(node, position=i) for i, node in enumerate(model.graph.node))
+    constants = Constants(model.graph, folder, _opset(model))
+    with_weights = list(_nodes_with_weights(model.graph, constants.names, nodes))
+    for function in model.functions:
+        inner = [_plain(node, f"the function {function.name}") for node in function.node]
+        with_weights += _nodes_with_weights(function, frozenset(), inner)
+    graph = Graph(
+        nodes,
+        frozenset(output.name for output in model.graph.output) | frozenset(_read_in_sub_graphs(model.graph)),
+        constants,
+        {name: _element_type(number) for name, value in values.items() if (number := value.type.tensor_type.elem_type)},
+        {name: _shape(value) for name, value in values.items()},
+    )
+    return read_layers(with_weights, graph, _inputs(model.graph))
+
+
+def _nodes_with_weights(
+    graph: GraphProto | FunctionProto, constants: frozenset[str], nodes: Sequence[Node]
+) -> Iterator[Node]:
+    """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
+    for proto, node in zip(graph.node, nodes, strict=True):
+        if node.operator in ("Gemm", "MatMul"):
+            if any(name in constants for name in node.inputs[:2]):
+                yield node
+        elif node.operator in COMPILED or node.operator in NOT_COMPILED:
+            yield node
+        for inner in _sub_graphs(proto):
+            owner = node.owner or f"a sub-graph of {node.operator} '{node.name}'"
+            known = constants | stored_constants(inner).keys()
+            yield from _nodes_with_weights(inner, known, [_plain(each, owner) for each in inner.node])
+
+
+def _sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
+
+
+def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
+    """What the nodes of sub-graphs read, which may be tensors of the graph around them."""
+    for node in graph.node:
+        for inner in _sub_graphs(node):
+            yield from (name for each in inner.node for name in each.input)
+            yield from (output.name for output in inner.output)
+            yield from _read_in_sub_graphs(inner)
+
+
+def _plain(node: NodeProto, owner: str = "", position: int = -1) -> Node:
+    attributes = {text(attribute.name): attribute for attribute in node.attribute}
+    return Node(
+        text(node.op_type),
+        text(node.domain),
+        text(node.name),
+        tuple(map(text, node.input)),
+        tuple(map(text, node.output)),
+        {name: (a.i,) for name, a in attributes.items() if a.type == a.INT}
+        | {name: tuple(a.ints) for name, a in attributes.items() if a.type == a.INTS},
+        {name: a.f for name, a in attributes.items() if a.type == a.FLOAT},
+        {name: a.s.decode(errors="replace") for name, a in attributes.items() if a.type == a.STRING},
+        owner,
+        position,
+    )
+
+
+def _check_not_empty(layers: list[Layer], skipped: list[SkippedLayer]) -> None:
+    if layers:
+        return
+    if not skipped:
+        raise CheckpointError(
+            "it has nothing to compile, no node with weights: give a model with convolutions or fully connected layers"
+        )
+    reasons = "; ".join(f"{layer.name} ({layer.operator}): {layer.reason}" for layer in skipped[:SHOWN_REASONS])
+    more = f"; and {len(skipped) - SHOWN_REASONS} more" if len(skipped) > SHOWN_REASONS else ""
+    raise CheckpointError(f"it has nothing to compile, every node with weights is skipped: {reasons}{more}")
+
+
+def _digest(layers: list[Layer], skipped: list[SkippedLayer]) -> str:
+    read = [
+        [
+            layer.name,
+            layer.spec.to_json(),
+            layer.weights.digest,
+            layer.input,
+            layer.output,
+            layer.residual,
+            layer.rows,
+            layer.folded,
+        ]
+        for layer in layers
+    ]
+    unread = [[layer.name, layer.operator, layer.reason] for layer in skipped]
+    return digest_fields({"layers": json.dumps(read), "skipped": json.dumps(unread)})

@@ -1,0 +1,144 @@
+"""A product and the nodes after it that one kernel can compute, made into a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from codegen.layers import Layer, Weights
+from codegen.onnx.epilogue import activation, residual
+from codegen.onnx.folding import Affine, arithmetic, batch_normalization, folded, per_kernel
+from codegen.onnx.graph import Graph
+from codegen.onnx.nodes import ONNX_DOMAINS, Node
+from codegen.onnx.product import Product
+from codegen.onnx.reasons import UnsupportedError
+from codegen.spec import AddResidual, Step
+
+EPSILON = 1e-5
+"""Of a BatchNormalization that does not say it."""
+
+
+@dataclass
+class _Fusion:
+    """A layer that takes up one node after the other."""
+
+    product: Product
+    graph: Graph
+    output: str
+    affine: Affine
+    weights: Weights
+    steps: list[Step] = field(default_factory=list)
+    residual: str = ""
+    nodes: list[Node] = field(default_factory=list)
+
+    def takes(self, node: Node) -> bool:
+        """Takes up the only reader of the output, if the kernel can compute it too."""
+        if node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
+            return False
+        if any(self.graph.is_read(name) for name in node.outputs[1:]):
+            return False
+        try:
+            taken = self._passes(node) or self._folds(node) or self._steps(node) or self._adds(node)
+        except UnsupportedError:  # one of its constants cannot be computed
+            return False
+        if taken:
+            self.nodes.append(node)
+            self.output = node.outputs[0]
+        return taken
+
+    def _passes(self, node: Node) -> bool:
+        """Identity, and Dropout, which does nothing but in training."""
+        if node.input(0) != self.output:
+            return False
+        if node.operator == "Dropout" and node.input(2):
+            constants = self.graph.constants
+            return node.input(2) in constants and not constants.read(node.input(2)).any()
+        return node.operator in ("Identity", "Dropout")
+
+    def _folds(self, node: Node) -> bool:
+        affine = None if self.steps else _affine(node, self.output, self.product, self.graph)
+        if affine is None:
+            return False
+        affine = affine.after(self.affine)
+        weights = _weights(self.product, affine)
+        if weights is None:
+            return False
+        self.affine, self.weights = affine, weights
+        return True
+
+    def _steps(self, node: Node) -> bool:
+        steps = activation(node, self.graph, self.output)
+        self.steps += steps or ()
+        return steps is not None
+
+    def _adds(self, node: Node) -> bool:
+        # What is added cannot depend on this layer: nothing but this node reads the layer's output.
+        added = "" if self.residual else residual(node, self.graph, self.output)
+        if added:
+            self.residual = added
+            self.steps.append(AddResidual())
+        return bool(added)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """A layer, and the position in the graph from which on its output is there."""
+
+    layer: Layer
+    position: int
+
+
+def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int]) -> FusedLayer:
+    """The layer of a node's product and of the nodes after it, whose positions join `taken`; those in it are left.
+
+    A node is fused if it is the only reader of the output so far. Of two layers that an Add adds up, the one that is
+    asked first takes the Add. Raises UnsupportedError if the weights are not finite in their data type.
+    """
+    kernels = product.spec.kernels
+    affine = Affine(np.ones(kernels), np.zeros(kernels))
+    weights = _weights(product, affine)
+    if weights is None:
+        raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
+    fusion = _Fusion(product, graph, product.output, affine, weights)
+    while (reader := graph.only_reader(fusion.output)) and reader.position not in taken and fusion.takes(reader):
+        taken.add(reader.position)
+    layer = Layer(
+        name,
+        replace(product.spec, epilogue=tuple(fusion.steps)),
+        fusion.weights,
+        product.input,
+        fusion.output,
+        fusion.residual,
+        product.rows,
+        tuple(map(str, fusion.nodes)),
+    )
+    return FusedLayer(layer, fusion.nodes[-1].position if fusion.nodes else node.position)
+
+
+def _weights(product: Product, affine: Affine) -> Weights | None:
+    return folded(product.kernel, product.bias, product.alpha, affine, product.spec.data_type)
+
+
+def _affine(node: Node, tensor: str, product: Product, graph: Graph) -> Affine | None:
+    """What a node computes of the product's output, None if that cannot be folded."""
+    kernels, rank, axis = product.spec.kernels, product.output_rank, product.channel_axis
+    if node.operator == "BatchNormalization":
+        names = node.inputs[1:5]
+        # Before opset 14, outputs beside the first one say that it trains.
+        training = node.integer("training_mode", 0) or any(node.outputs[1:]) or not node.integer("spatial", 1)
+        per_channel = rank is not None and rank > 1 and axis is not None and axis % rank == 1
+        if training or not per_channel or len(names) != 4 or not all(each in graph.constants for each in names):
+            return None
+        scale, shift, mean, variance = (graph.numbers(each) for each in names)
+        if any(each.shape != (kernels,) for each in (scale, shift, mean, variance)):
+            return None
+        return batch_normalization(scale, shift, mean, variance, node.floats.get("epsilon", EPSILON))
+    if node.operator not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    constant_first = node.inputs[1] == tensor
+    other = node.inputs[0 if constant_first else 1]
+    if other not in graph.constants:
+        return None
+    constant = per_kernel(graph.numbers(other), kernels, rank, axis)
+    return None if constant is None else arithmetic(node.operator, constant, constant_first)

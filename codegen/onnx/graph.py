@@ -1,0 +1,86 @@
+"""The main graph of a model: who reads a tensor, and what is known of it before the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.onnx.input_shapes import Size
+from codegen.onnx.nodes import Node
+from codegen.onnx.reasons import compiled_type
+
+Shape = tuple[int | str | None, ...]
+"""Dimensions of a tensor: a number, a name (equal names are equal numbers), or nothing known."""
+
+
+class ConstantTensors(Protocol):
+    """What can be computed before the model runs, by the tensors' names."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The values. Raises UnsupportedError or CheckpointError if there are none to be had."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes of the main graph, in graph order, and the tensors between them."""
+
+    nodes: Sequence[Node]
+    read_elsewhere: frozenset[str]
+    """The graph's outputs, and what sub-graphs read."""
+    constants: ConstantTensors
+    element_types: Mapping[str, str]
+    """NumPy's names of them."""
+    shapes: Mapping[str, Shape | None]
+
+    @cached_property
+    def _readers(self) -> dict[str, list[Node]]:
+        """A node that reads a tensor twice is listed twice."""
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in filter(None, node.inputs):
+                readers.setdefault(name, []).append(node)
+        return readers
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Of each node: the nodes on the longest way to it from the inputs, itself included."""
+        of_tensor: dict[str, int] = {}
+        depths = []
+        for node in self.nodes:
+            depth = 1 + max((of_tensor.get(name, 0) for name in node.inputs if name not in self.constants), default=0)
+            of_tensor.update(dict.fromkeys(node.outputs, depth))
+            depths.append(depth)
+        return depths
+
+    def is_read(self, tensor: str) -> bool:
+        """Whether anything reads the tensor; what has no name is not read."""
+        return tensor in self._readers or tensor in self.read_elsewhere
+
+    def only_reader(self, tensor: str) -> Node | None:
+        """The node that reads the tensor, if it reads it once and nothing else does."""
+        readers = self._readers.get(tensor, [])
+        return readers[0] if len(readers) == 1 and tensor not in self.read_elsewhere else None
+
+    def numbers(self, constant: str) -> NDArray[np.float64]:
+        """A constant's values. Raises UnsupportedError unless it has a type that is compiled."""
+        values = self.constants.read(constant)
+        compiled_type(values.dtype.name, "constants are")
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return values.astype(np.float64)
+
+    def size(self, tensor: str) -> Size | None:
+        """Dimensions as numbers; None if not even how many there are is known."""
+        shape = self.shapes.get(tensor)
+        return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
+
+    def same_shape(self, first: str, second: str) -> bool:
+        """Whether it is known that two tensors always have one shape."""
+        shape = self.shapes.get(first)
+        return shape is not None and None not in shape and shape == self.shapes.get(second)

@@ -1,0 +1,68 @@
+"""The nodes of a graph that carry weights, each made into a layer or skipped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from codegen.errors import CheckpointError
+from codegen.layers import Layer
+from codegen.onnx.convolution import convolution
+from codegen.onnx.fusion import FusedLayer, fuse
+from codegen.onnx.graph import Graph
+from codegen.onnx.input_shapes import Size, unknown_size_reason
+from codegen.onnx.linear import gemm, matmul
+from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
+from codegen.onnx.product import Product
+from codegen.onnx.reasons import NOT_COMPILED, UnknownSizeError, UnsupportedError
+from codegen.spec import SkippedLayer
+
+COMPILED = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "MatMul": matmul}
+
+
+def read_layers(
+    nodes: Sequence[Node], graph: Graph, inputs: Mapping[str, Size | None]
+) -> tuple[list[Layer], list[SkippedLayer]]:
+    """The layers, in an order in which they can run, and the skipped nodes, in graph order.
+
+    `inputs` are those of the model. Raises CheckpointError, naming the layer, for a node that no program could run.
+    """
+    names = unique_names(nodes)
+    products: dict[int, Product] = {}
+    skipped: dict[int, SkippedLayer] = {}
+
+    @contextmanager
+    def reading(i: int) -> Iterator[None]:
+        try:
+            yield
+        except UnsupportedError as reason:
+            skipped[i] = SkippedLayer(names[i], nodes[i].operator, str(reason))
+        except UnknownSizeError:
+            skipped[i] = SkippedLayer(names[i], nodes[i].operator, unknown_size_reason(inputs))
+        except CheckpointError as error:
+            raise CheckpointError(f"layer '{names[i]}': {error}") from error
+
+    for i, node in enumerate(nodes):
+        with reading(i):
+            products[i] = _product(node, graph)
+    fused: list[FusedLayer] = []
+    taken: set[int] = set()
+    # Of two layers that are added up, the deeper one adds. In a residual block that is the end of the main branch, as
+    # it is in blocks that have nothing but the main branch: so they share their templates.
+    for i in sorted(products, key=lambda i: (graph.depths[nodes[i].position], i), reverse=True):
+        with reading(i):
+            fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
+    fused.sort(key=lambda each: each.position)
+    return [each.layer for each in fused], [skipped[i] for i in sorted(skipped)]
+
+
+def _product(node: Node, graph: Graph) -> Product:
+    if node.owner:
+        raise UnsupportedError(f"it is inside {node.owner}; only the nodes of the main graph are compiled")
+    if reason := NOT_COMPILED.get(node.operator):
+        raise UnsupportedError(reason)
+    if node.domain not in ONNX_DOMAINS:
+        raise UnsupportedError(f"it is an operator of the domain '{node.domain}', not ONNX's {node.operator}")
+    if not (node.input(0) and node.input(1) and any(node.outputs[:1])):
+        raise CheckpointError("it has no weights or no output: export the model again")
+    return COMPILED[node.operator](node, graph)

@@ -1,0 +1,73 @@
+"""The product of weights and input that a node computes: a layer before anything is folded into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.layers import FloatArray
+from codegen.onnx.graph import Graph
+from codegen.onnx.nodes import Node
+from codegen.onnx.reasons import UnsupportedError, compiled_type
+from codegen.onnx.weights import Doubles, finite_weights
+from codegen.spec import DataType, LayerSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """alpha * kernel * input + bias: values that the node's data type has, but for alpha and bias."""
+
+    spec: LayerSpec
+    """Without an epilogue."""
+    kernel: FloatArray
+    """Of the spec's weights_shape."""
+    bias: Doubles
+    """[K]."""
+    input: str
+    output: str
+    output_rank: int | None
+    channel_axis: int | None
+    """Of the output, the axis of the K kernels, counted from the end if negative; None if it has no such axis."""
+    alpha: float = 1.0
+    rows: int = 1
+    """Of a Linear, rows per image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """The constants of a node, finite, and their type, which the node's input has too."""
+
+    kernel: FloatArray
+    """As the node has them."""
+    bias: FloatArray | None
+    data_type: DataType
+
+
+def read_operands(node: Node, graph: Graph, *, weights: int = 1, activation: int = 0) -> Operands:
+    """The weights, at the given place among the node's inputs, and the biases, in third place if there are any.
+
+    Raises UnsupportedError for those that are computed while the model runs, or of a type that is not compiled.
+    """
+    kernel = _constant(node.input(weights), graph, "weights")
+    data_type = compiled_type(kernel.dtype.name, "weights are")
+    input_type = graph.element_types.get(node.input(activation), data_type)
+    if compiled_type(input_type, "input is") != data_type:
+        raise UnsupportedError(
+            f"its input is {input_type} and its weights {data_type}; only one type for both is compiled"
+        )
+    bias = None
+    if node.input(2):
+        bias = _constant(node.input(2), graph, "biases")
+        if compiled_type(bias.dtype.name, "biases are") != data_type:
+            raise UnsupportedError(
+                f"its biases are {bias.dtype.name} and its weights {data_type}; only one type for both is compiled"
+            )
+        bias = finite_weights(bias, "biases")
+    return Operands(finite_weights(kernel, "weights"), bias, data_type)
+
+
+def _constant(name: str, graph: Graph, what: str) -> np.ndarray:
+    if name not in graph.constants:
+        raise UnsupportedError(f"its {what} are computed while the model runs; fold constants before or in the export")
+    return graph.constants.read(name)

@@ -1,0 +1,158 @@
+"""Runs jobs: claims them, plans, drives an executor, writes results to the ledger."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from codegen.toolchain import Toolchain
+from farm.coordination.claims import Claims
+from farm.coordination.flights import Flights
+from farm.coordination.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
+from farm.coordination.progress import Progress
+from farm.coordination.retries import Retries
+from farm.coordination.run import Run
+from farm.errors import UnreachableError
+from farm.executors.contract import Executor
+from farm.jobs import Job, Status
+from farm.ledger import Ledger
+from farm.settings import Settings
+from farm.store.contract import Store
+from farm.worker.requests import Fault
+
+NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
+POLL_SECONDS = 0.5
+"""How often a job that another coordinator runs is looked at, and whether there are new ones."""
+JOBS_AT_ONCE = 64
+"""Claimed together, at most: others have a share too, and what is held in memory stays small."""
+
+
+class Coordinator:
+    """One process that runs jobs. Several may work on one ledger: a job is claimed by one at a time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Store,
+        executor: Executor,
+        toolchain: Toolchain,
+        settings: Settings,
+        progress: Progress | None = None,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._ledger = ledger.waiting(settings.away_seconds)
+        self._store = store
+        self._executor = executor
+        self._toolchain = toolchain
+        self._settings = settings
+        self._progress = progress or Progress()
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = beat_seconds
+        self.node = socket.gethostname()
+        self.name = f"{self.node}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+    def run(self, job_ids: Sequence[str]) -> list[Job]:
+        """Runs the jobs to their end and gives them in the order given; waits for those that another coordinator runs.
+
+        A failed job is a result, not an exception. An interruption (KeyboardInterrupt) puts unfinished jobs back to
+        PENDING, what fails around them (UnreachableError) ends them as CRASHED; both are raised again.
+        """
+        unfinished = list(dict.fromkeys(job_ids))
+        told: set[str] = set()
+
+        def claim() -> list[str]:
+            return self._ledger.claim_all(unfinished, self.name, self._lease_seconds, limit=JOBS_AT_ONCE)
+
+        def over() -> bool:
+            jobs = self._ledger.jobs_by_id(unfinished).values()
+            unfinished[:] = [job.id for job in jobs if not job.status.final]
+            for job in jobs:
+                if not job.status.final and job.id not in told:
+                    told.add(job.id)
+                    self._progress.elsewhere(job)
+            return not unfinished
+
+        self._work(claim, over, serves=False)
+        found = self._ledger.jobs_by_id(job_ids)
+        return [found[each] for each in job_ids]
+
+    def serve(self, *, drain: bool = False) -> None:
+        """Runs whatever is pending until it is interrupted or, with `drain`, until nothing is.
+
+        An interruption (KeyboardInterrupt) puts unfinished jobs back to PENDING, and so does what fails around them
+        (UnreachableError): both are raised again.
+        """
+        if not drain:
+            _ = self._executor.capacity  # workers that cannot be reached are no reason to claim a job
+
+        def claim() -> list[str]:
+            return self._ledger.claim_next(self.name, self._lease_seconds, JOBS_AT_ONCE)
+
+        self._work(claim, lambda: drain, serves=True)
+
+    def _work(self, claim: Callable[[], list[str]], over: Callable[[], bool], *, serves: bool) -> None:
+        coordinators = self._ledger.coordinators
+        coordinators.register(self.name, self.node, serves=serves, lease_seconds=self._lease_seconds)
+        retries = Retries(self._settings, self._toolchain.ptxas_version)
+        claims = Claims(
+            self._ledger, self.name, retries, self._progress, timeout_seconds=self._settings.job_timeout_seconds
+        )
+        try:
+            with Lease(
+                self._ledger.waiting(0),
+                self.name,
+                self._executor.workers,
+                lease_seconds=self._lease_seconds,
+                beat_seconds=self._beat_seconds,
+            ):
+                self._loop(claims, retries, claim, over)
+        except BaseException as error:
+            self._executor.cancel_all()
+            self._give_up(claims, error, serves=serves)
+            raise
+        coordinators.leave(self.name)
+
+    def _loop(self, claims: Claims, retries: Retries, claim: Callable[[], list[str]], over: Callable[[], bool]) -> None:
+        run = Run(
+            self._store,
+            self._executor,
+            Flights(self._ledger, self.name),
+            retries,
+            recache=self._settings.recache,
+            progress=self._progress,
+        )
+        asked_at = -POLL_SECONDS
+        while True:
+            asks = run.hungry and (not claims.job_ids or time.monotonic() - asked_at >= POLL_SECONDS)
+            new: list[str] = []
+            if asks:
+                asked_at = time.monotonic()
+                if new := [*claims.take_orphans(), *claim()]:
+                    run.add(claims.begin(new, self._toolchain))
+            if run.busy:
+                for result in run.step():
+                    claims.take(result)
+            run.drop(claims.write())
+            if asks and not new and not claims.job_ids:
+                if over():
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def _give_up(self, claims: Claims, error: BaseException, *, serves: bool) -> None:
+        """Ends or gives back what is claimed, also what was claimed a moment ago and not begun."""
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, Exception):
+            claims.keep()
+            self._ledger.release(self.name, NO_COORDINATOR)
+        elif serves and isinstance(error, UnreachableError):
+            claims.keep()
+            self._ledger.release(self.name, f"its coordinator ended ({reason}): the next farm serve goes on")
+        else:
+            claims.end_all(Status.CRASHED, reason, Fault.FARM)
+            self._ledger.release(self.name, NO_COORDINATOR)
+        self._ledger.coordinators.leave(self.name)

@@ -1,0 +1,100 @@
+"""What has to be made for some jobs: every distinct template and every distinct cubin, once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from codegen.arch import virtual_arch
+from codegen.assemble import ptxas_options
+from codegen.keys import CubinKey, TemplateKey
+from codegen.operators import template_cost
+from codegen.rewrite import rewriter_digest
+from codegen.spec import LayerSpec
+from codegen.template import template_key
+from codegen.tiling import Part, Tiling
+from codegen.toolchain import Toolchain
+from farm.jobs import Build, Job, NewJob
+from farm.worker.requests import CubinRequest, TemplateRequest
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who needs a cubin: one part of one build of one job, for one architecture."""
+
+    job: str
+    build: int
+    """Of the row in the ledger."""
+    arch: str
+    part: int
+    """Position in the build's parts, from 0."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Requests, most expensive first, and who waits for them."""
+
+    templates: tuple[TemplateRequest, ...]
+    cubins: tuple[CubinRequest, ...]
+    targets: Mapping[str, tuple[Target, ...]]
+    """By the cubin's key; two layers with the same shape and weights share their cubins."""
+    template_fields: Mapping[str, Mapping[str, str]]
+    """By the template's key: what went into it."""
+    cubin_fields: Mapping[str, Mapping[str, str]]
+
+
+def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolchain) -> Plan:
+    """Plans all builds of all jobs together, so that what they share is made once.
+
+    The cubins of one part of a layer for several architectures stay neighbours: a worker rewrites once for all of
+    them. Raises ArchError for an architecture that the toolchain does not know.
+    """
+    rewriter = rewriter_digest()
+
+    @cache
+    def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
+        key = template_key(spec, tiling, virtual, toolchain)
+        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling))
+
+    templates: dict[str, TemplateRequest] = {}
+    cubins: dict[str, CubinRequest] = {}
+    targets: dict[str, list[Target]] = {}
+    template_fields: dict[str, Mapping[str, str]] = {}
+    cubin_fields: dict[str, Mapping[str, str]] = {}
+    for job, builds in work:
+        options = ptxas_options(job.options.optimisation)
+        for build in builds:
+            for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
+                of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
+                of_cubin = CubinKey(
+                    template=template.key,
+                    weights=build.weights,
+                    part=part,
+                    rewriter_digest=rewriter,
+                    assembler=toolchain.ptxas_version,
+                    arch=arch,
+                    options=options,
+                )
+                key = of_cubin.digest
+                templates.setdefault(template.key, template)
+                cost = _cost(build, part)
+                cubins.setdefault(key, CubinRequest(template, build.weights, part, arch, options, key, cost))
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
+                if template.key not in template_fields:
+                    template_fields[template.key] = of_template.fields()
+                if key not in cubin_fields:
+                    cubin_fields[key] = of_cubin.fields()
+    return Plan(
+        templates=tuple(sorted(templates.values(), key=lambda request: -request.cost)),
+        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.cost)),
+        targets={key: tuple(who) for key, who in targets.items()},
+        template_fields=template_fields,
+        cubin_fields=cubin_fields,
+    )
+
+
+def _cost(build: Build, part: Part) -> int:
+    """The part's share of the layer's multiply-adds, as if its K groups were alike."""
+    return build.nonzeros * build.tiling.rows * (part.end - part.first) // build.parts[-1].end

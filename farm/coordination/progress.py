@@ -1,0 +1,53 @@
+"""What a coordinator tells while it works; the command line shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from farm.jobs import Build, BuildResult, Job
+from farm.worker.requests import Request, Retry, TemplateResult
+
+if TYPE_CHECKING:
+    from farm.coordination.plan import Plan
+    from farm.upkeep.garbage import Sweep
+
+
+class Progress:
+    """Shows nothing; a subclass overrides what it wants to show.
+
+    Calls come from the thread that runs the jobs; the last three from the one that keeps the limits.
+    """
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
+        """What is to be done for these jobs, builds by their id; nothing was looked up yet."""
+
+    def submitted(self, request: Request) -> None:
+        """A worker has it, or will soon."""
+
+    def retried(self, retry: Retry) -> None:
+        """It failed, and is tried again."""
+
+    def template_done(self, result: TemplateResult) -> None:
+        """A template is there or has failed; its key is in the plan."""
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """A cubin of a build is there, hit or built, or has failed."""
+
+    def job_done(self, job: Job) -> None:
+        """A job has reached its final state."""
+
+    def job_lost(self, job: Job) -> None:
+        """A job was cancelled, or taken over by another coordinator."""
+
+    def elsewhere(self, job: Job) -> None:
+        """Another coordinator runs this job; said once, before waiting for it."""
+
+    def jobs_forgotten(self, count: int) -> None:
+        """Jobs beyond the ledger's age were forgotten."""
+
+    def garbage_collected(self, sweep: Sweep) -> None:
+        """The store was brought below its limits."""
+
+    def upkeep_failed(self, reason: str) -> None:
+        """The limits of the store or of the ledger could not be applied."""

@@ -1,0 +1,327 @@
+"""A GPU: loads a cubin, launches it, gives the output back. The only importer of PyCUDA."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.errors import DeviceError
+from codegen.launch import Launch
+from farm.gpu.replay import REPLAYS, CudaGraph, Gate, launches_of, rest
+
+_POISON = 0xFF
+"""A NaN of such bytes in every data type: an output that no kernel writes stays one."""
+
+BRANCHES = 16
+"""Parts of a layer that are launched beside each other: the GPU has room for blocks of a few kernels at a time."""
+GUESSED_LAUNCHES = 16
+"""From which it is guessed how many launches a graph should have."""
+IDLE_SECONDS = 1.0
+"""After which a GPU may have lowered its clock."""
+WAKE_SECONDS = 0.7
+"""Of work until the clock of an idle GPU is up."""
+WAKE_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel on the GPU: call it with device addresses; it runs on the given stream, or the default one."""
+
+    _function: Any
+    _launch: Launch
+
+    def __call__(self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None) -> None:
+        values = {"input": source, "output": target, "residual": residual or 0}
+        arguments = [
+            np.int32(batch) if name == "images" else np.uint64(values[name]) for name in self._launch.arguments
+        ]
+        self._function(
+            *arguments,
+            grid=self._launch.grid_at(batch),
+            block=self._launch.block,
+            shared=self._launch.shared_bytes,
+            stream=stream,
+        )
+
+
+class LoadedLayer:
+    """All parts of a layer on the GPU: a call launches them side by side, since each writes outputs of its own.
+
+    To the stream it is one launch: it begins after what the stream has, and what follows waits for all parts. It can
+    be captured into a graph, whose branches the parts are then.
+    """
+
+    def __init__(
+        self, kernels: Sequence[LoadedKernel], stream: Any, others: Sequence[Any], events: Sequence[Any]
+    ) -> None:
+        """`others` are streams for the parts after the first, in turn; `events` one for each of them and one more."""
+        self._kernels = tuple(kernels)
+        self._stream = stream
+        self._others = tuple(others)
+        self._begin, *self._ends = events
+
+    def __call__(self, source: int, target: int, batch: int, residual: int | None = None) -> None:
+        """Launches all parts with these device addresses."""
+        if self._others:
+            self._begin.record(self._stream)
+            for other in self._others:
+                other.wait_for_event(self._begin)
+        streams = (self._stream, *self._others)
+        for i, kernel in enumerate(self._kernels):
+            kernel(source, target, batch, streams[i % len(streams)], residual)
+        for other, end in zip(self._others, self._ends, strict=True):
+            end.record(other)
+            self._stream.wait_for_event(end)
+
+
+@dataclass(frozen=True)
+class RawKernel:
+    """A kernel that no template made: its arguments are pointers, then an int32 number of images."""
+
+    _function: Any
+    block: tuple[int, int, int]
+
+    def __call__(self, grid: tuple[int, int, int], pointers: Sequence[int], images: int, stream: Any = None) -> None:
+        arguments = [*map(np.uint64, pointers), np.int32(images)]
+        self._function(*arguments, grid=grid, block=self.block, stream=stream)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the driver says of a GPU."""
+
+    name: str
+    arch: str
+    capability: int
+    """90 for 9.0."""
+    driver: str
+    """The CUDA version it serves at most."""
+    multiprocessors: int
+    clock_hz: float
+    """At most; so the next."""
+    memory_clock_hz: float
+    bus_bits: int
+    l2_bytes: int
+    memory_bytes: int
+    pci_bus: str
+    """Where it is, as nvidia-smi takes it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Device:
+    """The first GPU, for as long as the `with` block lasts. Raises DeviceError where there is none."""
+
+    def __init__(self) -> None:
+        try:
+            from pycuda import driver
+        except ImportError as error:
+            raise DeviceError(
+                f"PyCUDA cannot be used here ({error}): install the extra 'gpu' on a machine with an NVIDIA driver"
+            ) from None
+        self._driver: Any = driver
+        self._streams: list[Any] = []
+        """For parts of layers that run beside the first."""
+        self._awake_at = -IDLE_SECONDS
+        """When it was last seen to be awake."""
+        try:
+            driver.init()
+            self._device = driver.Device(0)
+            self._context = self._device.retain_primary_context()
+        except driver.Error as error:
+            raise DeviceError(f"no GPU can be used here ({error}): run this on a machine with one") from None
+
+    def __enter__(self) -> Self:
+        self._context.push()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.pop()
+
+    @property
+    def name(self) -> str:
+        return str(self._device.name())
+
+    @property
+    def arch(self) -> str:
+        """The architecture whose cubins it runs, as in sm_90."""
+        major, minor = self._device.compute_capability()
+        return f"sm_{major}{minor}"
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """Its attributes."""
+        kind = self._driver.device_attribute
+        major, minor = self._device.compute_capability()
+        version = self._driver.get_driver_version()
+
+        def number(attribute: Any) -> int:
+            return int(self._device.get_attribute(attribute))
+
+        return DeviceFacts(
+            name=self.name,
+            arch=self.arch,
+            capability=10 * major + minor,
+            driver=f"{version // 1000}.{version % 1000 // 10}",
+            multiprocessors=number(kind.MULTIPROCESSOR_COUNT),
+            clock_hz=1e3 * number(kind.CLOCK_RATE),
+            memory_clock_hz=1e3 * number(kind.MEMORY_CLOCK_RATE),
+            bus_bits=number(kind.GLOBAL_MEMORY_BUS_WIDTH),
+            l2_bytes=number(kind.L2_CACHE_SIZE),
+            memory_bytes=int(self._device.total_memory()),
+            pci_bus=str(self._device.pci_bus_id()),
+        )
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Memory on the GPU: `int()` gives its address, `free()` gives it back. Raises DeviceError."""
+        try:
+            return self._driver.mem_alloc(size_bytes)
+        except self._driver.Error as error:
+            raise DeviceError(
+                f"{self.name} has no {size_bytes / 1e9:.1f} GB left ({error}): take a smaller batch"
+            ) from None
+
+    def upload(self, address: int, values: NDArray[Any]) -> None:
+        """Copies an array to an address."""
+        self._driver.memcpy_htod(address, np.ascontiguousarray(values))
+
+    def copy(self, source: int, target: int, size_bytes: int) -> None:
+        """Copies within the GPU."""
+        self._driver.memcpy_dtod(target, source, size_bytes)
+
+    def poison(self, address: int, size_bytes: int) -> None:
+        """Fills memory with NaN of any data type."""
+        self._driver.memset_d8(address, _POISON, size_bytes)
+
+    def host_array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        """An array of a NumPy type in memory that the GPU copies to several times as fast. Raises DeviceError."""
+        try:
+            array: NDArray[Any] = self._driver.pagelocked_empty(shape, kind)
+        except self._driver.Error as error:
+            raise DeviceError(f"this machine has no memory left to copy to ({error}): take a smaller batch") from None
+        return array
+
+    def download(self, address: int, values: NDArray[Any]) -> None:
+        """Fills an array from an address, once all that was launched has run. Raises DeviceError if that failed."""
+        try:
+            self._driver.Context.synchronize()
+            self._driver.memcpy_dtoh(values, address)
+        except self._driver.Error as error:
+            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
+
+    def raw_kernel(self, cubin: bytes, entry: str, block: tuple[int, int, int]) -> RawKernel:
+        """Loads a kernel that no template made."""
+        return RawKernel(self._driver.module_from_buffer(cubin).get_function(entry), block)
+
+    def wake(self) -> None:
+        """Keeps the GPU busy until its clock is up, unless it has just been: what is timed before takes far longer."""
+        start = time.monotonic()
+        if start - self._awake_at >= IDLE_SECONDS:
+            memory = self.allocate(WAKE_BYTES)
+            while time.monotonic() - start < WAKE_SECONDS:
+                self._driver.memset_d8(int(memory), 0, WAKE_BYTES)
+                self._driver.Context.synchronize()
+            memory.free()
+        self._awake_at = time.monotonic()
+
+    def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = REPLAYS) -> float:
+        """Median time of one launch: a CUDA graph of many, one data set after the other, replayed.
+
+        `launch(i)` launches on `stream`, with set i < `sets`. Raises DeviceError.
+        """
+
+        def run(launches: int) -> None:
+            for i in range(launches):
+                launch(i % sets)
+
+        some = min(sets, GUESSED_LAUNCHES)
+        self.wake()
+        try:
+            run(some)  # loads the code, for which the driver may wait
+            stream.synchronize()
+            gate = self.gate(stream)
+            guess = max(1.0, self._elapsed_microseconds(stream, gate, lambda: run(some)) / some)
+            launches = launches_of(guess, sets)
+            with CudaGraph(stream.handle, lambda: run(launches)) as graph:
+                graph.replay()
+                times = []
+                for _ in range(repeats):
+                    times.append(self._elapsed_microseconds(stream, gate, graph.replay))
+                    rest(times[-1])
+        except self._driver.Error as error:
+            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
+        return float(np.median(times)) / launches
+
+    def gate(self, stream: Any) -> Gate:
+        """To time what a stream does and nothing else."""
+        flag = self._driver.pagelocked_empty(1, np.uint32, mem_flags=self._driver.host_alloc_flags.DEVICEMAP)
+        return Gate(stream.handle, flag, int(flag.base.get_device_pointer()))
+
+    def _elapsed_microseconds(self, stream: Any, gate: Gate, enqueue: Callable[[], None]) -> float:
+        """What the GPU takes for what the function enqueues; waits for its end."""
+        begin, end = self._driver.Event(), self._driver.Event()
+        with gate.closed():
+            begin.record(stream)
+            enqueue()
+            end.record(stream)
+        end.synchronize()
+        return float(begin.time_till(end)) * 1e3
+
+    def new_stream(self) -> Any:
+        """A stream of PyCUDA's; its `handle` is what other libraries take."""
+        return self._driver.Stream()
+
+    def load(self, cubin: bytes, launch: Launch) -> LoadedKernel:
+        """Loads a cubin for repeated launches."""
+        try:
+            return LoadedKernel(self._driver.module_from_buffer(cubin).get_function(launch.kernel), launch)
+        except self._driver.Error as error:
+            raise DeviceError(
+                f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
+            ) from None
+
+    def load_layer(self, kernels: Sequence[tuple[bytes, Launch]], stream: Any) -> LoadedLayer:
+        """Loads all parts of a layer for repeated launches on a stream. Raises DeviceError."""
+        loaded = [self.load(cubin, launch) for cubin, launch in kernels]
+        others = min(len(loaded), BRANCHES) - 1
+        while len(self._streams) < others:
+            self._streams.append(self.new_stream())
+        kind = self._driver.event_flags.DISABLE_TIMING
+        return LoadedLayer(
+            loaded, stream, self._streams[:others], [self._driver.Event(kind) for _ in range(others + 1)]
+        )
+
+    def run_layer(
+        self,
+        kernels: Sequence[tuple[bytes, Launch]],
+        x: NDArray[Any],
+        output_shape: tuple[int, ...],
+        residual: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Runs all parts of a layer on a batch [N, ...]; gives the output, NaN where no kernel wrote anything."""
+        driver = self._driver
+        loaded = [self.load(cubin, launch) for cubin, launch in kernels]
+        output = np.empty((len(x), *output_shape), dtype=x.dtype)
+        try:
+            source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(output.nbytes)
+            driver.memcpy_htod(source, np.ascontiguousarray(x))
+            added = None if residual is None else driver.mem_alloc(residual.nbytes)
+            if added is not None:
+                driver.memcpy_htod(added, np.ascontiguousarray(residual))
+            driver.memset_d8(target, _POISON, output.nbytes)
+            for kernel in loaded:
+                kernel(int(source), int(target), len(x), residual=None if added is None else int(added))
+            driver.Context.synchronize()
+            driver.memcpy_dtoh(output, target)
+        except driver.Error as error:
+            raise DeviceError(f"{kernels[0][1].kernel} did not run on {self.name}: {error}") from None
+        return output

@@ -1,0 +1,201 @@
+"""The kernels to be measured, built by the farm's worker through its store: what is there is not made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from codegen.arch import virtual_arch
+from codegen.assemble import ptxas_options
+from codegen.choice import choose_parts
+from codegen.errors import CodegenError
+from codegen.keys import CubinKey
+from codegen.launch import Launch
+from codegen.operators import canonical, launch_of, template_cost
+from codegen.prediction import predict_microseconds
+from codegen.rewrite import rewrite, rewriter_digest
+from codegen.template import Template, template_key
+from codegen.tiling import Accumulator, Part, Tiling
+from codegen.toolchain import Toolchain
+from farm.errors import FarmError
+from farm.gpu.sizes import machine_instructions, ptx_instructions
+from farm.gpu.workload import Case
+from farm.jobs import BuildOptions, TilingChoice
+from farm.settings import Settings
+from farm.store.contract import Store
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.worker.build import Worker, find_template
+from farm.worker.requests import CubinFacts, CubinRequest, Failure, TemplateRequest
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltLayer:
+    """All kernels of one layer, ready to be loaded."""
+
+    tiling: Tiling
+    kernels: tuple[tuple[bytes, Launch], ...]
+    """Of each part: cubin and launch."""
+    predicted_microseconds: float
+    facts: dict[str, Any]
+    """For the JSON document."""
+
+
+class NotBuiltError(Exception):
+    """Why there is no kernel, in words."""
+
+
+class KernelPool:
+    """Builds layers for one architecture on all CPUs. Use it in a `with` block."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        toolchain: Toolchain,
+        arch: str,
+        optimisation: int = 3,
+        *,
+        with_ptx: bool = False,
+        book: TuningBook = NO_RECORDS,
+    ) -> None:
+        """`book` has the records that tilings come from where a layer has one."""
+        self._settings = settings
+        self._store = store
+        self._toolchain = toolchain
+        self._arch = arch
+        self._virtual = virtual_arch(arch)
+        self._options = ptxas_options(optimisation)
+        self._optimisation = optimisation
+        self._book = book
+        self._generation = 0
+        self._with_ptx = with_ptx
+        self._rewriter = rewriter_digest()
+        self._lock = Lock()
+        self._templates: dict[str, Future[None]] = {}
+        self._pool = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
+
+    def begin(self, compile_peer: Callable[[str, Toolchain], Made]) -> Future[Made]:
+        """Runs something else on the pool's threads, for its architecture and with its tools: a peer's own kernels."""
+        return self._pool.submit(compile_peer, self._arch, self._toolchain)
+
+    @property
+    def workers(self) -> int:
+        """Builds at once."""
+        return self._settings.jobs
+
+    def submit(
+        self, case: Case, accumulate: Accumulator = "float32", tiling: Tiling | None = None
+    ) -> Future[BuiltLayer]:
+        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError."""
+        return self._pool.submit(self._build, case, accumulate, tiling, self._generation)
+
+    def give_up(self) -> None:
+        """Layers that were begun so far end before their next kernel: nobody wants them any more."""
+        self._generation += 1
+
+    def _build(self, case: Case, accumulate: Accumulator, tiling: Tiling | None, generation: int) -> BuiltLayer:
+        spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+        try:
+            options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
+            choice = TilingChoice(self._arch)
+            if tiling is None:
+                [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
+            parts = choose_parts(spec, tiling, nonzeros)
+            key = template_key(spec, tiling, self._virtual, self._toolchain).digest
+            template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))
+            self._make_template(template)
+            weights = self._store.put(case.weights.to_bytes())
+            worker = self._worker()
+            made = [self._make_cubin(worker, template, weights, part, generation) for part in parts]
+            cubins = [self._store.get(each.cubin) for each in made]
+        except (CodegenError, FarmError) as error:
+            raise NotBuiltError(str(error)) from None
+        if None in cubins:
+            raise NotBuiltError("the store has lost a cubin that was just made")
+        launches = [launch_of(spec, tiling, part) for part in parts]
+        density = case.weights.nonzeros / spec.weights_count
+        predicted = predict_microseconds(canonical(spec), tiling, case.images, density)
+        kernels = tuple((cubin, launch) for cubin, launch in zip(cubins, launches, strict=True) if cubin is not None)
+        facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
+        facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
+        if self._with_ptx:
+            facts |= self._ptx_facts(key, case, parts)
+        return BuiltLayer(tiling, kernels, predicted, facts)
+
+    def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
+        """Of the PTX that was assembled: the store keeps cubins only, so it is made again."""
+        text = find_template(self._store, template_key)
+        if text is None:
+            return {}
+        template = Template.from_ptx(text)
+        ptx = [rewrite(template, case.weights, part).ptx for part in parts]
+        return {"ptx_bytes": sum(map(len, ptx)), "ptx_instructions": sum(map(ptx_instructions, ptx))}
+
+    def _make_template(self, request: TemplateRequest) -> None:
+        """Once for all cases that share it: the first thread makes it, the others wait."""
+        with self._lock:
+            future = self._templates.get(request.key)
+            mine = future is None
+            if future is None:
+                future = self._templates[request.key] = Future()
+        if mine:
+            failure = self._worker().build(request).failure
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(NotBuiltError(_words(failure)))
+        future.result()
+
+    def _make_cubin(
+        self, worker: Worker, template: TemplateRequest, weights: str, part: Part, generation: int
+    ) -> CubinFacts:
+        if generation != self._generation:
+            raise NotBuiltError("it was given up")
+        key = CubinKey(
+            template=template.key,
+            weights=weights,
+            part=part,
+            rewriter_digest=self._rewriter,
+            assembler=self._toolchain.ptxas_version,
+            arch=self._arch,
+            options=self._options,
+        )
+        request = CubinRequest(template, weights, part, self._arch, self._options, key.digest, 0)
+        made = worker.build_cubin(request).made
+        if isinstance(made, Failure):
+            raise NotBuiltError(_words(made))
+        return made
+
+    def _worker(self) -> Worker:
+        """One of its own for each build: a worker does one thing at a time."""
+        return Worker.of(self._settings, self._store, self._toolchain)
+
+
+def _words(failure: Failure) -> str:
+    return failure.message
+
+
+def _facts(tiling: Tiling, made: Sequence[CubinFacts]) -> dict[str, Any]:
+    return {
+        "tiling": tiling.to_json(),
+        "parts": len(made),
+        "registers": max(each.registers for each in made),
+        "spill_bytes": sum(each.spill_bytes for each in made),
+        "cubin_bytes": sum(each.cubin_bytes for each in made),
+        "fmas_kept": sum(each.fmas_kept for each in made),
+        "fmas_deleted": sum(each.fmas_deleted for each in made),
+    }

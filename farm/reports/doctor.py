@@ -1,0 +1,135 @@
+"""Checks that everything a compile needs works here, each by using it."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.arch import virtual_arch
+from codegen.assemble import assemble
+from codegen.errors import CodegenError
+from codegen.layers import Weights
+from codegen.rewrite import rewrite
+from codegen.spec import Conv2d
+from codegen.template import make_template
+from codegen.tiling import Tiling
+from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from farm.errors import FarmError
+from farm.executors import open_executor
+from farm.executors.contract import UNCHECKED
+from farm.executors.gpu import open_gpu
+from farm.executors.token import described
+from farm.gpu.device import Device
+from farm.ledger import database_revision, open_ledger
+from farm.settings import Settings, ray_authentication, redacted
+from farm.store import open_store
+
+ARCH = "sm_90"
+PROBE = b"farm doctor"
+CHECK_SECONDS = 30.0
+"""How long machines may take to say which tools they have."""
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried."""
+
+    name: str
+    ok: bool
+    text: str
+    """What was found, or what is wrong."""
+    way_out: str = ""
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """Tries the toolchain, the store, the database and the executor, in the order in which a compile needs them."""
+    yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
+    yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
+    yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
+    yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
+    yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
+    yield _gpu(settings)
+
+
+def _try(name: str, use: Callable[[], str], way_out: str) -> Check:
+    try:
+        return Check(name, True, use())
+    except (CodegenError, FarmError) as error:
+        return Check(name, False, str(error), way_out)
+
+
+def _tools(settings: Settings) -> Toolchain:
+    return find_toolchain(settings.nvcc, settings.ptxas)
+
+
+def _toolchain(settings: Settings) -> str:
+    tools = _tools(settings)
+    archs = tools.archs
+    return f"nvcc {tools.nvcc_version}, ptxas {tools.ptxas_version}, {archs[0]} to {archs[-1]}, at {tools.ptxas.parent}"
+
+
+def _compile(settings: Settings) -> str:
+    """The smallest layer, through every tool."""
+    tools = _tools(settings)
+    limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
+    spec = Conv2d(channels=1, height=4, width=4, kernels=1, kernel_height=1, kernel_width=1)
+    tiling = Tiling(tile_width=4, tile_height=4, rows=1, group_kernels=1, chunk_channels=1, stages=2)
+    template = make_template(spec, tiling, virtual_arch(ARCH), tools, limits)
+    kernel = rewrite(template, Weights(np.ones(spec.weights_shape, np.float32), np.zeros(1, np.float32)))
+    cubin = assemble(kernel.ptx, ARCH, tools, ("-O3",), limits)
+    return f"a 1x1 convolution became {len(cubin.data)} bytes of {ARCH} code in {cubin.seconds:.2f} s of ptxas"
+
+
+def _store(settings: Settings) -> str:
+    store = open_store(settings)
+    if settings.read_only:
+        return f"{store.describe()}, read-only"
+    if store.get(store.put(PROBE)) != PROBE:
+        raise FarmError(f"{store.describe()} does not give back what was written")
+    return store.describe()
+
+
+def _database(settings: Settings) -> str:
+    counts = open_ledger(settings).counts()
+    return f"{redacted(settings.database_url)}, revision {database_revision(settings)[0]}, {sum(counts.values())} jobs"
+
+
+def _executor(settings: Settings) -> str:
+    if settings.executor == "inline":
+        return "inline: one build at a time, in the command itself"
+    if importlib.util.find_spec("ray") is None:
+        raise FarmError("Ray is not installed")
+    if settings.ray_address is None:
+        return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
+    with open_executor(settings, open_store(settings), _tools(settings)) as executor:
+        end = time.monotonic() + CHECK_SECONDS
+        room = executor.capacity
+        while any(state.reason == UNCHECKED for state in executor.workers()) and time.monotonic() < end:
+            time.sleep(LOOK_SECONDS)
+            room = executor.capacity
+        idle = [f"{state.node} gets no work: {state.reason}" for state in executor.workers() if state.reason]
+    told = (
+        f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, takes {room} builds at a time"
+    )
+    return "; ".join([told, *idle])
+
+
+def _gpu(settings: Settings) -> Check:
+    """None is needed, so none is fine."""
+    try:
+        with open_gpu(settings) as host:
+            if host.is_remote:
+                return Check(
+                    "gpu",
+                    True,
+                    "the cluster has one: farm verify --gpu, farm tune and farm bench run there",
+                )
+            with Device() as device:
+                return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
+    except (CodegenError, FarmError) as error:
+        return Check("gpu", True, f"none is needed; farm verify --gpu is off: {error}")

@@ -1,0 +1,270 @@
+"""The worker's body: template, rewrite, assemble, asking the store first. Knows nothing of Ray or of the ledger."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from codegen.assemble import assemble
+from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.keys import CubinKey
+from codegen.layers import Weights
+from codegen.rewrite import Kernel, rewrite, rewriter_digest
+from codegen.scratch import remove_abandoned
+from codegen.spec import LayerSpec
+from codegen.template import Template, make_template, template_key
+from codegen.tiling import Part
+from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
+from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
+from farm.settings import Settings
+from farm.store.contract import Record, Store, blob_digest
+from farm.worker.recent import Recent
+from farm.worker.requests import (
+    CubinFacts,
+    CubinRequest,
+    CubinResult,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    TemplateResult,
+    failed,
+)
+
+TEMPLATE_STAGE = "template"
+CUBIN_STAGE = "cubin"
+TOOLS_STAGE = "tools"
+
+_REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
+"""What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""
+
+
+def find_template(store: Store, key: str) -> str | None:
+    """The PTX of a template made before. A record whose blob is gone counts as none."""
+    record = store.get_record(TEMPLATE_STAGE, key)
+    try:
+        ptx = None if record is None else store.get(str(record["ptx"]))
+    except (KeyError, ValueError):
+        return None  # written by something else: made again
+    return None if ptx is None else ptx.decode()
+
+
+def find_cubin(store: Store, key: str) -> CubinResult | None:
+    """A cubin made before, or ptxas' refusal of it. A record whose blob is gone counts as none."""
+    record = store.get_record(CUBIN_STAGE, key)
+    if record is None:
+        return None
+    try:
+        if "error" in record:
+            failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
+            return CubinResult(key, failure, hit=True)
+        facts = CubinFacts.from_json(record)
+        return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
+    except (KeyError, TypeError, ValueError):
+        return None  # written by something else: made again
+
+
+def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
+    """The toolchain with what its tools said of themselves when the store last saw these very files."""
+    key = toolchain.fingerprint
+    record = store.get_record(TOOLS_STAGE, key)
+    try:
+        if record is not None:
+            facts = ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
+            return replace(toolchain, known=facts)
+    except (KeyError, TypeError):
+        pass  # written by something else: asked again
+    facts = toolchain.facts
+    with suppress(StoreError):  # a store that cannot be written may still have all cubins
+        store.put_record(
+            TOOLS_STAGE, key, {"nvcc": facts.nvcc_version, "ptxas": facts.ptxas_version, "archs": list(facts.archs)}
+        )
+    return replace(toolchain, known=facts)
+
+
+@dataclass(frozen=True)
+class RewrittenKernel:
+    """A kernel, what it took to make, and its name."""
+
+    kernel: Kernel
+    digest: str
+    """Of its PTX."""
+    seconds: float
+
+
+class Worker:
+    """Builds what it is asked for, one request at a time.
+
+    Keeps the last parsed templates, weights and kernels: the parts of a layer follow each other, and the builds of one
+    part for several architectures too.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        toolchain: Toolchain,
+        limits: ToolLimits,
+        *,
+        recache: bool = False,
+        namespace: str = "",
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        """Kept in the records, so that each team may collect its own garbage."""
+        self._toolchain = toolchain
+        self._limits = limits
+        self._recache = recache
+        """Do not believe what the store says was made before."""
+        self._rewriter = rewriter_digest()
+        self._templates: Recent[str, Template] = Recent(8)
+        self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
+        """By digest and shape: layers of different shapes may have the same bytes."""
+        self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
+
+    @staticmethod
+    def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
+        """A worker with the limits that the settings name; removes what killed ones left on this machine."""
+        remove_abandoned()
+        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
+        return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
+
+    def build(self, request: Request) -> Result:
+        """Does one request. What goes wrong is in the result, not raised."""
+        try:
+            if isinstance(request, TemplateRequest):
+                return self.build_template(request)
+            return self.build_cubin(request)
+        except ToolTimeout as error:
+            return failed(request, _tool_failure(Fault.TIME, error))
+        except ToolOutOfMemory as error:
+            return failed(request, _tool_failure(Fault.MEMORY, error))
+        except ToolCrashed as error:
+            return failed(request, _tool_failure(Fault.CRASH, error))
+        except ToolError as error:
+            # ptxas may refuse what a checkpoint's weights led to; nvcc compiles only what this program wrote.
+            fault = Fault.FARM if isinstance(request, TemplateRequest) else Fault.INPUT
+            return failed(request, _tool_failure(fault, error))
+        except StoreUnavailableError as error:
+            return failed(request, Failure(Fault.AWAY, str(error)))
+        except BlobLostError as error:
+            return failed(request, Failure(Fault.LOST, str(error)))
+        except (CodegenError, FarmError) as error:
+            return failed(request, Failure(Fault.FARM, str(error)))
+        except OSError as error:
+            return failed(request, Failure(Fault.FARM, f"a worker's machine fails it: {error}"))
+        except Exception as error:  # noqa: BLE001 - a bug here must not take the other builds with it
+            message = f"internal error: {type(error).__name__}: {error}"
+            return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
+
+    def build_template(self, request: TemplateRequest) -> TemplateResult:
+        """Makes a template unless the store has it. Raises CodegenError and FarmError."""
+        self._check_template(request)
+        if not self._recache and find_template(self._store, request.key) is not None:
+            return TemplateResult(request.key, hit=True)
+        _, seconds = self._make_template(request)
+        return TemplateResult(request.key, seconds=seconds)
+
+    def build_cubin(self, request: CubinRequest) -> CubinResult:
+        """Makes a cubin unless the store has it; its template too if that is gone.
+
+        Raises CodegenError and FarmError.
+        """
+        self._check_cubin(request)
+        if not self._recache and (found := find_cubin(self._store, request.key)) is not None:
+            return found
+        rewritten = self._kernels.get(
+            (request.template.key, request.weights, request.part), lambda: self._rewrite(request)
+        )
+        kernel = rewritten.kernel
+        try:
+            cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
+        except ToolError as error:
+            self._store.put(kernel.ptx)  # so that the command can be run again: it names the blob
+            error.command += f", a blob of {self._store.describe()}"
+            if type(error) is ToolError and _REFUSAL.search(error.stderr):
+                refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
+                self._put_record(CUBIN_STAGE, request.key, refusal)
+            raise
+        facts = CubinFacts(
+            cubin=self._store.put(cubin.data),
+            cubin_bytes=len(cubin.data),
+            ptx=rewritten.digest,
+            fmas_kept=kernel.fmas_kept,
+            fmas_deleted=kernel.fmas_deleted,
+            registers=cubin.registers,
+            spill_bytes=cubin.spill_bytes,
+            rewrite_seconds=rewritten.seconds,
+            ptxas_seconds=cubin.seconds,
+        )
+        self._put_record(CUBIN_STAGE, request.key, facts.to_json())
+        return CubinResult(request.key, facts)
+
+    def _limits_of(self, request: Request) -> ToolLimits:
+        return ToolLimits(self._limits.seconds, request.memory_limit_bytes or self._limits.memory_bytes)
+
+    def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
+        start = time.monotonic()
+        template = make_template(
+            request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits_of(request)
+        )
+        seconds = time.monotonic() - start
+        digest = self._store.put(template.ptx.encode())
+        self._put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})
+        return template, seconds
+
+    def _put_record(self, stage: str, key: str, record: Record) -> None:
+        self._store.put_record(stage, key, {**record, "namespace": self._namespace})
+
+    def _template(self, request: TemplateRequest) -> Template:
+        ptx = find_template(self._store, request.key)
+        return self._make_template(request)[0] if ptx is None else Template.from_ptx(ptx)
+
+    def _read_weights(self, spec: LayerSpec, digest: str) -> Weights:
+        data = self._store.get(digest)
+        if data is None:
+            raise BlobLostError(f"the weights {digest[:12]} are no longer in {self._store.describe()}: compile again")
+        return Weights.from_bytes(spec, data)
+
+    def _rewrite(self, request: CubinRequest) -> RewrittenKernel:
+        of_template = request.template
+        spec = of_template.spec
+        weights = self._weights.get(
+            (request.weights, spec.weights_shape), lambda: self._read_weights(spec, request.weights)
+        )
+        template = self._templates.get(of_template.key, lambda: self._template(of_template))
+        start = time.monotonic()
+        kernel = rewrite(template, weights, request.part)
+        return RewrittenKernel(kernel, blob_digest(kernel.ptx), time.monotonic() - start)
+
+    def _check_template(self, request: TemplateRequest) -> None:
+        """A template made by another compiler must not lie under this key."""
+        key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain)
+        if key.digest != request.key:
+            raise NoWorkerError(
+                f"this worker's nvcc {self._toolchain.nvcc_version} or its version of this program is not the "
+                "coordinator's: install the same ones on both"
+            )
+
+    def _check_cubin(self, request: CubinRequest) -> None:
+        key = CubinKey(
+            template=request.template.key,
+            weights=request.weights,
+            part=request.part,
+            rewriter_digest=self._rewriter,
+            assembler=self._toolchain.ptxas_version,
+            arch=request.arch,
+            options=request.options,
+        )
+        if key.digest != request.key:
+            raise NoWorkerError(
+                f"this worker's ptxas {self._toolchain.ptxas_version} or its version of this program is not the "
+                "coordinator's: install the same ones on both"
+            )
+
+
+def _tool_failure(fault: Fault, error: ToolError) -> Failure:
+    return Failure(fault, str(error), error.command, error.stderr)
