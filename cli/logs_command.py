@@ -7,11 +7,11 @@ from time import sleep
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.render import moment, stderr, stdout
+from cli.streams import StreamConsole
 
 if TYPE_CHECKING:
     from farm.api import Farm
@@ -43,7 +43,7 @@ def logs(
             return INTERRUPTED
 
 
-def _follow(farm: Farm, job: Job, console: Console) -> Job:
+def _follow(farm: Farm, job: Job, console: StreamConsole) -> Job:
     """Prints events until the job has ended, and waits for a database that is away meanwhile."""
     from farm.errors import LedgerAwayError
 
@@ -53,7 +53,7 @@ def _follow(farm: Farm, job: Job, console: Console) -> Job:
             job = farm.job(job.id)  # before its events: what it says at its end is among them then
             last = _print_new(farm, job, console, last)
             told = False
-            if job.status.final:
+            if job.status.final or console.reader_gone:
                 return job
         except LedgerAwayError as error:
             if not told:
@@ -62,7 +62,7 @@ def _follow(farm: Farm, job: Job, console: Console) -> Job:
         sleep(POLL_SECONDS)
 
 
-def _print_new(farm: Farm, job: Job, console: Console, last: int) -> int:
+def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
     """Prints what happened after that event; gives the last one."""
     for event in farm.logs(job.id, last):
         last = event.id

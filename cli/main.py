@@ -28,6 +28,7 @@ from cli.render import print_error
 from cli.serve_command import serve
 from cli.stats_command import stats
 from cli.status_command import status
+from cli.streams import discard, open_closed_streams
 from cli.submit_command import submit
 from cli.tune_command import tune
 from cli.tuning_command import app as tuning_app
@@ -91,15 +92,11 @@ app.add_typer(database_app, name="db")
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; gives its exit code (cli/exit_codes.py). Errors go to stderr, in one line each."""
+    code = _run(arguments)
     try:
-        code = _run(arguments)
         sys.stdout.flush()
-    except SystemExit:
-        return OK  # Rich ends so where the reader of a pipe has seen enough
     except BrokenPipeError:
-        # The same, noticed by Python; what it still holds must not fail at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        discard(sys.stdout)  # what it still holds must not fail at the end of the program
     return code
 
 
@@ -116,8 +113,9 @@ def _run(arguments: Sequence[str]) -> int:
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, SystemExit):
+        discard(sys.stdout)  # typer's help was printed, by a console of Rich's own, and its reader has seen enough
+        return OK
     except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown whole
         code = exit_code_of(error)
         if code is None:
@@ -143,6 +141,7 @@ GARBAGE_THRESHOLD = 20_000
 
 def main() -> None:
     """The entry point."""
+    open_closed_streams()
     gc.set_threshold(GARBAGE_THRESHOLD)
     code = run(sys.argv[1:])
     gc.freeze()  # the process ends: a last look through all there is would take a quarter of a short command's time

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli.streams import StreamConsole, discard
 from farm.jobs import Job, Status
 
 PIPE_WIDTH = 160
@@ -28,20 +28,20 @@ STATUS_STYLES = {
 }
 
 
-def stdout() -> Console:
+def stdout() -> StreamConsole:
     """For results. Colours only where they are seen, or where FORCE_COLOR asks for them."""
     return _console(stderr=False)
 
 
-def stderr() -> Console:
+def stderr() -> StreamConsole:
     """For progress, warnings and errors, so that stdout holds results alone."""
     return _console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool) -> StreamConsole:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return StreamConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 def print_error(message: str) -> None:
@@ -56,7 +56,10 @@ def print_warning(message: str) -> None:
 
 def print_json(document: Any) -> None:
     """The one document of a --json call."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    try:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    except BrokenPipeError:
+        discard(sys.stdout)
 
 
 def status_text(status: Status) -> Text:

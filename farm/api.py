@@ -105,8 +105,8 @@ class Farm:
     ) -> Submission:
         """One job for each checkpoint, called `name` or after its file; nothing runs yet.
 
-        An unfinished job of the same input stands in for a new one. Raises ArchError and UsageError before anything is
-        submitted.
+        An unfinished job of the same name and input stands in for a new one. Raises ArchError and UsageError before
+        anything is submitted.
         """
         jobs = self._new_jobs(checkpoints, options, name, self._store)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))

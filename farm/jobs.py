@@ -210,7 +210,7 @@ class NewJob:
     model: str
     model_digest: str
     request_digest: str
-    """Of namespace, model and options: an unfinished job with the same one is taken up instead of a new one."""
+    """Of namespace, name, model and options: an unfinished job with the same one is taken up instead of a new one."""
     options: BuildOptions
     builds: tuple[Build, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())

@@ -62,7 +62,12 @@ def new_job(
         except TilingError as error:
             skipped.append(SkippedLayer(layer.name, str(layer.spec.to_json()["operator"]), str(error)))
     _check(checkpoint, options, builds, skipped)
-    request = {"namespace": namespace, "model": checkpoint.digest, "options": json.dumps(options.to_json())}
+    request = {
+        "namespace": namespace,
+        "name": name,
+        "model": checkpoint.digest,
+        "options": json.dumps(options.to_json()),
+    }
     return NewJob(
         id=job_id,
         name=name,

@@ -21,8 +21,8 @@ OPTIONS = BuildOptions(("sm_90",))
 TILING = Tiling(32, 1, 1, 2, 8, 2)
 
 
-def submitted(net: Checkpoint, options: BuildOptions = OPTIONS) -> NewJob:
-    return new_job(net, options, namespace="test", name="net", store=MemoryStore())
+def submitted(net: Checkpoint, options: BuildOptions = OPTIONS, name: str = "net") -> NewJob:
+    return new_job(net, options, namespace="test", name=name, store=MemoryStore())
 
 
 def test_a_build_has_all_that_the_checkpoint_says_of_its_layer() -> None:
@@ -101,3 +101,8 @@ def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.Monkey
     net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
     warnings = dense_warnings(submitted(net).builds)
     assert [warning.split(",")[0] for warning in warnings] == ["fc2: sparsity 0.25", "conv: sparsity 0.40"]
+
+
+def test_equal_content_under_another_name_is_another_request() -> None:
+    net = checkpoint(layer())
+    assert submitted(net, name="a").request_digest != submitted(net, name="b").request_digest

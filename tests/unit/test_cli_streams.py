@@ -1,0 +1,38 @@
+"""A stream that is closed, or that nobody reads any more, is no error: the exit code is that of the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.exit_codes import NOT_FOUND, OK, USAGE
+from tests.command import ROOT
+
+
+def code_and_words(folder: Path, shell: str) -> tuple[int, str]:
+    """The exit code of a command line in which `farm` stands for the command, and all that was written."""
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    script = f'farm() {{ "{sys.executable}" -m cli.main "$@"; }}; set -o pipefail; {shell}'
+    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "--help"])
+@pytest.mark.parametrize("ending", [">&-", "<&- >&- 2>&-", "| head -0", "2>&1 | head -0"])
+def test_a_report_that_nobody_reads_ends_quietly(command: str, ending: str, tmp_path: Path) -> None:
+    assert code_and_words(tmp_path, f"farm {command} {ending}") == (OK, "")
+
+
+@pytest.mark.parametrize("ending", ["2>&-", "2>&1 | head -0"])
+@pytest.mark.parametrize(("command", "code"), [("inspect nothing", NOT_FOUND), ("nonsense", USAGE)])
+def test_an_error_that_nobody_reads_keeps_its_exit_code(command: str, code: int, ending: str, tmp_path: Path) -> None:
+    assert code_and_words(tmp_path, f"farm {command} {ending}") == (code, "")
+
+
+def test_the_database_does_not_take_the_place_of_a_closed_stdout(tmp_path: Path) -> None:
+    code_and_words(tmp_path, "farm status >&-")
+    assert (tmp_path / "farm" / "farm.db").read_bytes().startswith(b"SQLite format 3\0")
