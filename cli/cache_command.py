@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cli.counting import counting
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import input_shapes_of, seconds_of, size_of
+from cli.options import bytes_of, input_shapes_of, seconds_of
 from cli.render import counted, duration, plain_table, print_error, print_json, size, stderr, stdout
 from cli.submission import (
     Accumulate,
@@ -103,7 +103,7 @@ def remove(
 @app.command("gc")
 def collect(
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="What was not used for so long, as in 30d.")
+        str | None, typer.Option("--older-than", metavar="DURATION", help="What was not used for so long, as in 30d.")
     ] = None,
     max_size: Annotated[
         str | None,
@@ -113,7 +113,7 @@ def collect(
         str | None, typer.Option("--namespace", metavar="NAME", help="Only records that this namespace's jobs made.")
     ] = None,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="AGE", help="Keep whatever was made or used since; at least 2h.")
+        str, typer.Option("--grace", metavar="DURATION", help="Keep whatever was made or used since; at least 2h.")
     ] = "24h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
     as_json: Json = False,
@@ -123,7 +123,7 @@ def collect(
 
     limits = Limits(
         older_than_seconds=None if older_than is None else seconds_of("--older-than", older_than),
-        size_bytes=None if max_size is None else size_of("--max-size", max_size),
+        size_bytes=None if max_size is None else bytes_of("--max-size", max_size),
         namespace=namespace,
         grace_seconds=seconds_of("--grace", grace),
     )
@@ -247,7 +247,7 @@ def warm(
     input_shape: InputShapes = None,
     template: TemplateForm = "rolled",
     accumulate: Accumulate = "float32",
-    max_code_size: MaxCodeSize = 16,
+    max_code_size: MaxCodeSize = "16MB",
     no_tuning: NoTuning = False,
 ) -> int:
     """Make the templates of some models ahead of time, without a job; their weights hardly matter."""

@@ -44,7 +44,8 @@ def upgrade() -> None:
 @app.command("prune")
 def prune(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Jobs that ended so long ago, as in 90d; at least 1h.")
+        str,
+        typer.Option("--older-than", metavar="DURATION", help="Jobs that ended so long ago, as in 90d; at least 1h."),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many would go, and remove nothing.")] = False,
 ) -> None:

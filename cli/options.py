@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from codegen.spec import DataType
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
+from farm.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 
 
 def archs_of(values: Sequence[str]) -> tuple[str, ...]:
@@ -55,29 +55,26 @@ def accumulator_of(value: str) -> Accumulator:
             raise UsageError(f"--accumulate {value}: it is float32 or float16")
 
 
-def bytes_of(megabytes: float) -> int:
-    """A size in megabytes. Raises UsageError."""
-    if not 0 < megabytes < math.inf:
-        raise UsageError(f"--max-code-size {megabytes:g}: it is a number of megabytes above 0")
-    return round(megabytes * 1e6)
-
-
-def seconds_of(option: str, value: str) -> float:
-    """An age as in 90d, 12h, 30m or 45s. Raises UsageError."""
-    from farm.settings import age_seconds
-
+def bytes_of(option: str, value: str, *, least: int = 0) -> int:
+    """A size as in 10GB, 500MB or 8GiB, in bytes. Raises UsageError."""
     try:
-        return age_seconds(value)
+        count = read_bytes(value)
     except ValueError as error:
         raise UsageError(f"{option} {value}: it is {error}") from None
+    if count < least:
+        raise UsageError(f"{option} {value}: it is {SIZES}, of at least {format_bytes(least)}")
+    return count
 
 
-def size_of(option: str, value: str) -> int:
-    """A size as in 10GB, 500MB or 8GiB. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT]?)(i?)B", value.strip())
-    if not match or (match[3] and not match[2]):
-        raise UsageError(f"{option} {value}: it is a size, as in 10GB, 500MB or 8GiB")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " "))
+def seconds_of(option: str, value: str, *, least: float = 0.0) -> float:
+    """A duration as in 90d, 12h, 15min or 10s, in seconds. Raises UsageError."""
+    try:
+        seconds = read_seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: it is {error}") from None
+    if seconds < least:
+        raise UsageError(f"{option} {value}: it is {DURATIONS}, of at least {format_seconds(least)}")
+    return seconds
 
 
 def check_output_folder(folder: Path | None) -> None:

@@ -44,8 +44,8 @@ Accumulate = Annotated[
     ),
 ]
 MaxCodeSize = Annotated[
-    float,
-    typer.Option("--max-code-size", metavar="MB", help="Machine code of one layer at most; larger ones are skipped."),
+    str,
+    typer.Option("--max-code-size", metavar="SIZE", help="Machine code of one layer at most; larger ones are skipped."),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")]
 NoTuning = Annotated[
@@ -62,7 +62,7 @@ def build_options_of(
     batch: int,
     template: str,
     accumulate: str,
-    max_code_size: float,
+    max_code_size: str,
     optimisation: int,
     strict: bool,
     tuning: bool,
@@ -75,7 +75,7 @@ def build_options_of(
         accumulate=accumulator_of(accumulate),
         optimisation=optimisation,
         strict=strict,
-        code_limit_bytes=bytes_of(max_code_size),
+        code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
         tuning=tuning,
     )
 

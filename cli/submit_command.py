@@ -41,7 +41,7 @@ def submit(
     input_shape: InputShapes = None,
     template: TemplateForm = "rolled",
     accumulate: Accumulate = "float32",
-    max_code_size: MaxCodeSize = 16,
+    max_code_size: MaxCodeSize = "16MB",
     optimisation: Optimisation = 3,
     no_tuning: NoTuning = False,
     strict: Strict = False,

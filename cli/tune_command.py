@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import accumulator_of, data_types_of, names_of, numbers_of
+from cli.options import accumulator_of, data_types_of, names_of, numbers_of, seconds_of
 from cli.render import print_json, stderr, stdout
 from cli.submission import Accumulate, InputShapes, Optimisation
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
@@ -34,7 +33,7 @@ def tune(
     sparsity: Sparsities = None,
     data_type: DataTypes = "float32",
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="For each layer and batch, as in 60s or 5m.")
+        str, typer.Option("--budget", metavar="DURATION", help="For each layer and batch, as in 60s or 5min.")
     ] = "60s",
     candidates: Annotated[
         int | None, typer.Option("--candidates", metavar="N", min=1, help="At most so many tilings of a layer.")
@@ -63,7 +62,13 @@ def tune(
         data_types_of(data_type),
         seed,
     )
-    plan = TunePlan(Effort(_seconds_of(budget), candidates), accumulator_of(accumulate), optimisation, seed, again)
+    plan = TunePlan(
+        Effort(seconds_of("--budget", budget, least=1), candidates),
+        accumulator_of(accumulate),
+        optimisation,
+        seed,
+        again,
+    )
     ops = names_of(op or [])
     if model is None and not layer and not ops:
         raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
@@ -90,12 +95,3 @@ def _print_end(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         console.print(outcome_table(outcomes, console.width))
         for line in (*wrong_lines(outcomes), tuned_line(outcomes)):
             console.print(line, soft_wrap=True)
-
-
-def _seconds_of(budget: str) -> float:
-    """A time as in 60s, 5m, 1h, or a number of seconds. Raises UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", budget.strip())
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
-    if seconds <= 0:
-        raise UsageError(f"--budget {budget}: it is a time above 0, as in 60s or 5m")
-    return seconds

@@ -264,6 +264,19 @@ def _version(tool: Path) -> str:
     return match[1]
 
 
+def host_compiler() -> Path:
+    """The g++ that nvcc will use. Raises ToolchainError if there is none."""
+    found = shutil.which("g++")
+    if found is None:
+        raise ToolchainError("nvcc needs the host compiler g++ and it is not on the path: install the package g++")
+    return Path(found)
+
+
+def host_compiler_version() -> str:
+    """Version of that g++, as in 12.2.0. Raises ToolchainError, ToolError."""
+    return run_tool([host_compiler(), "-dumpfullversion"], limits=ToolLimits(30)).stdout
+
+
 def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolchain:
     """The tools of the installed wheels, or the named ones (a system CUDA); never what happens to be on the path.
 
@@ -284,8 +297,7 @@ def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolc
             )
         if not os.access(tool, os.X_OK):
             raise ToolchainError(f"{tool} is not executable: chmod +x it, or install it again")
-    if shutil.which("g++") is None:
-        raise ToolchainError("nvcc needs the host compiler g++ and it is not on the path: install the package g++")
+    host_compiler()
     fatbinary = folder / "fatbinary"
     return Toolchain(nvcc, ptxas, fatbinary if fatbinary.is_file() else None)
 

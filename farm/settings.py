@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import platformdirs
 
 from farm.errors import UsageError
-
-GIB = 2**30
+from farm.setting_table import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -66,176 +64,9 @@ class Settings:
     """Where each value came from, in words."""
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
-    return value
-
-
-def _optional(value: Any) -> str | None:
-    return None if value == "" else _text(value)
-
-
-def _path(value: Any) -> Path | None:
-    return None if value == "" else Path(_text(value)).expanduser()
-
-
-def _flag(value: Any) -> bool:
-    words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("", "0", "false", "no", "off"), False)
-    flag = words.get(str(value).lower())
-    if flag is None:
-        raise ValueError("true or false")
-    return flag
-
-
-def _number(least: float) -> Callable[[Any], float]:
-    def read(value: Any) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if isinstance(value, bool) or not least <= number < float("inf"):
-            raise ValueError(f"a number of at least {least:g}")
-        return number
-
-    return read
-
-
-def _whole(least: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)) or int(value) < least:
-            raise ValueError(f"a whole number of at least {least}")
-        return int(value)
-
-    return read
-
-
-def _bytes(value: Any) -> int:
-    match = re.fullmatch(r"(\d+)\s*(|KiB|MiB|GiB|TiB)", str(value))
-    if not match or int(match[1]) == 0:
-        raise ValueError("a size such as 8GiB, 512MiB or a number of bytes")
-    return int(match[1]) * {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40}[match[2]]
-
-
-def _bytes_or_none(value: Any) -> int:
-    if str(value) == "0":
-        return 0
-    try:
-        return _bytes(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, or 0") from None
-
-
-def age_seconds(value: str) -> float:
-    """An age as in 90d, 12h, 30m or 45s. Raises ValueError, which says so."""
-    match = re.fullmatch(r"(\d{1,9})([smhd])", value.strip())
-    if not match:
-        raise ValueError("an age, as in 30d, 12h or 90m")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
-
-
-def _age_limit(value: Any) -> float | None:
-    if value == "":
-        return None
-    if (seconds := age_seconds(str(value))) < 3600:
-        raise ValueError("an age of at least 1h, as in 30d or 12h")
-    return seconds
-
-
-def _store_url(value: Any) -> str:
-    text = _text(value)
-    if text.startswith("/"):
-        text = f"file://{text}"
-    if not re.fullmatch(r"file:///.*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.-]+)*/?", text, re.DOTALL):
-        raise ValueError("file:///an/absolute/folder or s3://bucket/prefix")
-    return text
-
-
-def _endpoint(value: Any) -> str | None:
-    text = _optional(value)
-    if text is not None and not re.fullmatch(r"https?://[^/@\s]+/?", text):
-        raise ValueError("http://host:port or https://host, without a user or a path")
-    return text
-
-
-_POSTGRESQL = re.compile(
-    r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)"
-)
-"""As libpq takes it, with a database's name: its server may stand in ?host=."""
-
-
-def _database_url(value: Any) -> str:
-    text = _text(value)
-    if match := _POSTGRESQL.fullmatch(text):
-        return f"postgresql+psycopg://{match[1]}"
-    if not re.fullmatch(r"sqlite:////[^?]+", text):
-        raise ValueError("sqlite:////an/absolute/file.db or postgresql://user@host/database")
-    return text
-
-
-def _executor(value: Any) -> str:
-    if value not in ("ray", "inline"):
-        raise ValueError("ray or inline")
-    return str(value)
-
-
-@dataclass(frozen=True)
-class _Option:
-    """Where one setting is read: its variable, its place in the file, how its value is checked."""
-
-    variable: str
-    section: str
-    key: str
-    read: Callable[[Any], Any]
-    default: Callable[[], Any]
-
-
-def _data_folder() -> Path:
-    return Path(platformdirs.user_data_dir("farm"))
-
-
 def node_cache_folder(settings: Settings) -> Path:
     """Where this machine keeps what it read from S3; settings travel to machines on which folders are elsewhere."""
     return settings.cache_dir or Path(platformdirs.user_cache_dir("farm")) / "store"
-
-
-def _login_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
-        return f"user-{os.getuid()}"
-
-
-_OPTIONS: dict[str, _Option] = {
-    "store_url": _Option("FARM_STORE", "store", "url", _store_url, lambda: f"file://{_data_folder() / 'store'}"),
-    "s3_endpoint": _Option("FARM_S3_ENDPOINT", "store", "s3_endpoint", _endpoint, lambda: ""),
-    "s3_region": _Option("FARM_S3_REGION", "store", "s3_region", _optional, lambda: ""),
-    "cache_dir": _Option("FARM_CACHE_DIR", "store", "cache_dir", _path, lambda: ""),
-    "cache_bytes": _Option("FARM_CACHE_SIZE", "store", "cache_size", _bytes_or_none, lambda: 10 * GIB),
-    "store_bytes": _Option(
-        "FARM_STORE_SIZE", "store", "size", lambda value: None if value == "" else _bytes(value), lambda: ""
-    ),
-    "store_age_seconds": _Option("FARM_STORE_AGE", "store", "age", _age_limit, lambda: ""),
-    "read_only": _Option("FARM_READ_ONLY", "store", "read_only", _flag, lambda: False),
-    "recache": _Option("FARM_RECACHE", "store", "recache", _flag, lambda: False),
-    "namespace": _Option("FARM_NAMESPACE", "store", "namespace", _text, lambda: "default"),
-    "database_url": _Option(
-        "FARM_DATABASE_URL", "database", "url", _database_url, lambda: f"sqlite:///{_data_folder() / 'farm.db'}"
-    ),
-    "ledger_age_seconds": _Option("FARM_LEDGER_AGE", "database", "age", _age_limit, lambda: ""),
-    "ray_address": _Option("FARM_RAY_ADDRESS", "ray", "address", _optional, lambda: ""),
-    "executor": _Option("FARM_EXECUTOR", "ray", "executor", _executor, lambda: "ray"),
-    "jobs": _Option("FARM_JOBS", "ray", "jobs", _whole(1), lambda: len(os.sched_getaffinity(0))),
-    "job_timeout_seconds": _Option("FARM_JOB_TIMEOUT", "ray", "job_timeout", _number(1), lambda: 86_400.0),
-    "max_retries": _Option("FARM_MAX_RETRIES", "ray", "max_retries", _whole(0), lambda: 2),
-    "away_seconds": _Option("FARM_AWAY_TIMEOUT", "ray", "away_timeout", _number(0), lambda: 300.0),
-    "submitter": _Option("FARM_SUBMITTER", "ray", "submitter", _text, _login_name),
-    "nvcc": _Option("FARM_NVCC", "toolchain", "nvcc", _path, lambda: ""),
-    "ptxas": _Option("FARM_PTXAS", "toolchain", "ptxas", _path, lambda: ""),
-    "tool_timeout_seconds": _Option("FARM_TOOL_TIMEOUT", "toolchain", "timeout", _number(1), lambda: 600.0),
-    "tool_memory_bytes": _Option("FARM_TOOL_MEMORY", "toolchain", "memory", _bytes, lambda: 8 * GIB),
-    "tool_memory_most_bytes": _Option("FARM_TOOL_MEMORY_MOST", "toolchain", "memory_most", _bytes, lambda: 16 * GIB),
-}
 
 
 def redacted(text: str) -> str:
@@ -296,21 +127,21 @@ def load_settings(
     document = _read_file(path, required=config_file is not None or bool(environ.get("FARM_CONFIG")))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, option in _OPTIONS.items():
-        section = document.get(option.section, {})
-        if overrides and overrides.get(name) is not None:
-            value, origin = overrides[name], "command line"
-        elif option.variable in environ:
-            value, origin = environ[option.variable], f"environment {option.variable}"
-        elif option.key in section:
-            value, origin = section[option.key], f"{path} [{option.section}] {option.key}"
+    for setting in SETTINGS:
+        section = document.get(setting.section, {})
+        if overrides and overrides.get(setting.name) is not None:
+            value, origin = overrides[setting.name], "command line"
+        elif setting.variable in environ:
+            value, origin = environ[setting.variable], f"environment {setting.variable}"
+        elif setting.key in section:
+            value, origin = section[setting.key], f"{path} {setting.place}"
         else:
-            value, origin = option.default(), "default"
+            value, origin = setting.default(), "default"
         try:
-            values[name] = option.read(value)
+            values[setting.name] = setting.kind.read(value)
         except ValueError as error:
             raise UsageError(f"{origin}: {_redacted_value(value)} will not do, it takes {error}") from None
-        origins[name] = origin
+        origins[setting.name] = origin
     return Settings(**values, origins=origins)
 
 
@@ -324,8 +155,8 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the configuration file {path} cannot be read: {error}") from None
     known: dict[str, set[str]] = {}
-    for option in _OPTIONS.values():
-        known.setdefault(option.section, set()).add(option.key)
+    for setting in SETTINGS:
+        known.setdefault(setting.section, set()).add(setting.key)
     for section, content in document.items():
         if section not in known or not isinstance(content, dict):
             names = ", ".join(f"[{name}]" for name in sorted(known))
@@ -336,11 +167,6 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
                     f"{path} [{section}]: '{key}' is not known, there are {', '.join(sorted(known[section]))}"
                 )
     return document
-
-
-def setting_names() -> dict[str, tuple[str, str]]:
-    """For `farm config show`: each setting's variable and its place in the file, in the file's order."""
-    return {name: (option.variable, f"[{option.section}] {option.key}") for name, option in _OPTIONS.items()}
 
 
 def set_environment_defaults(values: Mapping[str, str]) -> None:

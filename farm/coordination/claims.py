@@ -15,6 +15,7 @@ from farm.coordination.progress import Progress
 from farm.coordination.retries import Retries
 from farm.jobs import Build, BuildResult, Job, Outcome, Status, count_cubins
 from farm.ledger import Ledger
+from farm.units import format_seconds
 from farm.worker.requests import CubinRequest, CubinResult, Failure, Fault, Result, Retry, TemplateResult
 
 WRITE_SECONDS = 0.5
@@ -224,7 +225,7 @@ class Claims:
                 self._end(claim, *claim.end)
         for claim in [each for each in self._claims.values() if now - each.since > self._timeout_seconds]:
             self._flush()
-            limit = f"it did not end within {self._timeout_seconds:g} s (FARM_JOB_TIMEOUT)"
+            limit = f"it did not end within {format_seconds(self._timeout_seconds)} (FARM_JOB_TIMEOUT)"
             self._end_early(claim, Status.FAILED, limit, Fault.TIME)
         unwanted, self._unwanted = self._unwanted - self._targets.keys(), set()
         return unwanted

@@ -213,7 +213,7 @@ def ptxas_hanging(play: Round) -> None:
         f'mv {here}/hang {here}/hung 2>/dev/null && exec sleep 600\nexec {real} "$@"\n'
     )
     script.chmod(0o755)
-    play.use(FARM_PTXAS=str(script), FARM_TOOL_TIMEOUT="10")
+    play.use(FARM_PTXAS=str(script), FARM_TOOL_TIMEOUT="10s")
     play.submit()
     play.serve()
     play.moment()

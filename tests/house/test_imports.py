@@ -20,7 +20,8 @@ MAY_IMPORT = {
 }
 
 FARM_LAYERS = (
-    ("errors",),
+    ("errors", "units"),
+    ("setting_table",),
     ("jobs", "settings", "version"),
     ("store",),
     ("worker", "tuning"),

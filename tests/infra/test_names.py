@@ -10,7 +10,8 @@ import pytest
 import typer.main
 
 from cli.main import app
-from farm.settings import load_settings, setting_names
+from farm.setting_table import SETTINGS
+from farm.settings import load_settings
 from tests.house.tree import ROOT
 from tests.infra.documents import IMAGE, INFRA, commands, documents, kubernetes
 
@@ -30,7 +31,7 @@ FILES = sorted(path for path in INFRA.rglob("*") if path.is_file() and "secrets"
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(INFRA)))
 def test_every_variable_is_one_that_somebody_reads(path: Any) -> None:
-    known = {variable for variable, _ in setting_names().values()} | {"FARM_CONFIG"} | OF_THE_COMPOSE_FILE | OF_RAY
+    known = {setting.variable for setting in SETTINGS} | {"FARM_CONFIG"} | OF_THE_COMPOSE_FILE | OF_RAY
     named = set(re.findall(r"\b(?:FARM|RAY)_[A-Z0-9_]+\b", path.read_text()))
     assert not named - known
 

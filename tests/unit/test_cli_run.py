@@ -9,7 +9,7 @@ import pytest
 
 from cli.exit_codes import exit_code_of, exit_code_of_job
 from cli.main import run
-from cli.options import arch_of, archs_of, bytes_of, check_output_folder, input_shapes_of
+from cli.options import arch_of, archs_of, check_output_folder, input_shapes_of
 from codegen.errors import ArchError, CheckpointError, DeviceError, EmulationError, TilingError, ToolchainError
 from farm import errors
 from farm.errors import UsageError
@@ -75,8 +75,12 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         ("compile", 2, "MODEL"),
         ("compile net.onnx", 2, "Missing option '--arch'"),
         ("compile net.onnx --arch sm_90 --template fancy", 2, "rolled or full"),
-        ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "a number of megabytes above 0"),
-        ("compile net.onnx --arch sm_90 --max-code-size much", 2, "'--max-code-size'"),
+        ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "--max-code-size 0: it is a size"),
+        (
+            "compile net.onnx --arch sm_90 --max-code-size much",
+            2,
+            "--max-code-size much: it is a size with its unit, as in 500GB, 8GiB or 512MiB",
+        ),
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: there is no such file"),
         ("inspect", 102, "there are no jobs yet"),
@@ -154,7 +158,7 @@ def test_json_is_one_document(command: str, capsys: pytest.CaptureFixture[str]) 
 def test_the_configuration_has_an_origin_for_each_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "show", "--json"]) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
-    assert settings["executor"] == {"value": "inline", "origin": "environment FARM_EXECUTOR"}
+    assert (settings["executor"]["value"], settings["executor"]["origin"]) == ("inline", "environment FARM_EXECUTOR")
     assert settings["max_retries"]["origin"] == "default"
 
 
@@ -185,13 +189,6 @@ def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
     assert input_shapes_of(["a:b:1,3,8,8", "x:2x2"]) == {"a:b": (1, 3, 8, 8), "x": (2, 2)}
 
 
-def test_a_code_size_is_in_megabytes() -> None:
-    assert (bytes_of(16), bytes_of(0.25)) == (16_000_000, 250_000)
-    for nothing in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="above 0"):
-            bytes_of(nothing)
-
-
 @pytest.mark.parametrize("value", ["1,2", ":1,2", "x:", "x:1,a", "x:0,3", "x:-1,3"])
 def test_an_input_shape_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="as in input:1,3,224,224"):
@@ -210,3 +207,33 @@ def test_an_output_folder_with_foreign_files_is_refused_before_anything_runs(tmp
         check_output_folder(tmp_path / "bundle" / "holiday.jpg")
     (tmp_path / "bundle" / "manifest.json").touch()
     check_output_folder(tmp_path / "bundle")
+
+
+def test_config_show_has_units_origins_and_the_tools(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_STORE_SIZE", "500GiB")
+    monkeypatch.setenv("FARM_LEDGER_AGE", "90d")
+    monkeypatch.setenv("FARM_PTXAS", "/nowhere/ptxas")
+    assert run(["config", "show"]) == 0
+    lines = {tuple(line.split()[:2]): " ".join(line.split()[2:]) for line in capsys.readouterr().out.splitlines()}
+    assert lines["[store]", "size"] == "FARM_STORE_SIZE 500 GiB environment FARM_STORE_SIZE"
+    assert lines["[database]", "age"] == "FARM_LEDGER_AGE 90 d environment FARM_LEDGER_AGE"
+    assert lines["[toolchain]", "timeout"] == "FARM_TOOL_TIMEOUT 10 min default"
+    assert "there is no program /nowhere/ptxas" in lines["ptxas", "-"]
+    assert any(words[:1] == ("g++",) for words in lines)
+
+
+def test_config_show_as_json_has_raw_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_STORE_SIZE", "500GiB")
+    assert run(["config", "show", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    settings = document["settings"]
+    assert settings["store_bytes"]["value"] == 500 * 2**30
+    assert settings["store_bytes"]["origin"] == "environment FARM_STORE_SIZE"
+    assert settings["tool_timeout_seconds"]["value"] == 600.0
+    assert settings["ledger_age_seconds"]["value"] is None
+    assert settings["read_only"]["value"] is False
+    assert {"nvcc", "ptxas", "g++"} == set(document["tools"])

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from cli.options import seconds_of, size_of
 from cli.render import size
-from farm.errors import UsageError
 from farm.jobs import Status
 from farm.store.disk import DiskStore
 from tests.store_contract import blob_name
@@ -209,24 +207,6 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
 def test_a_log_that_is_not_followed_is_no_verdict_on_its_job(farm: Farmyard, capsys: Output) -> None:
     [job_id] = farm.submit("waits")
     assert run(["logs", job_id]) == 0
-
-
-def test_ages_and_sizes_are_read() -> None:
-    assert [seconds_of("-x", each) for each in ("45s", "30m", "12h", "90d")] == [45, 1800, 43200, 7776000]
-    assert [size_of("-x", each) for each in ("0B", "812B", "10GB", "1.5MB", "8GiB", "2 TB")] == [
-        0,
-        812,
-        10**10,
-        1_500_000,
-        8 * 2**30,
-        2 * 10**12,
-    ]
-    for wrong in ("", "d", "-1d", "1w", "1e3d", "9" * 20 + "d"):
-        with pytest.raises(UsageError, match="it is an age"):
-            seconds_of("-x", wrong)
-    for wrong in ("", "10", "10G", "-1GB", "1iB", "GB", "1e9B"):
-        with pytest.raises(UsageError, match="it is a size"):
-            size_of("-x", wrong)
 
 
 def test_sizes_are_shown_up_to_gigabytes() -> None:
