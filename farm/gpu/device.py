@@ -27,6 +27,10 @@ IDLE_SECONDS = 1.0
 WAKE_SECONDS = 0.7
 """Of work until the clock of an idle GPU is up."""
 WAKE_BYTES = 2**26
+FLUSHED_CACHES = 2
+"""So many times the L2 cache is written before a launch that is to find nothing in it."""
+COLD_LAUNCHES = 20
+"""In a graph that measures cold launches."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +265,45 @@ class Device:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
         return float(np.median(times)) / launches
 
+    def cold_microseconds(self, launch: Callable[[], None], stream: Any, repeats: int = REPLAYS) -> float:
+        """Median time of one launch whose code and data are in no cache, as between the layers of a network.
+
+        Before each launch in the graph a block of memory twice the size of the L2 cache is written; what that takes
+        alone is measured too and subtracted. `launch` launches on `stream`. Raises DeviceError.
+        """
+        flush_bytes = FLUSHED_CACHES * self.facts.l2_bytes
+        memory = self.allocate(flush_bytes)
+
+        def flush() -> None:
+            self._driver.memset_d8_async(int(memory), 0, flush_bytes, stream)
+
+        def flush_and_launch() -> None:
+            flush()
+            launch()
+
+        self.wake()
+        try:
+            launch()
+            stream.synchronize()
+            gate = self.gate(stream)
+            with (
+                CudaGraph(stream.handle, lambda: _times(COLD_LAUNCHES, flush)) as without,
+                CudaGraph(stream.handle, lambda: _times(COLD_LAUNCHES, flush_and_launch)) as with_launches,
+            ):
+                without.replay()
+                with_launches.replay()
+                differences = []
+                for _ in range(repeats):
+                    alone = self._elapsed_microseconds(stream, gate, without.replay)
+                    both = self._elapsed_microseconds(stream, gate, with_launches.replay)
+                    rest(both)
+                    differences.append((both - alone) / COLD_LAUNCHES)
+        except self._driver.Error as error:
+            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
+        finally:
+            memory.free()
+        return float(np.median(differences))
+
     def gate(self, stream: Any) -> Gate:
         """To time what a stream does and nothing else."""
         flag = self._driver.pagelocked_empty(1, np.uint32, mem_flags=self._driver.host_alloc_flags.DEVICEMAP)
@@ -325,3 +368,8 @@ class Device:
         except driver.Error as error:
             raise DeviceError(f"{kernels[0][1].kernel} did not run on {self.name}: {error}") from None
         return output
+
+
+def _times(count: int, enqueue: Callable[[], None]) -> None:
+    for _ in range(count):
+        enqueue()

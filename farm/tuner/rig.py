@@ -96,6 +96,14 @@ class GpuBench:
         layer = self._device.load_layer(kernels, self._stream)
         return self._device.microseconds(lambda i: self._launch(layer, i), self._stage.sets, self._stream)
 
+    def both_microseconds(self, kernels: Kernels, repeats: int) -> tuple[float, float]:
+        """Median times of one launch: code in the caches and data not, neither in a cache. Raises DeviceError."""
+        layer = self._device.load_layer(kernels, self._stream)
+        warm = self._device.microseconds(
+            lambda i: self._launch(layer, i), self._stage.sets, self._stream, repeats=repeats
+        )
+        return warm, self._device.cold_microseconds(lambda: self._launch(layer, 0), self._stream, repeats=repeats)
+
     def _launch(self, layer: LoadedLayer, number: int) -> None:
         stage = self._stage
         layer(stage.inputs[number], stage.outputs[number], stage.shape.images, stage.residual_address)

@@ -1,0 +1,36 @@
+"""The cost model against what was measured on an H200: `tests/benchmarks/cost_model` holds the measurements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.cost_model.fit import layers_of, quality, remembered
+from tests.benchmarks.cost_model.points import POINTS, read_points, write_points
+
+
+def test_the_first_choice_is_within_15_percent_of_the_fastest_measured_tiling_in_nine_layers_of_ten() -> None:
+    with remembered():
+        found = quality(layers_of(read_points()), "warm")
+    assert np.mean(found.slower <= 1.15) >= 0.9
+    assert np.exp(np.log(found.slower).mean()) <= 1.06
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_measured_layers_are_of_five_networks_and_the_ten_operators(batch: int) -> None:
+    points = [point for point in read_points() if point.images % 64 == batch % 64]
+    assert {point.network for point in points} == {
+        "ten operators",
+        "small_resnet",
+        "resnet50",
+        "vgg16",
+        "mobilenet_v2",
+        "unet",
+    }
+
+
+def test_points_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("points") / POINTS.name
+    points = read_points()[:20]
+    write_points(points, file)
+    assert read_points(file) == points
