@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from codegen.spec import DataType
 
@@ -50,3 +51,21 @@ class Launch:
                 {"name": name, "type": "int32" if name == "images" else f"{self.data_type}*"} for name in self.arguments
             ],
         }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Launch:
+        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
+        x, y, z = (GridSize(**size) for size in value["grid"])
+        width, height, depth = map(int, value["block"])
+        types = {argument["name"]: str(argument["type"]).removesuffix("*") for argument in value["arguments"]}
+        (data_type,) = {of for name, of in types.items() if name != "images"}
+        if data_type not in get_args(DataType):
+            raise ValueError(f"a launch with elements of {data_type}")
+        return Launch(
+            kernel=str(value["kernel"]),
+            grid=(x, y, z),
+            block=(width, height, depth),
+            shared_bytes=int(value["shared_bytes"]),
+            arguments=tuple(types),
+            data_type=cast("DataType", data_type),
+        )

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from codegen import emulate
 from codegen.data_types import from_float32, numpy_dtype, to_float32
+from codegen.errors import EmulationError
+from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import canonical, launch_of, operator_of, products_together
 from codegen.operators.region import Region
@@ -69,11 +71,18 @@ def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> li
 
 
 def verify_layer(
-    template: Template, weights: Weights, parts: Sequence[Part], *, batch: int = 2, seed: int = 0
+    template: Template,
+    weights: Weights,
+    parts: Sequence[Part],
+    launches: Sequence[Launch] | None = None,
+    *,
+    batch: int = 2,
+    seed: int = 0,
 ) -> Verification:
     """Runs the PTX of these parts of a layer in the emulator, on sampled blocks, and compares with the reference.
 
-    No GPU is needed. `batch` is in images, or in rows of a Linear. Raises EmulationError.
+    `launches` are those of the parts' cubins, if these were made before. No GPU is needed. `batch` is in images, or in
+    rows of a Linear. Raises EmulationError.
     """
     spec, tiling = canonical(template.spec), template.tiling
     x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
@@ -82,15 +91,21 @@ def verify_layer(
     grid = launch_of(spec, tiling).grid_at(batch)
     chosen = sample_blocks(spec, tiling, grid, seed)
     run: list[Block] = []
-    for part in parts:
+    for number, part in enumerate(parts):
         kernel = rewrite(template, weights, part)
+        launch = kernel.launch if launches is None else launches[number]
+        if launch.grid != kernel.launch.grid:
+            raise EmulationError(
+                "this version of farm divides the layer into other blocks than the one that compiled it, so nobody "
+                "knows what a block should compute: run farm compile again, or verify the cubins with --gpu"
+            )
         blocks = [block for block in chosen if part.first <= block[2] < part.end]
         emulate.run(
             kernel.ptx,
-            kernel.launch.grid_at(batch),
-            kernel.launch.block,
-            kernel.launch.shared_bytes,
-            [arrays[name] for name in kernel.launch.arguments],
+            launch.grid_at(batch),
+            launch.block,
+            launch.shared_bytes,
+            [arrays[name] for name in launch.arguments],
             blocks=[(i, j, k - part.first) for i, j, k in blocks],
         )
         run += blocks

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from codegen.arch import check_archs
-from codegen.keys import SCHEMA
 from codegen.layers import Checkpoint
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
@@ -334,11 +333,10 @@ class Farm:
             raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
         if job.status is not Status.SUCCEEDED:
             raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
-        key = self._ledger.key_fields(detail.results[0].cubin_key) or {}
-        if key.get("schema") != str(SCHEMA):
+        if any(result.launch is None for result in detail.results):
             raise UsageError(
-                f"job {job.id} was compiled by another version of farm, whose kernels are launched in another way: "
-                "run farm compile again"
+                f"job {job.id} was compiled by an older version of farm, which did not keep how its kernels are "
+                "launched: run farm compile again"
             )
         return detail
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from codegen.operators import launch_of
+from codegen.launch import Launch
 from codegen.spec import LayerSpec, Linear
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
@@ -21,7 +21,7 @@ from farm.store.contract import Store
 SCHEMA_VERSION = 2
 """Of the manifest; raised whenever a reader of the old one would be misled."""
 VERSION_OF_TILINGS = 3
-"""Of the manifest of a job in which architectures of one layer have different tilings, and so launches of their own."""
+"""Of the manifest of a job in which architectures of one layer have launches of their own."""
 MANIFEST = "manifest.json"
 
 
@@ -71,8 +71,10 @@ def _cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
 
 
 def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str]) -> dict[str, Any]:
+    launches = [launch for layer in layers for launch in layer["launches"]]
+    differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
     return {
-        "schema_version": VERSION_OF_TILINGS if any("tilings" in layer for layer in layers) else SCHEMA_VERSION,
+        "schema_version": VERSION_OF_TILINGS if differ else SCHEMA_VERSION,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
@@ -114,14 +116,15 @@ def _layer(
 
 
 def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iterator[dict[str, Any]]:
-    """One for each part."""
-    for number, part in enumerate(build.parts):
-        cubins = {
-            result.arch: _cubin_entry(result, _path(build, result, folder))
-            for result in results
-            if result.part == number
-        }
-        yield {**launch_of(build.spec, build.tiling, part).to_json(), "cubins": cubins}
+    """One for each part, as its cubins' records have it; several where architectures differ."""
+    for number in range(len(build.parts)):
+        cubins: dict[Launch, dict[str, Any]] = {}
+        for result in results:
+            if result.part == number:
+                entry = _cubin_entry(result, _path(build, result, folder))
+                cubins.setdefault(result.known_launch, {})[result.arch] = entry
+        for launch, of_arch in cubins.items():
+            yield {**launch.to_json(), "cubins": of_arch}
 
 
 def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:

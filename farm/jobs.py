@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from codegen.launch import Launch
 from codegen.spec import LayerSpec, SkippedLayer
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -168,6 +169,15 @@ class BuildResult:
     """To run the failed tool again by hand."""
     optimisation: int = 3
     """ptxas -O level that it was built at: lower than the job's where ptxas took too long at that."""
+    launch: Launch | None = None
+    """Of the cubin, as its record in the store has it; None without a cubin, or of a job older than such records."""
+
+    @property
+    def known_launch(self) -> Launch:
+        """Raises ValueError if nobody knows it."""
+        if self.launch is None:
+            raise ValueError(f"nobody knows how the cubin {self.cubin} is launched")
+        return self.launch
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from codegen.errors import CodegenError, DeviceError
+from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import launch_of
 from codegen.rewrite import rewrite
 from codegen.template import Template
 from codegen.tiling import Part
@@ -42,16 +42,17 @@ def verify_on_cpu(
     Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images.
     Raises BlobLostError if the store has lost a template or weights.
     """
-    verified: dict[tuple[str, str, tuple[Part, ...], int], Verification] = {}
+    verified: dict[tuple[str, str, tuple[Part, ...], int, tuple[Launch, ...]], Verification] = {}
     for build in builds:
-        archs: dict[tuple[str, tuple[str | None, ...]], list[str]] = {}
+        archs: dict[tuple[str, tuple[str | None, ...], tuple[Launch, ...]], list[str]] = {}
         for arch, kernels in _by_arch(build, results).items():
-            made = kernels[0].template_key, tuple(kernel.ptx for kernel in kernels)
+            launches = tuple(kernel.known_launch for kernel in kernels)
+            made = kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches
             archs.setdefault(made, []).append(arch)
-        for (template_key, ptx), names in archs.items():
-            layer = (template_key, build.weights, build.parts, build.rows)
+        for (template_key, ptx, launches), names in archs.items():
+            layer = (template_key, build.weights, build.parts, build.rows, launches)
             if layer not in verified:
-                verified[layer] = _verify_kernels(store, build, template_key, ptx, batch, seed)
+                verified[layer] = _verify_kernels(store, build, template_key, ptx, launches, batch, seed)
             ordered = tuple(sorted(names, key=_number))
             yield LayerVerification(build.layer, len(build.parts), ordered, "emulator", verified[layer])
 
@@ -66,7 +67,13 @@ def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[Bui
 
 
 def _verify_kernels(
-    store: Store, build: Build, template_key: str, digests: Sequence[str | None], batch: int, seed: int
+    store: Store,
+    build: Build,
+    template_key: str,
+    digests: Sequence[str | None],
+    launches: Sequence[Launch],
+    batch: int,
+    seed: int,
 ) -> Verification:
     weights = _weights(store, build)
     text = find_template(store, template_key)
@@ -79,7 +86,7 @@ def _verify_kernels(
                 return _wrong(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
-        return verify_layer(template, weights, build.parts, batch=batch * build.rows, seed=seed)
+        return verify_layer(template, weights, build.parts, launches, batch=batch * build.rows, seed=seed)
     except CodegenError as error:
         return _wrong(str(error))
 
@@ -114,10 +121,7 @@ def _verify_cubins(
     store: Store, device: Device, build: Build, made: Sequence[BuildResult], batch: int, seed: int
 ) -> Verification:
     weights = _weights(store, build)
-    kernels = [
-        (_cubin(store, build, result), launch_of(build.spec, build.tiling, part))
-        for result, part in zip(made, build.parts, strict=True)
-    ]
+    kernels = [(_cubin(store, build, result), result.known_launch) for result in made]
     x = random_input(build.spec, batch, seed)
     residual = random_residual(build.spec, batch, seed)
     try:

@@ -10,12 +10,15 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker
 
+from codegen.launch import Launch
+from codegen.operators import launch_of
 from codegen.spec import Conv2d, SkippedLayer
 from codegen.tiling import Part, Tiling
 from farm.bundle import write_bundle
 from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
+from tests.samples import LAUNCH
 
 TOOLS = {"nvcc": "13.0.88", "ptxas": "13.0.88"}
 JOB = Job(
@@ -51,11 +54,24 @@ def cubin(number: int, arch: str, part: int = 0) -> bytes:
     return f"cubin {number} {arch} {part}".encode()
 
 
-def result(number: int, arch: str, part: int = 0) -> BuildResult:
+def result(number: int, arch: str, part: int = 0, launch: Launch = LAUNCH) -> BuildResult:
     data = cubin(number, arch, part)
     key = blob_digest(b"key" + data)
     return BuildResult(
-        number, arch, part, Outcome.BUILT, key, key, blob_digest(data), len(data), "ef" * 32, 11, 89, 32, 0
+        number,
+        arch,
+        part,
+        Outcome.BUILT,
+        key,
+        key,
+        blob_digest(data),
+        len(data),
+        "ef" * 32,
+        11,
+        89,
+        32,
+        0,
+        launch=launch,
     )
 
 
@@ -74,7 +90,7 @@ def write(directory: Path, store: MemoryStore, *names: str) -> dict[str, Any]:
 
 def write_layers(directory: Path, store: MemoryStore, *builds: Build) -> dict[str, Any]:
     results = [
-        result(each.id, arch, part)
+        result(each.id, arch, part, launch_of(each.spec, each.tiling, each.parts[part]))
         for each in builds
         for arch in ("sm_80", "sm_90")
         for part in reversed(range(len(each.parts)))

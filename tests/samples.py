@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from codegen.choice import choose_tiling
+from codegen.launch import GridSize, Launch
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks import prune
 from codegen.spec import Conv2d, LayerSpec, SkippedLayer
@@ -19,6 +20,8 @@ from codegen.toolchain import Toolchain
 
 SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
 SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
+LAUNCH = Launch("conv2d", (GridSize(2), GridSize(images=4), GridSize(3)), (96, 1, 1), 1536)
+"""Of no kernel."""
 
 
 def layer(name: str = "conv1", spec: LayerSpec = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:

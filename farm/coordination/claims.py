@@ -202,7 +202,7 @@ class Claims:
             claim.first_failure = claim.first_failure or f"{name}: {made.message}"
             self._say(claim, "error", _explain(name, made))
         else:
-            build_result = replace(known, **made.to_json())
+            build_result = replace(known, **vars(made))
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, ptxas {made.ptxas_seconds:.2f} s"
             self._say(claim, "info", f"{name}: {known.outcome.value}{level}, {how}")

@@ -15,7 +15,7 @@ from codegen.choice import choose_parts
 from codegen.errors import CodegenError
 from codegen.keys import CubinKey
 from codegen.launch import Launch
-from codegen.operators import canonical, launch_of, template_cost
+from codegen.operators import canonical, template_cost
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import rewrite, rewriter_digest
 from codegen.template import Template, template_key
@@ -126,10 +126,9 @@ class KernelPool:
             raise NotBuiltError(str(error)) from None
         if None in cubins:
             raise NotBuiltError("the store has lost a cubin that was just made")
-        launches = [launch_of(spec, tiling, part) for part in parts]
         density = case.weights.nonzeros / spec.weights_count
         predicted = predict_microseconds(canonical(spec), tiling, case.images, density)
-        kernels = tuple((cubin, launch) for cubin, launch in zip(cubins, launches, strict=True) if cubin is not None)
+        kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True) if cubin is not None)
         facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
         if self._with_ptx:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from codegen.launch import Launch
 from codegen.spec import SkippedLayer, spec_from_json
 from codegen.tiling import Part, Tiling
 from farm.jobs import (
@@ -120,13 +121,15 @@ def build_of_row(row: Any) -> Build:
 
 def result_row(result: BuildResult, job_id: str, at: float) -> dict[str, Any]:
     """A result, with the job that its build belongs to; `at` in seconds since 1970."""
-    return {**vars(result), "job": job_id, "recorded_at": at}
+    launch = None if result.launch is None else result.launch.to_json()
+    return {**vars(result), "launch": launch, "job": job_id, "recorded_at": at}
 
 
 def result_of_row(row: Any) -> BuildResult:
     """A result."""
     values = {name: value for name, value in row._mapping.items() if name not in ("job", "recorded_at")}
-    return BuildResult(**{**values, "outcome": Outcome(values["outcome"])})
+    launch = None if row.launch is None else Launch.from_json(row.launch)
+    return BuildResult(**{**values, "outcome": Outcome(values["outcome"]), "launch": launch})
 
 
 def event_of_row(row: Any) -> Event:

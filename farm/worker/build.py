@@ -199,6 +199,7 @@ class Worker:
             spill_bytes=cubin.spill_bytes,
             rewrite_seconds=rewritten.seconds,
             ptxas_seconds=cubin.seconds,
+            launch=kernel.launch,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
         return CubinResult(request.key, facts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from codegen.launch import Launch
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -132,14 +133,16 @@ class CubinFacts:
     spill_bytes: int
     rewrite_seconds: float
     ptxas_seconds: float
+    launch: Launch
+    """Of this very cubin: another version of this program may launch its kernels in another way."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return {**vars(self), "launch": self.launch.to_json()}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> CubinFacts:
-        """Reads what `to_json` wrote. Raises KeyError or ValueError on anything else."""
+        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
         return CubinFacts(
             cubin=str(record["cubin"]),
             cubin_bytes=int(record["cubin_bytes"]),
@@ -150,6 +153,7 @@ class CubinFacts:
             spill_bytes=int(record["spill_bytes"]),
             rewrite_seconds=float(record["rewrite_seconds"]),
             ptxas_seconds=float(record["ptxas_seconds"]),
+            launch=Launch.from_json(record["launch"]),
         )
 
 

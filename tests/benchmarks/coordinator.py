@@ -19,7 +19,7 @@ from farm.store.memory import MemoryStore
 from farm.worker.build import Worker
 from farm.worker.requests import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.benchmarks.ledger import databases
-from tests.samples import fixed_toolchain
+from tests.samples import LAUNCH, fixed_toolchain
 
 BUILDS = 100_000
 FEW_BUILDS = 10_000
@@ -27,7 +27,7 @@ LAYERS = 20
 JOBS_IN_SUBMISSION = 500
 OPTIONS = BuildOptions(("sm_90",))
 TILING = Tiling(8, 8, 1, 4, 3, 2)
-FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, 100, 900, 32, 0, 0.01, 0.2)
+FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, 100, 900, 32, 0, 0.01, 0.2, LAUNCH)
 
 
 class InstantWorker(Worker):

@@ -13,6 +13,7 @@ from farm.jobs import (
     Outcome,
 )
 from farm.ledger import Ledger
+from tests.samples import LAUNCH
 
 SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
 OPTIONS = BuildOptions(archs=("sm_80", "sm_90"))
@@ -60,4 +61,5 @@ def result(build: int, arch: str = "sm_80", outcome: Outcome = Outcome.BUILT, pa
         0.2,
         "e",
         "c",
+        launch=LAUNCH,
     )

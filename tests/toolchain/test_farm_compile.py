@@ -70,18 +70,6 @@ def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_u
     assert all(each.verification.ok for each in farm.verify(job.id))
 
 
-def test_what_another_version_compiled_is_neither_fetched_nor_verified(
-    compiled: tuple[Farm, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    farm, job = compiled
-    monkeypatch.setattr("farm.api.SCHEMA", 10**6)
-    with pytest.raises(UsageError, match="another version of farm"):
-        farm.fetch(job.id, tmp_path / "out")
-    with pytest.raises(UsageError, match="another version of farm"):
-        farm.verify(job.id)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_damaged_or_lost_blob_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     tools.calls()

@@ -26,7 +26,7 @@ from farm.worker.requests import (
     TemplateRequest,
     TemplateResult,
 )
-from tests.samples import SMALLER, checkpoint, fixed_toolchain, layer
+from tests.samples import LAUNCH, SMALLER, checkpoint, fixed_toolchain, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
 ARCHS = ("sm_80", "sm_90")
@@ -81,7 +81,7 @@ class PlayedExecutor(Executor):
         if isinstance(request, TemplateRequest):
             self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": blob, "seconds": 1.5})
             return TemplateResult(request.key, seconds=1.5)
-        facts = CubinFacts(blob, 64, "ab" * 32, 10, 90, 32, 0, 0.01, 0.2)
+        facts = CubinFacts(blob, 64, "ab" * 32, 10, 90, 32, 0, 0.01, 0.2, LAUNCH)
         self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
         return CubinResult(request.key, facts)
 

@@ -29,6 +29,7 @@ from tests.bundle_samples import (
     write,
     write_layers,
 )
+from tests.samples import LAUNCH
 
 
 @pytest.fixture
@@ -212,3 +213,16 @@ def test_no_path_of_the_machine_is_in_the_manifest(tmp_path: Path, store: Memory
     text = json.dumps(write(tmp_path / "out", store))
     assert "private" not in text
     assert str(tmp_path) not in text
+
+
+def test_architectures_of_one_layer_that_are_launched_differently_have_launches_of_their_own(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    other = replace(LAUNCH, block=(224, 1, 1), shared_bytes=11_520)
+    results = [result(0, "sm_80", launch=other), result(0, "sm_90")]
+    manifest = json.loads(write_bundle(tmp_path / "out", JOB, [build(0, "conv1")], results, TOOLS, store).read_text())
+    validator().validate(manifest)
+    [layer] = manifest["layers"]
+    threads = [(list(each["cubins"]), each["block"][0]) for each in layer["launches"]]
+    assert threads == [(["sm_90"], 96), (["sm_80"], 224)]
+    assert manifest["schema_version"] == 3  # in version 2 all launches of a layer together compute its output

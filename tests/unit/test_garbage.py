@@ -21,6 +21,7 @@ from farm.upkeep.removal import remove_cached
 from farm.upkeep.scrub import Damage, scrub
 from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.requests import CubinFacts
+from tests.samples import LAUNCH
 from tests.store_contract import blob_name
 from tests.unit.farmyard import Farmyard
 
@@ -52,7 +53,7 @@ class Yard:
 
     def record(self, key: str, data: bytes, namespace: str = "") -> str:
         digest = self.store.put(data)
-        facts = CubinFacts(digest, len(data), "ab" * 32, 1, 9, 32, 0, 0.1, 0.2)
+        facts = CubinFacts(digest, len(data), "ab" * 32, 1, 9, 32, 0, 0.1, 0.2, LAUNCH)
         self.store.put_record(CUBIN_STAGE, key * 32, {**facts.to_json(), "namespace": namespace})
         return digest
 

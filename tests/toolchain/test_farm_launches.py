@@ -1,0 +1,174 @@
+"""A cubin is launched as the program that made it says, whatever today's program would say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.launch import GridSize, Launch
+from codegen.operators import conv2d
+from codegen.tiling import Part, Tiling
+from farm.api import Farm
+from farm.errors import UsageError
+from farm.gpu.kernels import KernelPool
+from farm.gpu.workload import Case, CaseKey
+from farm.jobs import Job, Status
+from farm.settings import Settings
+from farm.store import open_store
+from farm.store.contract import Record
+from farm.worker.build import CUBIN_STAGE
+from tests.toolchain.tools import NET, OPTIONS, Tools
+
+
+@pytest.fixture
+def compiled(farm: Farm) -> Job:
+    [job] = farm.compile([NET], OPTIONS)
+    assert job.status is Status.SUCCEEDED, job.reason
+    return job
+
+
+@pytest.fixture
+def newer_program(compiled: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on convolutions are launched with twice the threads and more shared memory, in the same blocks."""
+    today = conv2d.launch_of
+
+    def launch_of(spec: conv2d.Spec, tiling: Tiling, part: Part | None = None) -> Launch:
+        launch = today(spec, tiling, part)
+        return replace(launch, block=(2 * launch.block[0], 1, 1), shared_bytes=launch.shared_bytes + 3640)
+
+    monkeypatch.setattr(conv2d, "launch_of", launch_of)
+
+
+def launches_of(manifest: Path) -> list[dict[str, Any]]:
+    layers = json.loads(manifest.read_text())["layers"]
+    return [launch for layer in layers for launch in layer["launches"]]
+
+
+def cubin_records(settings: Settings) -> dict[str, Record]:
+    store = open_store(settings)
+    keys = [each.key for each in store.records() if each.stage == CUBIN_STAGE]
+    return {key: record for key in keys if (record := store.get_record(CUBIN_STAGE, key)) is not None}
+
+
+def forget_launches(settings: Settings) -> None:
+    """Leaves the store as a program wrote it that did not keep them."""
+    store = open_store(settings)
+    for key, record in cubin_records(settings).items():
+        store.put_record(CUBIN_STAGE, key, {name: value for name, value in record.items() if name != "launch"})
+
+
+def test_a_bundle_keeps_the_launches_its_cubins_were_compiled_for(
+    farm: Farm, compiled: Job, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = launches_of(farm.fetch(compiled.id, tmp_path / "before"))
+    request.getfixturevalue("newer_program")
+    assert launches_of(farm.fetch(compiled.id, tmp_path / "after")) == before
+
+
+def test_a_hit_is_launched_as_when_it_was_built(
+    farm: Farm, compiled: Job, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = launches_of(farm.fetch(compiled.id, tmp_path / "before"))
+    request.getfixturevalue("newer_program")
+    [again] = farm.compile([NET], OPTIONS)
+    assert (again.id != compiled.id, again.hits) == (True, again.total)
+    assert launches_of(farm.fetch(again.id, tmp_path / "after")) == before
+
+
+@pytest.mark.usefixtures("newer_program")
+def test_the_emulator_verifies_a_cubins_own_launch(farm: Farm, compiled: Job) -> None:
+    found = list(farm.verify(compiled.id))
+    assert [each.verification.message for each in found] == [""] * 2
+
+
+def test_the_emulator_does_not_guess_what_the_blocks_of_another_program_compute(
+    farm: Farm, compiled: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = conv2d.launch_of
+
+    def launch_of(spec: conv2d.Spec, tiling: Tiling, part: Part | None = None) -> Launch:
+        launch = today(spec, tiling, part)
+        return replace(launch, grid=(GridSize(launch.grid[0].fixed + 1), *launch.grid[1:]))
+
+    monkeypatch.setattr(conv2d, "launch_of", launch_of)
+    assert all("divides the layer into other blocks" in each.verification.message for each in farm.verify(compiled.id))
+
+
+class NotedLaunches:
+    """A GPU that runs nothing and notes what it is given."""
+
+    name, arch = "noted", "sm_90"
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def __enter__(self) -> NotedLaunches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_layer(
+        self, kernels: Sequence[tuple[bytes, Launch]], x: Any, output_shape: tuple[int, ...], _residual: object
+    ) -> Any:
+        self.launches += [launch for _, launch in kernels]
+        return np.zeros((len(x), *output_shape), dtype=np.float32)
+
+
+def test_a_gpu_is_given_a_cubins_own_launch(
+    farm: Farm, compiled: Job, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [result.launch for result in farm.inspect(compiled.id).results if result.arch == "sm_90"]
+    request.getfixturevalue("newer_program")
+    device = NotedLaunches()
+    monkeypatch.setattr("farm.verification.Device", lambda: device)
+    list(farm.verify(compiled.id, gpu=True))
+    assert device.launches == before
+
+
+def test_tuner_and_bench_launch_what_the_store_has_as_it_was_built(
+    farm: Farm, compiled: Job, settings: Settings, request: pytest.FixtureRequest
+) -> None:
+    detail = farm.inspect(compiled.id)
+    build, layer = detail.builds[0], NET.layers[0]
+    before = [result.launch for result in detail.results_of(build) if result.arch == "sm_90"]
+    request.getfixturevalue("newer_program")
+    case = Case(CaseKey("conv1", OPTIONS.batch, 0.9, "float32"), layer.spec, layer.weights)
+    with KernelPool(settings, open_store(settings), farm.toolchain, "sm_90") as pool:
+        built = pool.submit(case, tiling=build.tiling).result()
+    assert [launch for _, launch in built.kernels] == before
+
+
+def test_a_cubin_whose_record_has_no_launch_is_built_again_and_nothing_else_is(
+    farm: Farm, compiled: Job, settings: Settings, tools: Tools, tmp_path: Path
+) -> None:
+    before, records = launches_of(farm.fetch(compiled.id, tmp_path / "before")), cubin_records(settings)
+    forget_launches(settings)
+    tools.calls()
+    [again] = farm.compile([NET], OPTIONS)
+    assert (again.status, again.hits) == (Status.SUCCEEDED, 0)
+    assert tools.calls() == ["ptxas"] * 4
+    assert launches_of(farm.fetch(again.id, tmp_path / "after")) == before
+    assert {key: record["cubin"] for key, record in cubin_records(settings).items()} == {
+        key: record["cubin"] for key, record in records.items()
+    }
+
+
+def test_a_job_whose_launches_nobody_kept_is_neither_fetched_nor_verified_and_says_what_to_do(
+    farm: Farm, compiled: Job, settings: Settings, tmp_path: Path
+) -> None:
+    farm._ledger.record_results([replace(result, launch=None) for result in farm.inspect(compiled.id).results])
+    with pytest.raises(UsageError, match="did not keep how its kernels are launched: run farm compile again"):
+        farm.fetch(compiled.id, tmp_path / "out")
+    with pytest.raises(UsageError, match="run farm compile again"):
+        farm.verify(compiled.id)
+    assert not (tmp_path / "out").exists()
+    [again] = farm.compile([NET], OPTIONS)
+    assert again.hits == again.total
+    farm.fetch(again.id, tmp_path / "out")
