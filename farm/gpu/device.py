@@ -27,10 +27,6 @@ IDLE_SECONDS = 1.0
 WAKE_SECONDS = 0.7
 """Of work until the clock of an idle GPU is up."""
 WAKE_BYTES = 2**26
-FLUSHED_CACHES = 2
-"""So many times the L2 cache is written before a launch that is to find nothing in it."""
-COLD_LAUNCHES = 20
-"""In a graph that measures cold launches."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +202,10 @@ class Device:
         """Fills memory with NaN of any data type."""
         self._driver.memset_d8(address, _POISON, size_bytes)
 
+    def fill(self, address: int, size_bytes: int, stream: Any) -> None:
+        """Enqueues the writing of zeros."""
+        self._driver.memset_d8_async(address, 0, size_bytes, stream)
+
     def host_array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
         """An array of a NumPy type in memory that the GPU copies to several times as fast. Raises DeviceError."""
         try:
@@ -253,63 +253,24 @@ class Device:
             run(some)  # loads the code, for which the driver may wait
             stream.synchronize()
             gate = self.gate(stream)
-            guess = max(1.0, self._elapsed_microseconds(stream, gate, lambda: run(some)) / some)
+            guess = max(1.0, self.elapsed_microseconds(stream, gate, lambda: run(some)) / some)
             launches = launches_of(guess, sets)
             with CudaGraph(stream.handle, lambda: run(launches)) as graph:
                 graph.replay()
                 times = []
                 for _ in range(repeats):
-                    times.append(self._elapsed_microseconds(stream, gate, graph.replay))
+                    times.append(self.elapsed_microseconds(stream, gate, graph.replay))
                     rest(times[-1])
         except self._driver.Error as error:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
         return float(np.median(times)) / launches
-
-    def cold_microseconds(self, launch: Callable[[], None], stream: Any, repeats: int = REPLAYS) -> float:
-        """Median time of one launch whose code and data are in no cache, as between the layers of a network.
-
-        Before each launch in the graph a block of memory twice the size of the L2 cache is written; what that takes
-        alone is measured too and subtracted. `launch` launches on `stream`. Raises DeviceError.
-        """
-        flush_bytes = FLUSHED_CACHES * self.facts.l2_bytes
-        memory = self.allocate(flush_bytes)
-
-        def flush() -> None:
-            self._driver.memset_d8_async(int(memory), 0, flush_bytes, stream)
-
-        def flush_and_launch() -> None:
-            flush()
-            launch()
-
-        self.wake()
-        try:
-            launch()
-            stream.synchronize()
-            gate = self.gate(stream)
-            with (
-                CudaGraph(stream.handle, lambda: _times(COLD_LAUNCHES, flush)) as without,
-                CudaGraph(stream.handle, lambda: _times(COLD_LAUNCHES, flush_and_launch)) as with_launches,
-            ):
-                without.replay()
-                with_launches.replay()
-                differences = []
-                for _ in range(repeats):
-                    alone = self._elapsed_microseconds(stream, gate, without.replay)
-                    both = self._elapsed_microseconds(stream, gate, with_launches.replay)
-                    rest(both)
-                    differences.append((both - alone) / COLD_LAUNCHES)
-        except self._driver.Error as error:
-            raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
-        finally:
-            memory.free()
-        return float(np.median(differences))
 
     def gate(self, stream: Any) -> Gate:
         """To time what a stream does and nothing else."""
         flag = self._driver.pagelocked_empty(1, np.uint32, mem_flags=self._driver.host_alloc_flags.DEVICEMAP)
         return Gate(stream.handle, flag, int(flag.base.get_device_pointer()))
 
-    def _elapsed_microseconds(self, stream: Any, gate: Gate, enqueue: Callable[[], None]) -> float:
+    def elapsed_microseconds(self, stream: Any, gate: Gate, enqueue: Callable[[], None]) -> float:
         """What the GPU takes for what the function enqueues; waits for its end."""
         begin, end = self._driver.Event(), self._driver.Event()
         with gate.closed():
@@ -368,8 +329,3 @@ class Device:
         except driver.Error as error:
             raise DeviceError(f"{kernels[0][1].kernel} did not run on {self.name}: {error}") from None
         return output
-
-
-def _times(count: int, enqueue: Callable[[], None]) -> None:
-    for _ in range(count):
-        enqueue()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from codegen.data_types import numpy_dtype
 from codegen.errors import DeviceError
 from codegen.launch import Launch
+from farm.gpu.cold import cold_microseconds
 from farm.gpu.device import Device, LoadedLayer
 from farm.gpu.stage import Shape, Stage
 from farm.gpu.workload import Case
@@ -102,7 +103,7 @@ class GpuBench:
         warm = self._device.microseconds(
             lambda i: self._launch(layer, i), self._stage.sets, self._stream, repeats=repeats
         )
-        return warm, self._device.cold_microseconds(lambda: self._launch(layer, 0), self._stream, repeats=repeats)
+        return warm, cold_microseconds(self._device, lambda: self._launch(layer, 0), self._stream, repeats)
 
     def _launch(self, layer: LoadedLayer, number: int) -> None:
         stage = self._stage
