@@ -54,7 +54,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
         const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y;
         const int in_x = tile_column * STRIDE_X - PAD_LEFT - MARGIN + x * STEP_X;
 #endif
-        const bool in_rows = (unsigned)in_y < HEIGHT && (IMAGES == 1 || first_image + i < images);
+        int row_inside = (unsigned)in_y < HEIGHT;
+#if !WHOLE_ROWS && CHANNEL_UNITS == ROW_UNITS
+        // The same for the whole block: each pointer has a value of its own, or what they share becomes a branch.
+        asm volatile("" : "+r"(row_inside));
+#endif
+        const bool in_rows = row_inside && (IMAGES == 1 || first_image + i < images);
         copies.present[j] = in_rows && (unsigned)in_x < ROW_LENGTH;
 #if PAIR_IMAGES == 2
         copies.present[j] |= (copies.present[j] && first_image + i + 1 < images) * 2;

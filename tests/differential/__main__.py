@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.differential.comparison import agreement
-from tests.differential.drawn_layers import DrawnLayer, Recipe, recipes
-from tests.differential.geometries import Geometry, geometries
+from tests.differential.drawn_layers import DrawnLayer, Recipe, places, recipes
+from tests.differential.geometries import Geometry, geometries, wide_convolutions
 
 SECONDS_BETWEEN_LINES = 10
 
@@ -87,10 +87,11 @@ def draw(fuzz: Fuzz, count: int, masks: int, number: int) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(geometries(), st.lists(recipes(), min_size=masks, max_size=masks))
-    def compare(geometry: Geometry, drawn: list[Recipe]) -> None:
-        for recipe in drawn:
-            fuzz.compare(DrawnLayer(geometry, recipe))
+    @given(geometries() | wide_convolutions(), st.lists(recipes(), min_size=masks, max_size=masks), places())
+    def compare(geometry: Geometry, drawn: list[Recipe], place: float) -> None:
+        # Half of them with the tiling that is chosen, half with another.
+        for i, recipe in enumerate(drawn):
+            fuzz.compare(DrawnLayer(geometry, recipe, place * (i % 2)))
 
     compare()
 

@@ -16,7 +16,7 @@ from tests.differential.evaluation import Float64Array, evaluate
 from tests.differential.pipeline import Output, ours
 from tests.differential.runtime import run_onnxruntime
 
-Pipeline = Callable[[Path, Mapping[str, NDArray[Any]], str], dict[str, Output]]
+Pipeline = Callable[[Path, Mapping[str, NDArray[Any]], str, float], dict[str, Output]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def agreement(layer: DrawnLayer, pipeline: Pipeline = ours) -> Agreement:
     with TemporaryDirectory(prefix="drawn-layer-") as folder:
         path = Path(folder, "layer.onnx")
         path.write_bytes(model.SerializeToString())
-        computed = pipeline(path, inputs, layer.geometry.virtual_arch)
+        computed = pipeline(path, inputs, layer.geometry.virtual_arch, layer.place)
     ((name, output),) = computed.items()
     exact = evaluate(model, inputs)[name]
     bound = output.bound + exact.folding

@@ -79,27 +79,34 @@ def recipes() -> st.SearchStrategy[Recipe]:
     )
 
 
+def places() -> st.SearchStrategy[float]:
+    """Of tilings: any."""
+    return st.integers(0, 1000).map(lambda thousandths: thousandths / 1000)
+
+
 @dataclass(frozen=True)
 class DrawnLayer:
     """One layer; `line` is how to get it again."""
 
     geometry: Geometry
     recipe: Recipe
+    place: float = 0.0
+    """Of its tiling among those that it can be given: 0 is the one that is chosen, 1 the one chosen last."""
 
     @property
     def line(self) -> str:
-        plain = {"geometry": self.geometry.to_json(), "recipe": asdict(self.recipe)}
+        plain: dict[str, Any] = {"geometry": self.geometry.to_json(), "recipe": asdict(self.recipe)}
         default = {"geometry": Geometry("Conv", 0, 0).to_json(), "recipe": asdict(Recipe(0))}
         always = ("operator", "channels", "kernels", "seed")
         for part, fields in plain.items():
             plain[part] = {k: v for k, v in fields.items() if k in always or v != default[part][k]}
-        return json.dumps(plain)
+        return json.dumps(plain | ({"place": self.place} if self.place else {}))
 
     @staticmethod
     def from_line(line: str) -> DrawnLayer:
         plain = json.loads(line)
         recipe: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain["recipe"].items()}
-        return DrawnLayer(Geometry.from_json(plain["geometry"]), Recipe(**recipe))
+        return DrawnLayer(Geometry.from_json(plain["geometry"]), Recipe(**recipe), plain.get("place", 0.0))
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -165,6 +165,13 @@ GEOMETRIES: dict[str, Geometry] = {
     "what follows an activation does not fold": Geometry("Conv", 4, 5, (7, 8), (3, 3), steps=("relu", "batch_norm")),
     "1-D": Geometry("Conv", 6, 8, (20,), (5,), pads=(2, 2), steps=("relu",)),
     "1-D, dilated, strided, grouped": Geometry("Conv", 8, 4, (19,), (3,), (2,), (3, 1), dilations=(3,), group=4),
+    "1-D, 160 wide": Geometry("Conv", 32, 8, (160,), (3,), pads=(1, 1), batch=1, steps=("relu",)),
+    "1-D, 1,024 wide": Geometry("Conv", 4, 4, (1024,), (5,), pads=(2, 2), batch=1, steps=("batch_norm",)),
+    "1-D, 196 wide, strided": Geometry("Conv", 16, 8, (196,), (7,), (2,), (3, 3), batch=2),
+    "1-D, 200 wide, depthwise": Geometry("Conv", 16, 16, (200,), (3,), pads=(1, 1), group=16, batch=1),
+    "1x3 on one row": Geometry("Conv", 24, 6, (1, 198), (1, 3), pads=(0, 1, 0, 1), steps=("leaky_relu",)),
+    "3x3 on one row": Geometry("Conv", 8, 6, (1, 180), (3, 3), pads=(1, 1, 1, 1), steps=("relu",)),
+    "float16, 1-D, 192 wide": Geometry("Conv", 32, 8, (192,), (3,), pads=(1, 1), data_type="float16"),
     "1-D SAME_LOWER": Geometry("Conv", 3, 5, (18,), (4,), (2,), auto_pad="SAME_LOWER", steps=("leaky_relu",)),
     "transposed 3x3": Geometry("ConvTranspose", 5, 6, (6, 7), (3, 3), pads=(1, 1, 1, 1), steps=("relu",)),
     "transposed 4x4 with stride 2": Geometry(
@@ -215,6 +222,9 @@ GEOMETRIES: dict[str, Geometry] = {
 NOT_ALL_FOLDED = {"what follows an activation does not fold"}
 """Of the listed ones, those whose last node is not computed with the layer."""
 
+WIDEST = 1_024
+"""Columns of a drawn layer's input, at most."""
+
 MOST_RESULTS = 5_000
 """Elements of a drawn layer's output: what the emulator's time grows with."""
 
@@ -258,6 +268,35 @@ def _matrix_products(draw: st.DrawFn, chosen: dict[str, Any]) -> Geometry:
         chosen = {**chosen, "steps": tuple(step for step in chosen["steps"] if step != "batch_norm")}
     channels, kernels = draw(st.integers(1, 48)), draw(st.integers(1, 24))
     return Geometry("MatMul", channels, kernels, size, bias=False, batch=draw(st.integers(1, 4)), **chosen)
+
+
+@st.composite
+def wide_convolutions(draw: st.DrawFn) -> Geometry:
+    """Convolutions of one to three rows of up to 1,024 columns: their blocks are tiles of a row."""
+    rank = draw(st.sampled_from((1, 2)))
+    width, taps = draw(st.integers(100, WIDEST)), draw(st.integers(1, 7))
+    group = draw(st.sampled_from((1, 1, 2, 4)))
+    across, stride, dilation = draw(st.sampled_from((0, taps // 2))), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    one = (1,) * (rank - 1)
+    fields: dict[str, Any] = {
+        "size": ((draw(st.integers(1, 3)),) * (rank - 1)) + (width,),
+        "window": (*one, taps),
+        "strides": (*one, stride),
+        "dilations": (*one, dilation),
+        "pads": (0,) * (rank - 1) + (across,) + (0,) * (rank - 1) + (across,),
+    }
+    kernels = max(1, min(8, MOST_RESULTS * stride // (width * prod(fields["size"][:-1]) * group)))
+    return Geometry(
+        "Conv",
+        channels=group * draw(st.sampled_from((4, 8, 16, 32))),
+        kernels=group * draw(st.integers(1, kernels)),
+        group=group,
+        batch=1,
+        data_type=draw(st.sampled_from(("float32", "float32", "float16"))),
+        virtual_arch=draw(st.sampled_from(("compute_80", "compute_80", "compute_75"))),
+        steps=draw(st.sampled_from(((), ("relu",)))),
+        **fields,
+    )
 
 
 @st.composite

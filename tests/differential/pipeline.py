@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from codegen import emulate
-from codegen.choice import choose_parts, choose_tiling
+from codegen.choice import choose_parts, choose_tiling, ranked_tilings
 from codegen.data_types import numpy_dtype, to_float32
 from codegen.layers import Layer
 from codegen.onnx.checkpoint import read_checkpoint
@@ -38,14 +38,18 @@ class Output:
     """How far they may be from the layer as it was read, with its weights as they were folded."""
 
 
-def ours(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "compute_80") -> dict[str, Output]:
+def ours(
+    path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "compute_80", place: float = 0.0
+) -> dict[str, Output]:
     """The tensors that the layers of a model compute, by their names; of layers whose input is an input of the model.
 
-    Inputs of bfloat16 are arrays of any 16-bit type. Raises CheckpointError if no layer of the model is compiled.
+    `place` is that of the tiling among those that a layer can be given: 0 is the one that is chosen, 1 the one that
+    would be chosen last. Inputs of bfloat16 are arrays of any 16-bit type. Raises CheckpointError if no layer of the
+    model is compiled.
     """
     shapes = _shapes(path)
     layers = read_checkpoint(path, {}).layers
-    return {layer.output: _run(layer, inputs, shapes[layer.output], virtual_arch) for layer in layers}
+    return {layer.output: _run(layer, inputs, shapes[layer.output], virtual_arch, place) for layer in layers}
 
 
 @cache
@@ -53,11 +57,16 @@ def _template(spec: LayerSpec, tiling: Tiling, virtual_arch: str) -> Template:
     return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
 
 
-def _run(layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...], virtual_arch: str) -> Output:
+def _run(
+    layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...], virtual_arch: str, place: float
+) -> Output:
     spec, weights = layer.spec, layer.weights
     x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
     tiling = choose_tiling(spec, len(x), weights.nonzeros_per_kernel)
+    if place > 0:
+        possible = ranked_tilings(spec, len(x), weights.nonzeros_per_kernel)
+        tiling = possible[round(place * (len(possible) - 1))]
     template = _template(spec, tiling, virtual_arch)
     # NaN in every type: an element that no thread writes is never right.
     output = np.full((len(x), *spec.output_shape), -1, np.int32 if spec.data_type == "float32" else np.int16)

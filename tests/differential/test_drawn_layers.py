@@ -12,15 +12,24 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codegen.spec import DataType
 from tests.conftest import DRAWN_LAYERS
 from tests.differential.comparison import Agreement, Pipeline, agreement, share
-from tests.differential.drawn_layers import DTYPES, DrawnLayer, Recipe, recipes
+from tests.differential.drawn_layers import DTYPES, DrawnLayer, Recipe, places, recipes
 from tests.differential.evaluation import evaluate
-from tests.differential.geometries import GEOMETRIES, NOT_ALL_FOLDED, OPERATORS, STEPS, Geometry, geometries
+from tests.differential.geometries import (
+    GEOMETRIES,
+    NOT_ALL_FOLDED,
+    OPERATORS,
+    STEPS,
+    Geometry,
+    geometries,
+    wide_convolutions,
+)
 from tests.differential.pipeline import Output
 from tests.differential.runtime import run_onnxruntime
 
@@ -29,6 +38,8 @@ DRAWS = 13
 """Of each geometry, at least."""
 EXAMPLES = 16
 """Hypothesis draws a few things twice."""
+DRAWINGS, LAYERS_OF_DRAWING = 4, 12
+"""Layers whose geometry and tiling are drawn too: a template for each, a second or so."""
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -50,9 +61,36 @@ def test_generated_code_agrees_with_onnxruntime_and_float64(
 
     agrees()
     assert len(found) >= DRAWS
-    worst = max(each.worst for each in found.values())
-    compared = {"operator": geometry.operator, "layers": len(found), "worst": worst}
-    record_property(DRAWN_LAYERS, json.dumps({**compared, "onnxruntime": geometry.runs_in_onnxruntime}))
+    record(record_property, found)
+
+
+@pytest.mark.parametrize("number", range(DRAWINGS))
+@pytest.mark.parametrize("drawn", [wide_convolutions(), geometries()], ids=["wide", "any"])
+def test_drawn_layers_agree_with_any_tiling_that_they_can_be_given(
+    drawn: st.SearchStrategy[Geometry], number: int, record_property: Callable[[str, object], None]
+) -> None:
+    found: dict[str, Agreement] = {}
+
+    @seed(number)
+    @settings(
+        max_examples=LAYERS_OF_DRAWING, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(drawn, recipes(), places())
+    def agrees(geometry: Geometry, recipe: Recipe, place: float) -> None:
+        layer = DrawnLayer(geometry, recipe, place)
+        found[layer.line] = seen = agreement(layer)
+        assert seen.ok, f"{seen}\npython -m tests.differential --case '{layer.line}'"
+
+    agrees()
+    record(record_property, found)
+
+
+def record(record_property: Callable[[str, object], None], found: Mapping[str, Agreement]) -> None:
+    """What the summary of a test run counts; layers by their lines."""
+    for line, seen in found.items():
+        geometry = DrawnLayer.from_line(line).geometry
+        compared = {"operator": geometry.operator, "layers": 1, "worst": seen.worst}
+        record_property(DRAWN_LAYERS, json.dumps({**compared, "onnxruntime": geometry.runs_in_onnxruntime}))
 
 
 def test_a_landing_compares_at_least_500_layers_with_onnxruntime() -> None:
@@ -96,7 +134,7 @@ LAYER = DrawnLayer(GEOMETRIES["residual after batch normalisation"], Recipe(3))
 def pretended(change: Callable[[Output], Output]) -> Pipeline:
     """What onnxruntime computes, as if it were generated code with the bound that generated code would have."""
 
-    def run(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str) -> dict[str, Output]:
+    def run(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float) -> dict[str, Output]:
         model = onnx.load(path)
         right = Output(run_onnxruntime(model, inputs)["y"].astype(np.float64), evaluate(model, inputs)["y"].error)
         return {"y": change(right)}
