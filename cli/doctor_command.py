@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import OK, UNREACHABLE
-from cli.render import print_json, stdout
+from cli.render import plain_table, print_json, stdout
+
+if TYPE_CHECKING:
+    from farm.reports.architectures import Architecture
+    from farm.settings import Settings
 
 
 def doctor(
+    archs: Annotated[
+        bool, typer.Option("--archs", help="Only list the architectures: their GPUs, and the driver each needs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Try the toolchain, the store, the database, Ray and the GPU, and say what to do about what fails."""
-    from farm.reports.doctor import checks
     from farm.settings import load_settings
+
+    settings = load_settings()
+    if archs:
+        _print_architectures(settings, as_json=as_json)
+        return OK
+    return _check(settings, as_json=as_json)
+
+
+def _check(settings: Settings, *, as_json: bool) -> int:
+    from farm.reports.doctor import checks
 
     console = stdout()
     found: list[dict[str, Any]] = []
-    for check in checks(load_settings()):
+    for check in checks(settings):
         found.append({"name": check.name, "ok": check.ok, "text": check.text, "way_out": check.way_out})
         if not as_json:
             mark = Text("ok    ", style="green") if check.ok else Text("failed", style="red")
@@ -30,3 +48,32 @@ def doctor(
     if as_json:
         print_json({"checks": found})
     return OK if all(check["ok"] for check in found) else UNREACHABLE
+
+
+def _print_architectures(settings: Settings, *, as_json: bool) -> None:
+    from codegen.toolchain import find_toolchain
+    from farm.reports.architectures import architectures
+
+    toolchain = find_toolchain(settings.nvcc, settings.ptxas)
+    found = architectures(toolchain)
+    if as_json:
+        print_json({"ptxas": toolchain.ptxas_version, "architectures": [asdict(each) for each in found]})
+        return
+    console = stdout()
+    console.print(f"ptxas {toolchain.ptxas_version}, {toolchain.ptxas}", soft_wrap=True)
+    console.print(_architecture_table(found, console.width))
+
+
+def _architecture_table(found: tuple[Architecture, ...], width: int) -> Table:
+    table = plain_table(width)
+    for column in ("ARCH", "COMPILES", "DRIVER", "ALSO", "GPUS"):
+        table.add_column(column, overflow="fold", no_wrap=column != "GPUS")
+    for each in found:
+        table.add_row(
+            each.name,
+            Text("yes", style="green") if each.supported else Text("no", style="red"),
+            f">= {each.minimum_driver}" if each.minimum_driver else "-",
+            " ".join(variant.removeprefix("sm_") for variant in each.variants) or "-",
+            ", ".join(each.gpus) or "-",
+        )
+    return table

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from codegen.gpus import arch_named
 from codegen.spec import DataType
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
@@ -18,8 +19,13 @@ def archs_of(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def arch_of(value: str) -> str:
-    """One architecture in the tools' spelling, without asking whether a tool knows it: 9.0, 90 and sm90 are sm_90."""
-    return "sm_" + value.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "")
+    """One architecture in the tools' spelling, without asking whether ptxas knows it: 9.0, sm90 and H100 are sm_90."""
+    arch = arch_named(value)
+    if arch is None:
+        raise UsageError(
+            f"--arch {value}: it is an architecture or a GPU, as in sm_90 or h100: see farm doctor --archs"
+        )
+    return arch
 
 
 def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -22,7 +22,10 @@ Models = Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL
 Archs = Annotated[
     list[str],
     typer.Option(
-        "--arch", metavar="ARCH,...", help="Architectures, as in sm_80,sm_90; may be repeated.", show_default=False
+        "--arch",
+        metavar="ARCH,...",
+        help="Architectures or GPUs, as in sm_80,h100; may be repeated.",
+        show_default=False,
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; others run too.")]

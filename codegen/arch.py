@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 from codegen.errors import ArchError
+from codegen.gpus import GPUS, arch_named, arch_of_gpu, gpu_key
 from codegen.toolchain import Toolchain
 
 OLDEST = 75
@@ -14,25 +16,47 @@ OLDEST_WITH_ASYNC_COPIES = 80
 """Ampere: its templates use cp.async."""
 
 
+NEAREST = 3
+"""Suggestions for a name that is none."""
+
+
+def supported_archs(toolchain: Toolchain) -> list[str]:
+    """What both ptxas and the templates can do, oldest first."""
+    return [arch for arch in toolchain.archs if _number(arch) >= OLDEST]
+
+
 def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
     """The architectures in the tools' spelling, each once, in the order given.
 
-    Takes sm_90, sm90, 90 and 9.0. Raises ArchError, which names the known ones.
+    Takes sm_90, sm90, 90, 9.0 and GPUs' names such as H100 and RTX 4090. Raises ArchError, which names the nearest ones
+    and the known ones.
     """
-    known = [arch for arch in toolchain.archs if _number(arch) >= OLDEST]
+    known = supported_archs(toolchain)
     checked: list[str] = []
     for name in names:
-        match = re.fullmatch(r"(?:sm_?)?(\d+)(?:\.(\d))?([a-z]?)", name.strip().lower())
-        arch = f"sm_{match[1]}{match[2] or ''}{match[3]}" if match else ""
+        arch = arch_named(name)
         if arch not in known:
-            raise ArchError(
-                f"unknown architecture '{name}': with ptxas {toolchain.ptxas_version} there are {', '.join(known)}"
-            )
+            raise ArchError(_unknown(name, arch, known, toolchain.ptxas_version))
         if arch not in checked:
             checked.append(arch)
     if not checked:
         raise ArchError(f"no architecture given: name some of {', '.join(known)}")
     return tuple(checked)
+
+
+def _unknown(name: str, arch: str | None, known: Sequence[str], ptxas_version: str) -> str:
+    there_are = f"with ptxas {ptxas_version} there are {', '.join(known)}; farm doctor --archs lists GPUs"
+    if arch_of_gpu(name):
+        return f"'{name}' has the architecture {arch}, for which nothing can be compiled here: {there_are}"
+    nearest = _nearest(name, known)
+    return f"unknown architecture '{name}'{f' (the nearest: {nearest})' if nearest else ''}: {there_are}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """GPUs and architectures that are spelt nearly so."""
+    shown = {arch.replace("_", ""): arch for arch in known}
+    shown |= {gpu_key(gpu): gpu for gpus in GPUS.values() for gpu in gpus}
+    return ", ".join(shown[key] for key in get_close_matches(gpu_key(name), shown, NEAREST))
 
 
 def virtual_arch(arch: str) -> str:

@@ -8,7 +8,9 @@ import pytest
 
 from codegen.arch import check_archs, virtual_arch
 from codegen.errors import ArchError
+from codegen.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
 from codegen.toolchain import Toolchain
+from farm.reports.architectures import architectures
 
 HELP = """--gpu-name <gpu name>                               (-arch)
         Allowed values for this option:  'compute_100','compute_75','lto_75','sm_100',
@@ -81,3 +83,76 @@ def test_turing_has_ptx_of_its_own_and_all_later_share_one(arch: str, virtual: s
 def test_there_is_no_ptx_for_what_is_older_or_no_architecture(arch: str) -> None:
     with pytest.raises(ArchError, match=arch):
         virtual_arch(arch)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("h100", "sm_90"),
+        ("H200", "sm_90"),
+        ("a100", "sm_80"),
+        ("t4", "sm_75"),
+        ("rtx4090", "sm_89"),
+        ("RTX-4090", "sm_89"),
+        ("rtx_3090 ti", "sm_86"),
+        ("GeForce RTX 4090", "sm_89"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "sm_89"),
+        ("NVIDIA A100-SXM4-80GB", "sm_80"),
+        ("NVIDIA H100 80GB HBM3", "sm_90"),
+        ("NVIDIA H100 PCIe", "sm_90"),
+        ("NVIDIA GH200 480GB", "sm_90"),
+        ("Tesla T4", "sm_75"),
+        ("NVIDIA RTX 6000 Ada Generation", "sm_89"),
+        ("Quadro RTX 6000", "sm_75"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "sm_120"),
+        ("v100", "sm_70"),
+        ("sm_99", "sm_99"),
+        ("hopper", None),
+        ("nvidia", None),
+        ("", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name_in_any_spelling(name: str, arch: str | None) -> None:
+    assert arch_named(name) == arch
+
+
+def test_a_gpu_stands_for_its_architecture(toolchain: Toolchain) -> None:
+    assert check_archs(["h100", "sm_90", "A100"], toolchain) == ("sm_90", "sm_80")
+
+
+def test_every_gpu_of_the_table_has_one_architecture() -> None:
+    keys = [gpu_key(gpu) for gpus in GPUS.values() for gpu in gpus]
+    assert len(keys) == len(set(keys))
+    assert all(arch_of_gpu(gpu) == arch for arch, gpus in GPUS.items() for gpu in gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("h1000", "H100"), ("4090", "RTX 4090"), ("a3000", "RTX A3000"), ("sm_85", "sm_8")]
+)
+def test_a_wrong_name_gives_the_nearest_ones(name: str, nearest: str, toolchain: Toolchain) -> None:
+    with pytest.raises(ArchError, match=rf"unknown architecture '{name}' \(the nearest: .*{nearest}"):
+        check_archs([name], toolchain)
+
+
+def test_a_gpu_that_ptxas_does_not_know_is_named_with_its_architecture(toolchain: Toolchain) -> None:
+    with pytest.raises(ArchError, match=r"'V100' has the architecture sm_70, for which nothing can be compiled here"):
+        check_archs(["V100"], toolchain)
+    with pytest.raises(ArchError, match=r"'rtx5090' has the architecture sm_120.*there are sm_75"):
+        check_archs(["rtx5090"], toolchain)
+
+
+@pytest.mark.parametrize(
+    ("arch", "ptxas", "driver"),
+    [("sm_90", "13.0.88", 580), ("sm_75", "12.9.86", 525), ("sm_120", "12.9.86", 570), ("sm_103a", "12.9.86", 575)],
+)
+def test_the_driver_is_the_later_of_the_tool_s_and_the_architecture_s(arch: str, ptxas: str, driver: int) -> None:
+    assert minimum_driver(arch, ptxas) == driver
+
+
+def test_the_table_says_which_architectures_can_be_compiled_for(toolchain: Toolchain) -> None:
+    table = {each.name: each for each in architectures(toolchain)}
+    assert [name for name, each in table.items() if each.supported] == ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100"]
+    assert (table["sm_90"].variants, table["sm_90"].minimum_driver) == (("sm_90a",), 525)
+    assert "H100" in table["sm_90"].gpus
+    assert (table["sm_70"].supported, table["sm_70"].minimum_driver) == (False, None)
+    assert not table["sm_120"].supported
