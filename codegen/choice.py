@@ -22,7 +22,7 @@ from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
-"""Of one K group: ptxas grows faster than linearly beyond (measurements.md)."""
+"""Of one K group: ptxas grows faster than linearly beyond."""
 STREAM_BYTES = 500_000
 """Machine code that one block runs, at most."""
 PART_INSTRUCTIONS = 40_000

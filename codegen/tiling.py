@@ -28,7 +28,7 @@ class Tiling:
     accumulate: Accumulator = "float32"
     """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
     form: Form = "rolled"
-    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is (method.md)."""
+    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is."""
 
     images: int = 1
     """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,

@@ -19,7 +19,7 @@ from farm.store.contract import Store
 from farm.tuning.book import NO_RECORDS, TuningBook
 
 DENSE_BELOW = 0.5
-"""Sparsity under which the dense libraries are faster (method.md)."""
+"""Sparsity under which the dense libraries are faster."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// Direct 2-D convolution, NCHW, one set of weights in the instruction stream (method.md's operator template).
+// Direct 2-D convolution, NCHW, one set of weights in the instruction stream.
 //
 // A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIR_COLUMNS columns of positions of IMAGES images, for one
 // group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors

@@ -44,3 +44,19 @@ def test_constraints_pin_an_exact_version_of_everything_the_project_asks_for() -
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_a_document_that_is_named_is_there() -> None:
+    there = {path.name for path in own_files() if path.suffix == ".md"}
+    wrong = []
+    for path in own_files():
+        if path.suffix in (".py", ".md", ".cu", ".cuh", ".toml", ".yaml"):
+            named = set(re.findall(r"\b([\w-]+\.md)\b", path.read_text()))
+            wrong += [f"{path.relative_to(ROOT)} names {name}" for name in sorted(named - there)]
+    assert not wrong
+
+
+def test_decisions_are_numbered_without_a_gap_and_dated() -> None:
+    headings = [line for line in (ROOT / "DECISIONS.md").read_text().splitlines() if line.startswith("## ")]
+    matches = [re.fullmatch(r"## (\d+)\. .+ \(20\d\d-\d\d-\d\d(; 20\d\d-\d\d-\d\d)*\)", line) for line in headings]
+    assert [int(match[1]) for match in matches if match] == list(range(1, len(headings) + 1))

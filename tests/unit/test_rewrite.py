@@ -56,7 +56,7 @@ def bits(value: np.float32) -> str:
 
 
 def naive_streams(template: Template, weights: Weights) -> list[str]:
-    """Every K group's instructions, one line at a time, as method.md says it."""
+    """Every K group's instructions, one line at a time, as Algorithm 2 of Dong et al. says it."""
     lines = template.ptx.splitlines()
     label = next(i for i, line in enumerate(lines) if line.startswith("$L"))
     branch = next(i for i, line in enumerate(lines) if " bra" in line)
