@@ -1,7 +1,7 @@
 // Fully connected layer: rows of inputs to rows of outputs, one set of weights in the instruction stream.
 //
 // One input element is multiplied into a whole group of outputs, whose weights stay where they are, in the instructions
-// (Shi et al., section 2 of Dong et al. (2020): one input element times a weight row). A block computes THREADS * ROWS rows of
+// (Shi et al., 2020: one input element times a weight row). A block computes THREADS * ROWS rows of
 // the batch (in float16 twice as many) for one group of GROUP_KERNELS outputs: blockIdx.x = rows, blockIdx.z = group. A
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.

@@ -14,7 +14,7 @@ from codegen.networks import NETWORKS, TEN_OPERATORS, vgg16
 from codegen.networks.vgg16 import vgg16_classifier, vgg16_stages
 from codegen.spec import LayerSpec
 
-TABLE = {  # Dong et al. (2020), table 2: output height and width, C, K, R, padding, parameters, millions of operations at N = 64
+TABLE = {  # Dong et al. (2020): output height and width, C, K, R, padding, parameters, 10^6 operations at N = 64
     "lenet-conv1": (24, 1, 20, 5, 0, 500, 36.8),
     "lenet-conv2": (8, 20, 50, 5, 0, 25_000, 204.8),
     "alexnet-conv1": (32, 3, 32, 5, 2, 2_400, 314.5),
