@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from codegen.errors import CheckpointError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
-from codegen.onnx.constants import SMALL_TENSOR, Constants, external_data, stored_constants
+from codegen.onnx.constants import Constants, external_data, stored_constants
+from codegen.onnx.evaluation import SMALL_TENSOR
+from codegen.onnx.functions import inline_functions, sub_graphs
 from codegen.onnx.graph import Graph, Shape
 from codegen.onnx.input_shapes import Size, check_input_shapes
 from codegen.onnx.layers import COMPILED, read_layers
@@ -20,7 +22,7 @@ from codegen.onnx.reasons import NOT_COMPILED
 from codegen.spec import SkippedLayer
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 OLDEST_OPSET = 7
 LARGEST_FILE_BYTES = 2**31 - 1
@@ -41,6 +43,7 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
     try:
         model = _parse(path)
         _opset(model)
+        model = inline_functions(model)
         _set_input_shapes(model.graph, input_shapes or {})
         layers, skipped = _read_graph(model, path.resolve().parent)
         _check_not_empty(layers, skipped)
@@ -127,7 +130,7 @@ def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
     """Every tensor that shape inference knows something about; of large weights it sees the shape only."""
     import onnx
 
-    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     for field in ("node", "input", "output", "value_info"):
         getattr(slim.graph, field).extend(getattr(model.graph, field))
     for value in slim.graph.input:
@@ -166,9 +169,6 @@ def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[Skip
     nodes = tuple(_plain(node, position=i) for i, node in enumerate(model.graph.node))
     constants = Constants(model.graph, folder, _opset(model))
     with_weights = list(_nodes_with_weights(model.graph, constants.names, nodes))
-    for function in model.functions:
-        inner = [_plain(node, f"the function {function.name}") for node in function.node]
-        with_weights += _nodes_with_weights(function, frozenset(), inner)
     graph = Graph(
         nodes,
         frozenset(output.name for output in model.graph.output) | frozenset(_read_in_sub_graphs(model.graph)),
@@ -179,9 +179,7 @@ def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[Skip
     return read_layers(with_weights, graph, _inputs(model.graph))
 
 
-def _nodes_with_weights(
-    graph: GraphProto | FunctionProto, constants: frozenset[str], nodes: Sequence[Node]
-) -> Iterator[Node]:
+def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:
     """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
     for proto, node in zip(graph.node, nodes, strict=True):
         if node.operator in ("Gemm", "MatMul"):
@@ -189,21 +187,16 @@ def _nodes_with_weights(
                 yield node
         elif node.operator in COMPILED or node.operator in NOT_COMPILED:
             yield node
-        for inner in _sub_graphs(proto):
+        for inner in sub_graphs(proto):
             owner = node.owner or f"a sub-graph of {node.operator} '{node.name}'"
             known = constants | stored_constants(inner).keys()
             yield from _nodes_with_weights(inner, known, [_plain(each, owner) for each in inner.node])
 
 
-def _sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
-
-
 def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
     """What the nodes of sub-graphs read, which may be tensors of the graph around them."""
     for node in graph.node:
-        for inner in _sub_graphs(node):
+        for inner in sub_graphs(node):
             yield from (name for each in inner.node for name in each.input)
             yield from (output.name for output in inner.output)
             yield from _read_in_sub_graphs(inner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,32 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
+from codegen.onnx.evaluation import Evaluator, is_computable
 from codegen.onnx.external_data import ExternalData, find_external_data
-from codegen.onnx.nodes import ONNX_DOMAINS, text
+from codegen.onnx.nodes import text
 from codegen.onnx.reasons import UnsupportedError
-from codegen.onnx.sparse_tensor import LARGEST_ELEMENTS, dense_of
+from codegen.onnx.sparse_tensor import dense_of
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
+    from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
 
     Stored: TypeAlias = TensorProto | SparseTensorProto | NDArray[Any]
 
-COMPUTABLE = frozenset(
-    {
-        *("Identity", "Cast", "DequantizeLinear"),
-        *("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
-        *("ConstantOfShape", "Shape"),
-        *("Add", "Div", "Exp", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub"),
-    }
-)
-"""Operators whose output is a constant when all their inputs are."""
-
-FIRST_OPSETS = {"DequantizeLinear": 19}
-"""Where onnx's evaluator knows an operator from this opset on only, and it means the same in those before."""
-
 LARGEST_RANK = 32
-SMALL_TENSOR = 1024
-"""Constants of up to this many elements may be shapes: shape inference sees their values."""
+LEAST_BYTES_ALLOWED = 2**29
+BYTES_ALLOWED_PER_BYTE = 32
+"""How many bytes of constants a byte of the model's files may become: some are stored sparse, and some computed in
+steps, or needed by several layers."""
+REMEMBERED_ELEMENTS = 2**16
+"""Of a computed constant that is kept for the next one who asks."""
 
 
 class Constants:
@@ -44,13 +35,15 @@ class Constants:
 
     def __init__(self, graph: GraphProto, folder: Path, opset: int) -> None:
         self._folder = folder
-        self._opset = opset
+        self._evaluator = Evaluator(opset)
         self._stored = stored_constants(graph)
         self._producers: dict[str, tuple[int, NodeProto]] = {}
         for position, node in enumerate(graph.node):
-            computable = node.op_type in COMPUTABLE and node.domain in ONNX_DOMAINS and any(node.input)
-            if computable and all(name in self for name in node.input if name):
+            if is_computable(node, opset) and all(name in self for name in node.input if name):
                 self._producers |= {name: (position, node) for name in node.output if name not in self._stored}
+        self._allowed_bytes = LEAST_BYTES_ALLOWED + BYTES_ALLOWED_PER_BYTE * _bytes_in_files(graph, folder)
+        self._used_bytes = 0
+        self._remembered: dict[str, NDArray[Any]] = {}
 
     @property
     def names(self) -> frozenset[str]:
@@ -62,44 +55,60 @@ class Constants:
     def read(self, name: str) -> NDArray[Any]:
         """A constant's values, of the type that the graph gives them.
 
-        Raises KeyError for what is no constant, UnsupportedError if it cannot be computed, and CheckpointError if the
-        file does not hold what it says.
+        Raises KeyError for what is no constant, UnsupportedError if it cannot be computed or the constants asked for
+        so far take too much memory, and CheckpointError if the file does not hold what it says.
         """
+        self._use(0)
+        if name in self._stored:
+            return self._read_stored(name)
         values: dict[str, NDArray[Any]] = {}
-        for stored in self._stored_inputs(name):
-            values[stored] = _array(self._stored[stored], self._folder)
-        for node in self._nodes_for(name):
-            values |= _computed(node, values, self._opset)
-        return values[name]
+        nodes, last_use = self._nodes_for(name)
+        for position, node in nodes:
+            for each in filter(None, node.input):
+                if each not in values:
+                    values[each] = self._remembered[each] if each in self._remembered else self._read_stored(each)
+            outputs = self._evaluator.outputs(node, values)
+            self._use(sum(array.nbytes for array in outputs.values()))
+            self._remembered |= {each: array for each, array in outputs.items() if array.size <= REMEMBERED_ELEMENTS}
+            values |= outputs
+            for each in {*node.input, *node.output} - {name}:
+                if last_use.get(each, -1) <= position:
+                    values.pop(each, None)
+        return values[name] if nodes else self._remembered[name]
 
-    def _needed(self, name: str) -> set[str]:
-        needed: set[str] = set()
+    def _read_stored(self, name: str) -> NDArray[Any]:
+        stored = self._stored[name]
+        self._use(_bytes_in_memory(stored))
+        return _array(stored, self._folder)
+
+    def _use(self, byte_count: int) -> None:
+        self._used_bytes += byte_count
+        if self._used_bytes > self._allowed_bytes:
+            raise UnsupportedError(
+                f"the constants of the model take more than {_in_words(self._allowed_bytes)} in memory, far more "
+                "than its files; store them as dense initializers"
+            )
+
+    def _nodes_for(self, name: str) -> tuple[list[tuple[int, NodeProto]], dict[str, int]]:
+        """What is to be computed, in graph order; and for each tensor the position of the last node that reads it."""
+        nodes: dict[int, NodeProto] = {}
+        last_use: dict[str, int] = {}
         waiting = [name]
         while waiting:
             tensor = waiting.pop()
-            if tensor not in needed:
-                needed.add(tensor)
-                if tensor in self._producers:
-                    waiting += [each for each in self._producers[tensor][1].input if each]
-        return needed
-
-    def _stored_inputs(self, name: str) -> list[str]:
-        return sorted(self._needed(name) & self._stored.keys())
-
-    def _nodes_for(self, name: str) -> list[NodeProto]:
-        """In graph order."""
-        producers = dict(self._producers[tensor] for tensor in self._needed(name) & self._producers.keys())
-        return [producers[position] for position in sorted(producers)]
+            if tensor in self._producers and tensor not in self._remembered:
+                position, node = self._producers[tensor]
+                if position not in nodes:
+                    nodes[position] = node
+                    waiting += filter(None, node.input)
+                    last_use |= {each: max(position, last_use.get(each, -1)) for each in node.input}
+        return sorted(nodes.items(), key=lambda each: each[0]), last_use
 
 
-def stored_constants(graph: GraphProto | FunctionProto) -> dict[str, Stored]:
+def stored_constants(graph: GraphProto) -> dict[str, Stored]:
     """Initializers and the outputs of Constant nodes."""
-    import onnx
-
-    constants: dict[str, Stored] = {}
-    if isinstance(graph, onnx.GraphProto):
-        constants |= {tensor.name: tensor for tensor in graph.initializer}
-        constants |= {tensor.values.name: tensor for tensor in graph.sparse_initializer}
+    constants: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {tensor.values.name: tensor for tensor in graph.sparse_initializer}
     for node in graph.node:
         if node.op_type == "Constant" and node.output and node.attribute:
             value = node.attribute[0]
@@ -135,6 +144,27 @@ def _byte_count(tensor: TensorProto) -> int | None:
     return None if packed or dtype.hasobject else prod(tensor.dims) * dtype.itemsize
 
 
+def _bytes_in_memory(stored: Stored) -> int:
+    import onnx
+
+    if isinstance(stored, onnx.SparseTensorProto):
+        per_element = (_byte_count(stored.values) or 0) // max(prod(stored.values.dims), 1)
+        byte_count: int = prod(stored.dims) * per_element
+        return byte_count
+    return (_byte_count(stored) or 0) if isinstance(stored, onnx.TensorProto) else stored.nbytes
+
+
+def _in_words(byte_count: int) -> str:
+    return f"{byte_count / 2**30:.1f} GB" if byte_count > 2**28 else f"{byte_count / 2**20:.1f} MB"
+
+
+def _bytes_in_files(graph: GraphProto, folder: Path) -> int:
+    """Of the graph, with every file beside the model that it names once."""
+    files = {each.path for tensor in graph.initializer if (each := external_data(tensor, folder)) is not None}
+    byte_count: int = graph.ByteSize()
+    return byte_count + sum(path.stat().st_size for path in files)
+
+
 def _array(stored: Stored, folder: Path) -> NDArray[Any]:
     import onnx
 
@@ -163,51 +193,3 @@ def _dense(tensor: TensorProto, folder: Path) -> NDArray[Any]:
             f"a constant of the shape {shape} cannot be read ({error}): export or copy the model again"
         ) from error
     return array
-
-
-def _computed(node: NodeProto, values: Mapping[str, NDArray[Any]], opset: int) -> dict[str, NDArray[Any]]:
-    """The outputs of one node. Raises UnsupportedError if onnx cannot compute it, or if they would be too large."""
-    from onnx import helper, reference
-
-    opset = max(opset, FIRST_OPSETS.get(node.op_type, 0))
-    inputs = {name: values[name] for name in node.input if name}
-    graph = helper.make_graph(
-        [node],
-        "constant",
-        [helper.make_empty_tensor_value_info(name) for name in inputs],
-        [helper.make_empty_tensor_value_info(name) for name in node.output],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    try:
-        sizes = [_size(value_type) for value_type in _output_types(node, inputs, opset).values()]
-        if max(sizes) > max(LARGEST_ELEMENTS, sum(array.size for array in inputs.values())):
-            raise MemoryError(f"{max(sizes)} elements")
-        with np.errstate(all="ignore"):
-            outputs = reference.ReferenceEvaluator(model).run(None, inputs)
-    except Exception as error:  # whatever the library meets: shapes that do not fit, an attribute it does not know
-        reason = " ".join(str(error).split())
-        raise UnsupportedError(
-            f"a constant that it needs cannot be computed: {node.op_type} '{node.name or node.output[0]}' ({reason})"
-        ) from error
-    return {name: np.asarray(output) for name, output in zip(node.output, outputs, strict=True)}
-
-
-def _output_types(node: NodeProto, inputs: Mapping[str, NDArray[Any]], opset: int) -> dict[str, TypeProto]:
-    """Types and shapes before anything is computed: a few bytes may ask for a tensor of any size."""
-    import onnx
-    from onnx import helper, numpy_helper, shape_inference
-
-    types = {
-        name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in inputs.items()
-    }
-    data = {name: numpy_helper.from_array(array) for name, array in inputs.items() if array.size <= SMALL_TENSOR}
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=[helper.make_opsetid("", opset)])
-
-
-def _size(value_type: TypeProto) -> int:
-    shape = value_type.tensor_type.shape
-    if not value_type.tensor_type.HasField("shape") or not all(each.HasField("dim_value") for each in shape.dim):
-        raise ValueError("its shape does not follow from its inputs")
-    return prod(dimension.dim_value for dimension in shape.dim)

@@ -62,16 +62,14 @@ def per_kernel(constant: Doubles, kernels: int, rank: int | None, channel_axis: 
     return np.broadcast_to(constant.ravel(), kernels) if fits else None
 
 
-def folded(kernel: FloatArray, bias: Doubles, alpha: float, affine: Affine, data_type: DataType) -> Weights | None:
+def folded(kernel: FloatArray, bias: Doubles, alpha: float, affine: Affine, data_type: DataType) -> Weights:
     """The weights of affine(alpha * kernel * x + bias), computed in float64 and rounded once; zeros stay zeros.
 
-    None if not all of them are finite in the data type.
+    Those that are too large for the data type are infinite.
     """
     with np.errstate(all="ignore"):
         scale = (alpha * affine.scale).reshape(-1, *[1] * (kernel.ndim - 1))
-        weights = Weights(
+        return Weights(
             rounded(kernel * scale, data_type),
             rounded(affine.scale * bias + affine.offset, data_type),
         )
-    finite = np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all()
-    return weights if finite else None

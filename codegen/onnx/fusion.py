@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from codegen.layers import Layer, Weights
+from codegen.layers import Layer
 from codegen.onnx.epilogue import activation, residual
 from codegen.onnx.folding import Affine, arithmetic, batch_normalization, folded, per_kernel
 from codegen.onnx.graph import Graph
@@ -27,7 +27,6 @@ class _Fusion:
     graph: Graph
     output: str
     affine: Affine
-    weights: Weights
     steps: list[Step] = field(default_factory=list)
     residual: str = ""
     nodes: list[Node] = field(default_factory=list)
@@ -61,11 +60,10 @@ class _Fusion:
         if affine is None:
             return False
         affine = affine.after(self.affine)
-        weights = _weights(self.product, affine)
-        if weights is None:
-            return False
-        self.affine, self.weights = affine, weights
-        return True
+        fits = _stays_finite(self.product, affine)
+        if fits:
+            self.affine = affine
+        return fits
 
     def _steps(self, node: Node) -> bool:
         steps = activation(node, self.graph, self.output)
@@ -97,16 +95,15 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     """
     kernels = product.spec.kernels
     affine = Affine(np.ones(kernels), np.zeros(kernels))
-    weights = _weights(product, affine)
-    if weights is None:
+    if not _stays_finite(product, affine):
         raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
-    fusion = _Fusion(product, graph, product.output, affine, weights)
+    fusion = _Fusion(product, graph, product.output, affine)
     while (reader := graph.only_reader(fusion.output)) and reader.position not in taken and fusion.takes(reader):
         taken.add(reader.position)
     layer = Layer(
         name,
         replace(product.spec, epilogue=tuple(fusion.steps)),
-        fusion.weights,
+        folded(product.kernel, product.bias, product.alpha, fusion.affine, product.spec.data_type),
         product.input,
         fusion.output,
         fusion.residual,
@@ -116,8 +113,10 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     return FusedLayer(layer, fusion.nodes[-1].position if fusion.nodes else node.position)
 
 
-def _weights(product: Product, affine: Affine) -> Weights | None:
-    return folded(product.kernel, product.bias, product.alpha, affine, product.spec.data_type)
+def _stays_finite(product: Product, affine: Affine) -> bool:
+    """Whether the folded weights are finite in their data type: decided by the largest weight of each kernel."""
+    weights = folded(product.peaks, product.bias, product.alpha, affine, product.spec.data_type)
+    return bool(np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all())
 
 
 def _affine(node: Node, tensor: str, product: Product, graph: Graph) -> Affine | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 
 from codegen.errors import CheckpointError
 
@@ -59,11 +59,17 @@ def unique_names(nodes: Sequence[Node]) -> list[str]:
     bearers = Counter(node.name for node in nodes)
     taken = {name for name, number in bearers.items() if name and number == 1}
     names = []
+    candidates: dict[str, Iterator[str]] = {}
     for node in nodes:
         name = node.name
         if name not in taken or bearers[name] > 1:
             output = next(filter(None, node.outputs), node.operator)
-            name = next(n for n in chain([output], (f"{output}_{i}" for i in count(2))) if n not in taken)
+            name = next(each for each in candidates.setdefault(output, _numbered(output)) if each not in taken)
             taken.add(name)
         names.append(name)
     return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in count(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,6 +33,12 @@ class Product:
     alpha: float = 1.0
     rows: int = 1
     """Of a Linear, rows per image."""
+
+    @cached_property
+    def peaks(self) -> FloatArray:
+        """[K, 1]: the largest magnitude in each kernel."""
+        peaks: FloatArray = np.abs(self.kernel).reshape(len(self.kernel), -1).max(axis=1, keepdims=True)
+        return peaks
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
-
-LARGEST_ELEMENTS = 2**27
-"""Of a sparse or computed tensor, which may claim anything, unlike one that is as large as its data."""
+from codegen.onnx.evaluation import LARGEST_ELEMENTS
 
 
 def dense_of(shape: tuple[int, ...], values: NDArray[Any], indices: NDArray[Any]) -> NDArray[Any]:

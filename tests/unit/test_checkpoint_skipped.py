@@ -107,16 +107,6 @@ def test_a_convolution_in_a_sub_graph_is_skipped(tmp_path: Path) -> None:
     assert "a sub-graph of If 'choose'" in skipped.reason
 
 
-def test_a_convolution_in_a_function_is_skipped(tmp_path: Path) -> None:
-    opsets = [helper.make_opsetid("", 17)]
-    function = helper.make_function("local", "Block", ["a", "b"], ["c"], [conv("inner", ("a", "b"), "c")], opsets)
-    proto = model([conv("good"), helper.make_node("Block", ["x", "w"], ["z"], domain="local")], [KERNEL])
-    proto.functions.append(function)
-    proto.opset_import.append(helper.make_opsetid("local", 1))
-    (skipped,) = read_checkpoint(save(tmp_path, proto)).skipped
-    assert "the function Block" in skipped.reason
-
-
 def test_an_operator_of_another_domain_that_is_called_conv_is_skipped(tmp_path: Path) -> None:
     proto = model([conv("good"), conv("odd", output="z", domain="vendor")], [KERNEL])
     proto.opset_import.append(helper.make_opsetid("vendor", 1))

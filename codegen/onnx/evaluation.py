@@ -1,0 +1,146 @@
+"""Single nodes computed by onnx's reference evaluator, within limits: what their inputs are is known already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.onnx.functions import sub_graphs
+from codegen.onnx.nodes import ONNX_DOMAINS
+from codegen.onnx.reasons import UnsupportedError
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TypeProto
+    from onnx.reference import ReferenceEvaluator
+
+Arrays = Mapping[str, NDArray[Any]]
+
+LARGEST_ELEMENTS = 2**27
+"""Of a computed tensor, which may claim anything, unlike one that is as large as its data."""
+LARGEST_SLOW_ELEMENTS = 2**16
+"""Of a tensor that is computed element by element in Python."""
+MOST_MULTIPLY_ADDS = 2**34
+"""Of a product of two constants."""
+SMALL_TENSOR = 1024
+"""Tensors of up to this many elements may be shapes: shape inference sees their values."""
+
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_FAST = _PRODUCTS | frozenset(
+    {
+        *("Abs", "Ceil", "Clip", "Elu", "Exp", "Floor", "Identity", "LeakyRelu", "Log", "Neg", "Not", "PRelu"),
+        *("Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sqrt", "Tanh"),
+        *("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min"),
+        *("Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor"),
+        *("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
+        *("ReduceSumSquare", "BatchNormalization", "InstanceNormalization", "LayerNormalization"),
+        *("Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"),
+        *("Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze"),
+        *("ConstantOfShape", "Range", "Tile", "Transpose", "Trilu", "Unsqueeze"),
+    }
+)
+"""Operators that the evaluator leaves to NumPy; it computes the others element by element."""
+_NOT_DETERMINISTIC = frozenset(
+    {
+        *("Bernoulli", "Dropout", "Multinomial"),
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    }
+)
+_EVALUATED_AS = {"BatchNormalization": 14, "DequantizeLinear": 19, "GreaterOrEqual": 16, "LessOrEqual": 16}
+"""Where the evaluator knows an operator, or reads it right, from this opset on only; before, it meant the same."""
+_NOT_EVALUATED_BEFORE = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
+"""Where an operator meant something else before this opset, and the evaluator does not know that."""
+
+
+def is_computable(node: NodeProto, opset: int) -> bool:
+    """Whether equal inputs give equal outputs that the evaluator can compute."""
+    return (
+        node.domain in ONNX_DOMAINS
+        and node.op_type not in _NOT_DETERMINISTIC
+        and opset >= _NOT_EVALUATED_BEFORE.get(node.op_type, 0)
+        and any(node.input)
+        and next(sub_graphs(node), None) is None
+    )
+
+
+class Evaluator:
+    """Computes the nodes of one opset. Nodes that differ in nothing but names share what is prepared for them."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+        self._prepared: dict[bytes, ReferenceEvaluator] = {}
+
+    def outputs(self, node: NodeProto, values: Arrays) -> dict[str, NDArray[Any]]:
+        """The outputs of one node. Raises UnsupportedError if onnx cannot compute it, or if they would be too large."""
+        opset = max(self._opset, _EVALUATED_AS.get(node.op_type, 0))
+        inputs = {name: values[name] for name in node.input if name}
+        try:
+            _check_extent(node, inputs, opset)
+            with np.errstate(all="ignore"):
+                places = {f"x{i}": inputs[name] for i, name in enumerate(node.input) if name}
+                outputs = self._evaluator(node, opset).run(None, places)
+        except Exception as error:  # whatever the library meets: shapes that do not fit, an attribute it does not know
+            which, reason = f"{node.op_type} '{node.name or node.output[0]}'", " ".join(str(error).split())
+            raise UnsupportedError(f"a constant that it needs cannot be computed: {which} ({reason})") from error
+        named = [name for name in node.output if name]
+        return {name: np.asarray(output) for name, output in zip(named, outputs, strict=True)}
+
+    def _evaluator(self, node: NodeProto, opset: int) -> ReferenceEvaluator:
+        import onnx
+        from onnx import helper, reference
+
+        anonymous = onnx.NodeProto()
+        anonymous.CopyFrom(node)
+        anonymous.ClearField("name")
+        anonymous.ClearField("doc_string")
+        anonymous.ClearField("metadata_props")
+        anonymous.input[:] = [f"x{i}" if name else "" for i, name in enumerate(node.input)]
+        anonymous.output[:] = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
+        key = anonymous.SerializeToString(deterministic=True)
+        if key not in self._prepared:
+            graph = helper.make_graph(
+                [anonymous],
+                "constant",
+                [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(anonymous.input) if name],
+                [helper.make_empty_tensor_value_info(name) for name in anonymous.output if name],
+            )
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+            self._prepared[key] = reference.ReferenceEvaluator(model)
+        return self._prepared[key]
+
+
+def _check_extent(node: NodeProto, inputs: Arrays, opset: int) -> None:
+    """Raises MemoryError or ValueError, or what onnx raises, before a few bytes ask for a tensor of any size."""
+    sizes = [_size(value_type) for value_type in _output_types(node, inputs, opset).values()]
+    given = [array.size for array in inputs.values()]
+    if max(sizes) > max(LARGEST_ELEMENTS, sum(given)):
+        raise MemoryError(f"{max(sizes)} elements")
+    if node.op_type not in _FAST and max(*sizes, *given) > LARGEST_SLOW_ELEMENTS:
+        raise ValueError(f"{max(*sizes, *given)} elements are too many for this operator")
+    if node.op_type in _PRODUCTS and sizes[0] * max(max(array.shape, default=1) for array in inputs.values()) > (
+        MOST_MULTIPLY_ADDS
+    ):
+        raise ValueError("its multiply-adds are too many")
+
+
+def _output_types(node: NodeProto, inputs: Arrays, opset: int) -> dict[str, TypeProto]:
+    import onnx
+    from onnx import helper, numpy_helper, shape_inference
+
+    types = {
+        name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    }
+    data = {name: numpy_helper.from_array(array) for name, array in inputs.items() if array.size <= SMALL_TENSOR}
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def _size(value_type: TypeProto) -> int:
+    shape = value_type.tensor_type.shape
+    if not value_type.tensor_type.HasField("shape") or not all(each.HasField("dim_value") for each in shape.dim):
+        raise ValueError("its shape does not follow from its inputs")
+    return prod(dimension.dim_value for dimension in shape.dim)

@@ -1,0 +1,106 @@
+"""Checkpoints: a few bytes cannot ask for much memory, and long chains of nodes take steps in proportion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from codegen.errors import CheckpointError
+from codegen.onnx import constants as limits
+from codegen.onnx import evaluation, fusion
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.nodes import Node, unique_names
+from tests.unit.onnx_models import constants, conv, info, layer_of, model, node, save, tensor, values
+
+KERNEL = values(4, 3, 3, 3)
+
+
+def sparse_weights(name: str, *shape: int) -> onnx.SparseTensorProto:
+    """One value only."""
+    return helper.make_sparse_tensor(tensor(name, values(1)), tensor("", np.array([0])), shape)
+
+
+LIMIT = "the constants of the model take more than 0.5 MB in memory, far more than its files; "
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousandth of what is allowed, so that the test is quick."""
+    monkeypatch.setattr(limits, "LEAST_BYTES_ALLOWED", limits.LEAST_BYTES_ALLOWED >> 10)
+    monkeypatch.setattr(limits, "BYTES_ALLOWED_PER_BYTE", 0)
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_sparse_constants_that_together_take_too_much_memory_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    number = 24
+    sparse = [sparse_weights(f"w{i}", 2**10, 3, 2, 4) for i in range(number)]  # 96 KB each
+    convs = [conv(f"c{i}", ("x", f"w{i}"), f"y{i}") for i in range(number)]
+    checkpoint = read_checkpoint(save(tmp_path, model(convs, output="y0", sparse_initializer=sparse)))
+    assert len(checkpoint.layers) == 5
+    assert {skipped.reason for skipped in checkpoint.skipped} == {LIMIT + "store them as dense initializers"}
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_computed_constants_that_together_take_too_much_memory_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    shape = constants(s=np.array([2**10, 3, 2, 8]))
+    fills = [node("ConstantOfShape", "s", f"w{i}", value=tensor("", np.float32([i + 1]))) for i in range(3)]
+    proto = model([*fills, node("Concat", "w0 w1 w2", "v", axis=0), conv(inputs=("x", "v"))], shape)
+    with pytest.raises(CheckpointError, match=LIMIT):
+        read_checkpoint(save(tmp_path, proto))
+
+
+def test_weights_that_many_layers_share_are_read_for_each_of_them(tmp_path: Path) -> None:
+    nodes = [conv(f"c{i}", (f"t{i}", "w"), f"t{i + 1}", pads=[1, 1, 1, 1]) for i in range(300)]
+    proto = model(nodes, constants(w=values(3, 3, 3, 3)), inputs=[info("t0", ["N", 3, 8, 8])], output="t300")
+    assert len(read_checkpoint(save(tmp_path, proto)).layers) == 300
+
+
+def test_a_constant_that_many_need_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    outputs = evaluation.Evaluator.outputs
+
+    def counted(self: evaluation.Evaluator, node: onnx.NodeProto, arrays: Any) -> Any:
+        computed.append(node.output[0])
+        return outputs(self, node, arrays)
+
+    monkeypatch.setattr(evaluation.Evaluator, "outputs", counted)
+    chain = [node("Neg", f"w{i}", f"w{i + 1}") for i in range(100)]
+    convs = [conv(f"c{i}", ("x", f"w{i}"), f"y{i}") for i in range(100, 0, -1)]
+    checkpoint = read_checkpoint(save(tmp_path, model([*chain, *convs], constants(w0=KERNEL), output="y1")))
+    assert len(checkpoint.layers) == 100
+    assert sorted(computed) == sorted(f"w{i}" for i in range(1, 101))
+
+
+def test_a_long_chain_of_constants_is_computed(tmp_path: Path) -> None:
+    chain = [node("Neg", f"w{i}", f"w{i + 1}") for i in range(3001)]
+    layer = layer_of(tmp_path, model([*chain, conv(inputs=("x", "w3001"))], constants(w0=KERNEL)))
+    np.testing.assert_array_equal(layer.weights.kernel, -KERNEL)
+
+
+def test_the_weights_are_computed_once_however_many_nodes_are_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    folded = fusion.folded
+
+    def counted(kernel: np.ndarray, *others: Any) -> Any:
+        sizes.append(kernel.size)
+        return folded(kernel, *others)
+
+    monkeypatch.setattr(fusion, "folded", counted)
+    chain = [node("Mul", f"t{i} k", f"t{i + 1}") for i in range(500)]
+    layer = layer_of(tmp_path, model([conv(output="t0"), *chain], constants(w=KERNEL, k=-1.0), output="t500"))
+    np.testing.assert_array_equal(layer.weights.kernel, KERNEL)
+    assert len(layer.folded) == 500
+    assert sum(size == KERNEL.size for size in sizes) == 1
+
+
+def test_names_of_many_nodes_with_one_output_are_found_in_one_pass() -> None:
+    nodes = [Node("Conv", "", "", (), ("y",)) for _ in range(50_000)]
+    names = unique_names(nodes)
+    assert (names[0], names[1], names[-1]) == ("y", "y_2", "y_50000")
