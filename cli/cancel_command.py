@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from cli.render import counted, job_json, print_json, stdout
+from cli.render import counted, job_json, print_json, stderr, stdout
 from cli.submit_command import warn_if_unserved
 from farm.errors import UsageError
 from farm.jobs import Job, JobSet, Status
@@ -31,10 +32,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 
 def cancel(
-    job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
+    job: Jobs = None,
+    submission: OfSubmission = None,
+    everything: Everything = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: do not ask.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Cancel jobs that have not ended; their tools are killed, what they have built stays in the store."""
-    _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json)
+    ask = _confirm_cancelling if everything and not yes else None
+    _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json, ask)
 
 
 def retry(
@@ -51,6 +57,7 @@ def _change(
     submission: str | None,
     everything: bool,
     as_json: bool,
+    confirmed: Callable[[Farm], bool] | None = None,
 ) -> None:
     from farm.api import Farm
     from farm.settings import load_settings
@@ -58,6 +65,9 @@ def _change(
     if sum((bool(prefixes), submission is not None, everything)) != 1:
         raise UsageError(f"farm {verb} takes jobs, or --submission ID, or --all")
     with Farm.open(load_settings()) as farm:
+        if confirmed is not None and not confirmed(farm):
+            stderr().print("nothing was cancelled")
+            return
         named = [farm.job(prefix) for prefix in prefixes]
         if submission is not None:
             farm.check_submission(submission)
@@ -69,6 +79,20 @@ def _change(
             _print(verb, named, farm.jobs_by_id(changed))
         if verb == "retry" and changed:
             warn_if_unserved(farm)
+
+
+def _confirm_cancelling(farm: Farm) -> bool:
+    """Asks on the terminal, with what would end. Raises UsageError where there is nobody to ask."""
+    counts = farm.counts()
+    running, pending = counts.get(Status.RUNNING, 0), counts.get(Status.PENDING, 0)
+    if not running + pending:
+        return True
+    what = f"{counted(running + pending, 'job')} ({running:,} RUNNING, {pending:,} PENDING)"
+    if not sys.stdin.isatty():
+        raise UsageError(f"--all would cancel {what} and nobody can be asked here: add --yes")
+    # typer.confirm would write to stdout, where --json has its one document.
+    stderr().print(f"Cancel {what}? [y/N]: ", end="", markup=False)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _print(verb: str, named: Sequence[Job], changed: Sequence[Job]) -> None:

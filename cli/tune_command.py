@@ -38,7 +38,7 @@ def tune(
     candidates: Annotated[
         int | None, typer.Option("--candidates", metavar="N", min=1, help="At most so many tilings of a layer.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also layers that have a record of this GPU.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune layers again that have a record of this GPU.")] = False,
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
@@ -67,7 +67,7 @@ def tune(
         accumulator_of(accumulate),
         optimisation,
         seed,
-        again,
+        force,
     )
     ops = names_of(op or [])
     if model is None and not layer and not ops:

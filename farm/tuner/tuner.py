@@ -36,7 +36,7 @@ class TunePlan:
     optimisation: int = 3
     """Level of ptxas."""
     seed: int = 0
-    again: bool = False
+    force: bool = False
     """Also layers that have a record of this GPU."""
 
 
@@ -148,7 +148,7 @@ def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProg
 def tune_on(
     rig: Rig, builder: Builder, cases: Sequence[Case], known: Iterable[TuningRecord], plan: TunePlan
 ) -> Iterator[TuningEvent]:
-    """Tunes layers on a rig; those that have a record of its GPU that does for them are left, unless `again`."""
+    """Tunes layers on a rig; those that have a record of its GPU that does for them are left, unless the plan says `force`."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         of_key.setdefault(_key_of(case, rig.arch, plan), []).append(case)
@@ -157,7 +157,7 @@ def tune_on(
     for key, (case, *alike) in of_key.items():
         also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
         record = records.get(key)
-        if record and not plan.again and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel):
+        if record and not plan.force and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel):
             yield Outcome(case.key.operator, also, case.key.batch, record, known=True)
         else:
             yield from _tuned(rig, builder, case, key, also, plan)

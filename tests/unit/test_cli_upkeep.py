@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -211,3 +212,48 @@ def test_a_log_that_is_not_followed_is_no_verdict_on_its_job(farm: Farmyard, cap
 
 def test_sizes_are_shown_up_to_gigabytes() -> None:
     assert [size(each) for each in (812, 14_000, 3_200_000, 1_500_000_000)] == ["812 B", "14 KB", "3.2 MB", "1.5 GB"]
+
+
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def cancel_all(*options: str, typed: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.stdin", typed)
+    return run(["cancel", "--all", *options])
+
+
+def test_cancelling_all_jobs_asks_first_with_how_many(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    waiting = [*farm.submit("two"), *farm.submit("three")]
+    assert cancel_all(typed=Terminal("n\n"), monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert not out
+    assert "Cancel 2 jobs (0 RUNNING, 2 PENDING)?" in err
+    assert {farm.ledger.job(each).status for each in waiting} == {Status.PENDING}
+    assert cancel_all(typed=Terminal("y\n"), monkeypatch=monkeypatch) == 0
+    assert {farm.ledger.job(each).status for each in waiting} == {Status.CANCELLED}
+
+
+def test_cancelling_all_jobs_without_a_terminal_needs_yes(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    [waiting] = farm.submit("two")
+    assert cancel_all(typed=io.StringIO("y\n"), monkeypatch=monkeypatch) == 2
+    assert "--all would cancel 1 job (0 RUNNING, 1 PENDING) and nobody can be asked here: add --yes" in (
+        capsys.readouterr().err
+    )
+    assert farm.ledger.job(waiting).status is Status.PENDING
+    assert cancel_all("--yes", "--json", typed=io.StringIO(), monkeypatch=monkeypatch) == 0
+    assert [job["id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [waiting]
+
+
+def test_cancelling_all_jobs_asks_nothing_where_there_is_nothing_to_cancel(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    assert cancel_all(typed=io.StringIO(), monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "0 jobs cancelled\n"

@@ -172,3 +172,13 @@ def test_of_a_file_with_one_bad_record_nothing_is_imported(tmp_path: Path, capsy
 @pytest.mark.parametrize("arguments", [["import", "none.json"], ["export", "/no/such/folder/file.json"]])
 def test_a_file_that_cannot_be_is_a_usage_error(arguments: list[str]) -> None:
     assert run(["tuning", *arguments]) == USAGE
+
+
+def test_force_tunes_again_what_has_a_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, PlayedRig(lambda tiling: 10.0))
+    assert run([*TUNE, "--json"]) == OK
+    capsys.readouterr()
+    assert run([*TUNE, "--force", "--json"]) == OK
+    assert not any(each["known"] for each in json.loads(capsys.readouterr().out)["layers"])

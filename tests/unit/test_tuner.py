@@ -136,7 +136,7 @@ def test_an_interruption_keeps_what_is_done_and_the_same_call_goes_on() -> None:
 def test_again_tunes_what_has_a_record() -> None:
     table = KeptRecords()
     whole_tuning(PlayedRig(fastest(RANKED[5])), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
-    again = TunePlan(FEW, again=True)
+    again = TunePlan(FEW, force=True)
     [outcome] = whole_tuning(PlayedRig(fastest(RANKED[6])), PlayedBuilder(), table, CASES[:1], again, TuneProgress())
     assert not outcome.known
     [record] = table.records()
