@@ -6,8 +6,8 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from cli.config_command import app as config_app
 from cli.database_command import app as database_app
 from cli.demo_command import demo
 from cli.doctor_command import doctor
+from cli.examples import examples_text
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
 from cli.explain_command import explain
 from cli.inspect_command import inspect
@@ -44,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples_text("farm"),
 )
 
 
@@ -58,6 +60,15 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
+COMPILE, JOBS, RESULTS = "Compile", "Jobs", "Results"
+SPEED, OPERATION = "Speed on a GPU", "Operation"
+
+
+def _add(name: str, command: Callable[..., Any], group: str) -> None:
+    """A command in its group of `farm --help`, with examples below its own help."""
+    app.command(name, rich_help_panel=group, epilog=examples_text(name))(command)
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -67,27 +78,27 @@ def options(
     """Compiles pruned neural networks to GPU machine code made for one set of weights."""
 
 
-app.command("compile")(compile_models)
-app.command("submit")(submit)
-app.command("serve")(serve)
-app.command("status")(status)
-app.command("inspect")(inspect)
-app.command("logs")(logs)
-app.command("cancel")(cancel)
-app.command("retry")(retry)
-app.command("workers")(workers)
-app.command("explain")(explain)
-app.command("stats")(stats)
-app.command("fetch")(fetch)
-app.command("verify")(verify)
-app.command("doctor")(doctor)
-app.command("demo")(demo)
-app.command("tune")(tune)
-app.add_typer(tuning_app, name="tuning")
-app.add_typer(bench_app, name="bench")
-app.add_typer(cache_app, name="cache")
-app.add_typer(config_app, name="config")
-app.add_typer(database_app, name="db")
+_add("compile", compile_models, COMPILE)
+_add("submit", submit, COMPILE)
+_add("serve", serve, COMPILE)
+_add("demo", demo, COMPILE)
+_add("status", status, JOBS)
+_add("inspect", inspect, JOBS)
+_add("logs", logs, JOBS)
+_add("explain", explain, JOBS)
+_add("cancel", cancel, JOBS)
+_add("retry", retry, JOBS)
+_add("fetch", fetch, RESULTS)
+_add("verify", verify, RESULTS)
+_add("tune", tune, SPEED)
+app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)
+app.add_typer(bench_app, name="bench", rich_help_panel=SPEED)
+_add("doctor", doctor, OPERATION)
+_add("workers", workers, OPERATION)
+_add("stats", stats, OPERATION)
+app.add_typer(cache_app, name="cache", rich_help_panel=OPERATION)
+app.add_typer(config_app, name="config", rich_help_panel=OPERATION)
+app.add_typer(database_app, name="db", rich_help_panel=OPERATION)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -148,7 +148,7 @@ def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProg
 def tune_on(
     rig: Rig, builder: Builder, cases: Sequence[Case], known: Iterable[TuningRecord], plan: TunePlan
 ) -> Iterator[TuningEvent]:
-    """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless the plan says `force`."""
+    """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         of_key.setdefault(_key_of(case, rig.arch, plan), []).append(case)

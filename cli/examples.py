@@ -1,0 +1,50 @@
+"""Examples of the main commands, shown below their --help."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "farm": (
+        "farm demo",
+        "farm compile model.onnx --arch h100 -o bundle",
+        "farm doctor",
+    ),
+    "compile": (
+        "farm compile model.onnx --arch sm_80,sm_90",
+        "farm compile sweep/*.onnx --arch h100,rtx4090 --batch 1 -o bundles",
+        "farm compile model.onnx --arch a100 --input-shape input:1,3,224,224",
+    ),
+    "submit": (
+        "farm submit sweep/*.onnx --arch sm_90",
+        "farm submit model.onnx --arch sm_90 --json",
+    ),
+    "serve": (
+        "farm serve",
+        "farm serve --drain",
+        "FARM_STORE_SIZE=500GiB FARM_LEDGER_AGE=90d farm serve --metrics-port 9400",
+    ),
+    "status": (
+        "farm status --watch",
+        "farm status --state FAILED --state CRASHED",
+        "farm status --arch h100 --json",
+    ),
+    "inspect": ("farm inspect", "farm inspect 093ec891"),
+    "logs": ("farm logs --follow", "farm logs 093ec891"),
+    "explain": ("farm explain 093ec891/conv1", "farm explain latest/conv1/sm_90"),
+    "cancel": ("farm cancel 093ec891", "farm cancel --all --yes"),
+    "retry": ("farm retry 093ec891", "farm retry --all"),
+    "fetch": ("farm fetch 093ec891 -o bundle",),
+    "verify": ("farm verify", "farm verify 093ec891 --gpu"),
+    "tune": (
+        "farm tune model.onnx --batch 1,64",
+        "farm tune model.onnx --layer conv1 --budget 5min --force",
+        "farm tune --op all",
+    ),
+    "doctor": ("farm doctor", "farm doctor --archs"),
+}
+"""By command; `farm` is the program's own help."""
+
+
+def examples_text(command: str) -> str | None:
+    """The end of a command's help; None where there are no examples."""
+    lines = EXAMPLES.get(command)
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)]) if lines else None
