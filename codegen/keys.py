@@ -1,6 +1,7 @@
-"""Cache keys: SHA-256 over labelled, length-prefixed fields, so that no two field lists can look alike.
+"""Cache keys: all that a template's or a cubin's bytes depend on, and how it is put together.
 
-The fields themselves are kept beside the digest, so that two keys can be compared in words.
+A key is SHA-256 over labelled, length-prefixed fields, so that no two field lists can look alike. The fields themselves
+are kept beside the digest, so that two keys can be compared in words.
 """
 
 from __future__ import annotations
@@ -9,12 +10,34 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 from codegen.spec import LayerSpec
+from codegen.template import NVCC_FLAGS
 from codegen.tiling import Part, Tiling
 
-SCHEMA = 3
+SCHEMA = 4
 """Raised whenever the meaning of a stored template or cubin changes."""
+
+GENERATOR_SOURCES = (
+    "data_types.py",
+    "launch.py",
+    "layers.py",
+    "operators/",
+    "spec.py",
+    "substitute.py",
+    "template.py",
+    "tiling.py",
+)
+"""What shapes a template, files of codegen/ and a folder: all that `make_template` imports, CUDA sources included.
+
+Not the modules that start tools: which version, which flags are fields of their own, and tools see no environment.
+"""
+REWRITER_SOURCES = (*GENERATOR_SOURCES, "assemble.py", "rewrite.py")
+"""The same of a cubin: what `rewrite` and `assemble` import."""
+_SUFFIXES = (".py", ".cu", ".cuh")
 
 
 def digest_fields(fields: Mapping[str, str]) -> str:
@@ -32,8 +55,8 @@ class TemplateKey:
 
     spec: LayerSpec
     tiling: Tiling
-    operator_digest: str
-    """Of the operator's .cu file and its generator."""
+    generator_digest: str
+    """Of GENERATOR_SOURCES."""
     compiler: str
     """Version of nvcc."""
     flags: tuple[str, ...]
@@ -43,7 +66,7 @@ class TemplateKey:
         return {
             "stage": "template",
             "schema": str(SCHEMA),
-            "operator": self.operator_digest,
+            "generator": self.generator_digest,
             "compiler": self.compiler,
             "flags": json.dumps(self.flags),
             "virtual_arch": self.virtual_arch,
@@ -66,6 +89,7 @@ class CubinKey:
     """Digest of weights and bias of the whole layer."""
     part: Part
     rewriter_digest: str
+    """Of REWRITER_SOURCES."""
     assembler: str
     """Version of ptxas."""
     arch: str
@@ -88,3 +112,41 @@ class CubinKey:
     @property
     def digest(self) -> str:
         return digest_fields(self.fields())
+
+
+def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
+    """Identifies the template that this program makes with this version of nvcc, without making it."""
+    return TemplateKey(
+        spec=spec,
+        tiling=tiling,
+        generator_digest=_digest_of(GENERATOR_SOURCES),
+        compiler=compiler,
+        flags=NVCC_FLAGS,
+        virtual_arch=virtual_arch,
+    )
+
+
+def cubin_key(template: str, weights: str, part: Part, arch: str, options: tuple[str, ...], assembler: str) -> CubinKey:
+    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests."""
+    return CubinKey(
+        template=template,
+        weights=weights,
+        part=part,
+        rewriter_digest=_digest_of(REWRITER_SOURCES),
+        assembler=assembler,
+        arch=arch,
+        options=options,
+    )
+
+
+def source_files(sources: tuple[str, ...]) -> list[Path]:
+    """The files that these names stand for, relative to codegen/; a folder is all its sources."""
+    root = Path(str(files("codegen")))
+    found = [path for name in sources for path in (root.glob(f"{name}*") if name.endswith("/") else [root / name])]
+    return sorted(path.relative_to(root) for path in found if path.suffix in _SUFFIXES)
+
+
+@cache
+def _digest_of(sources: tuple[str, ...]) -> str:
+    root = Path(str(files("codegen")))
+    return digest_fields({str(path): (root / path).read_text() for path in source_files(sources)})

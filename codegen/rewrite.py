@@ -6,11 +6,9 @@ a copy keeps and which digits it gets are computed for all copies at once. Full 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,12 +44,6 @@ class Kernel:
     """Shared-memory loads all of whose weights are zero."""
 
 
-def rewriter_digest() -> str:
-    """Of the sources of the rewriter: part of every cubin's key."""
-    texts = (files("codegen").joinpath(name).read_text() for name in ("rewrite.py", "substitute.py", "template.py"))
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 def rewrite(template: Template, weights: Weights, part: Part | None = None) -> Kernel:
     """Puts the weights into the template; -0.0 is zero. The kernel has the K groups of the part, or all of them.
 
@@ -65,7 +57,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     if tiling.form == "full":
         if part != Part(0, count):
             raise ValueError("a template of the full form is one kernel: leave out the part")
-        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights))
+        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), tiling.rows)
         return Kernel(ptx.encode("ascii"), launch_of(spec, tiling), kept, deleted, 0)
     form = template.rolled
     every = values(spec, tiling, weights)

@@ -16,28 +16,16 @@ from numpy.typing import NDArray
 
 from codegen import operators
 from codegen.errors import TemplateError
-from codegen.keys import TemplateKey
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
-from codegen.operators.stream import slots
+from codegen.operators.stream import full_placeholders, slots
 from codegen.scratch import ScratchFolder
 from codegen.spec import LayerSpec, spec_from_json
+from codegen.substitute import substitute
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
 
 HEADER = "// farm.template "
 NVCC_FLAGS = ("-ptx", "-O3", "-std=c++17")
-
-
-def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain) -> TemplateKey:
-    """Identifies the template without making it."""
-    return TemplateKey(
-        spec=spec,
-        tiling=tiling,
-        operator_digest=operators.operator_digest(spec),
-        compiler=toolchain.nvcc_version,
-        flags=NVCC_FLAGS,
-        virtual_arch=virtual_arch,
-    )
 
 
 def make_template(
@@ -81,16 +69,26 @@ class Template:
         first, _, _ = ptx.partition("\n")
         if not first.startswith(HEADER):
             raise TemplateError(f"not a template: the first line lacks '{HEADER.strip()}'")
-        about = json.loads(first.removeprefix(HEADER))
-        template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
-        if template.tiling.form == "rolled":
-            template.rolled.check(template)
+        try:
+            about = json.loads(first.removeprefix(HEADER))
+            template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
+            if template.tiling.form == "rolled":
+                template.rolled.check(template)
+            else:
+                template.check_full()
+        except (KeyError, TypeError, ValueError) as error:
+            raise TemplateError(f"not a template of this version: {type(error).__name__}: {error}") from None
         return template
 
     @cached_property
     def rolled(self) -> RolledForm:
         """The parts of a rolled template."""
         return RolledForm.parse(self.ptx)
+
+    def check_full(self) -> None:
+        """Every weight and bias has its placeholder where it can be put in: put back for themselves, all find it."""
+        placeholders = np.concatenate([each.ravel() for each in full_placeholders(operators.canonical(self.spec))])
+        substitute(self.ptx, {bits: bits for bits in placeholders.tolist()}, self.tiling.rows)
 
 
 _LABEL = re.compile(r"^(\$\w+):$")

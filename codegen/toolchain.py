@@ -46,11 +46,16 @@ _LOOK_SECONDS = 0.1
 # tool and its children are (nvcc has some). One shell is not enough: Ray kills the children of a worker, and only them.
 # It costs 3 ms and, unlike a function run between fork and exec, is safe in a program with threads. Each shell asks
 # whether its parent was gone before the kernel promised to tell. The tool's arguments are never parsed.
+#
+# Of our environment the inner shell, and with it the tool, has only where programs and their libraries lie. nvcc takes
+# flags from NVCC_PREPEND_FLAGS, NVCC_APPEND_FLAGS, NVCC_CCBIN, INCLUDES, SYSTEM_INCLUDES and NVVM_FLAGS, g++ from CPATH
+# and others: what they change would be in no cache key.
 _OUTER = """
 [ "$PPID" = "$1" ] || exit
 inner=$2
 shift 2
-setpriv --pdeathsig TERM sh -c "$inner" sh $$ "$@"
+setpriv --pdeathsig TERM env -i LC_ALL=C PATH="$PATH" ${LD_LIBRARY_PATH:+LD_LIBRARY_PATH="$LD_LIBRARY_PATH"} \\
+    sh -c "$inner" sh $$ "$@"
 exit $?
 """
 _INNER = """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from codegen.errors import CodegenError, DeviceError
+from codegen.errors import CodegenError, DeviceError, TemplateError
 from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.rewrite import rewrite
@@ -87,6 +87,8 @@ def _verify_kernels(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
         return verify_layer(template, weights, build.parts, launches, batch=batch * build.rows, seed=seed)
+    except TemplateError as error:
+        return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:
         return _wrong(str(error))
 

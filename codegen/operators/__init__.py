@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -26,8 +25,8 @@ from codegen.tiling import Part, Tiling
 class Operator(Protocol):
     """What an operator's module holds. Its functions want canonical specs."""
 
-    SOURCES: tuple[str, ...]
-    """The files of this folder that shape its template, the .cu first."""
+    SOURCE: str
+    """The .cu file of this folder that its templates are made from."""
 
     def sources(self, spec: Any, tiling: Tiling) -> dict[str, str]:
         """The generated headers that the .cu includes."""
@@ -55,7 +54,6 @@ __all__ = [
     "Operator",
     "canonical",
     "launch_of",
-    "operator_digest",
     "operator_of",
     "products_together",
     "source_path",
@@ -71,15 +69,9 @@ def operator_of(spec: LayerSpec) -> Operator:
     return _OPERATORS[type(spec)]
 
 
-def operator_digest(spec: LayerSpec) -> str:
-    """Of everything here that shapes the operator's template."""
-    texts = (files("codegen.operators").joinpath(name).read_text() for name in operator_of(spec).SOURCES)
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 def source_path(spec: LayerSpec) -> Path:
     """Where the operator's CUDA source lies."""
-    return Path(str(files("codegen.operators").joinpath(operator_of(spec).SOURCES[0])))
+    return Path(str(files("codegen.operators").joinpath(operator_of(spec).SOURCE)))
 
 
 def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:

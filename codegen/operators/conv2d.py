@@ -20,14 +20,7 @@ from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
-SOURCES: tuple[str, ...] = (
-    "conv2d.cu",
-    "conv2d.py",
-    "input_tile.py",
-    "pairing.py",
-    "registers.py",
-    *stream.SHARED_SOURCES,
-)
+SOURCE = "conv2d.cu"
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Spec = Conv2d | ConvTranspose2d

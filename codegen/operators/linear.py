@@ -15,7 +15,7 @@ from codegen.spec import AddResidual, Linear
 from codegen.tiling import Part, Tiling
 
 KERNEL = "linear"
-SOURCES: tuple[str, ...] = ("linear.cu", "linear.py", *stream.SHARED_SOURCES)
+SOURCE = "linear.cu"
 
 
 def pairs(spec: Linear) -> int:

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from codegen.data_types import from_float32
 from codegen.layers import FloatArray, Weights
 from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
-from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, random_placeholders
+from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.spec import AddResidual, Clip, LayerSpec, LeakyRelu, Step
 from codegen.tiling import Tiling
-
-SHARED_SOURCES = ("stream.cuh", "loop.cuh", "stream.py", "geometry.py", "placeholders.py")
 
 POINTWISE_CHANNELS = 4
 """Of one statement where a channel has one input."""
@@ -258,7 +256,7 @@ def rolled_epilogue(stores: Sequence[Store]) -> str:
 
 def full_placeholders(spec: LayerSpec) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """The bits of the placeholder of each weight [K, C, R, S] and each bias [K] of the full form."""
-    everything = random_placeholders(spec.weights_count + spec.kernels)
+    everything = spread_placeholders(spec.weights_count + spec.kernels)
     return everything[: spec.weights_count].reshape(spec.weights_shape), everything[spec.weights_count :]
 
 

@@ -194,6 +194,8 @@ class Claims:
             optimisation=level_of(lower.options),
         )
         made = result.made
+        if result.warning:
+            self._say(claim, "warning", f"{name}: {result.warning}")
         if isinstance(made, Failure):
             if result.instead_of:
                 made = replace(made, message=f"{made.message}, at -O{known.optimisation} too")

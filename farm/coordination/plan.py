@@ -9,11 +9,9 @@ from itertools import product
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
-from codegen.keys import CubinKey, TemplateKey
+from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.operators import template_cost
-from codegen.rewrite import rewriter_digest
 from codegen.spec import LayerSpec
-from codegen.template import template_key
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.jobs import Build, Job, NewJob
@@ -51,11 +49,10 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
     The cubins of one part of a layer for several architectures stay neighbours: a worker rewrites once for all of
     them. Raises ArchError for an architecture that the toolchain does not know.
     """
-    rewriter = rewriter_digest()
 
     @cache
     def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
-        key = template_key(spec, tiling, virtual, toolchain)
+        key = template_key(spec, tiling, virtual, toolchain.nvcc_version)
         return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling))
 
     templates: dict[str, TemplateRequest] = {}
@@ -68,15 +65,7 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
         for build in builds:
             for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
-                of_cubin = CubinKey(
-                    template=template.key,
-                    weights=build.weights,
-                    part=part,
-                    rewriter_digest=rewriter,
-                    assembler=toolchain.ptxas_version,
-                    arch=arch,
-                    options=options,
-                )
+                of_cubin = cubin_key(template.key, build.weights, part, arch, options, toolchain.ptxas_version)
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)
                 cost = _cost(build, part)

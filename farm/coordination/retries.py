@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.assemble import level_of, ptxas_options
-from codegen.keys import CubinKey
-from codegen.rewrite import rewriter_digest
+from codegen.keys import CubinKey, cubin_key
 from farm.settings import Settings
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Retry
 
@@ -73,12 +72,6 @@ class Retries:
         return Retry(request, failure, request, min(delay, max(0.0, since + self._settings.away_seconds - now)))
 
     def _key(self, request: CubinRequest) -> CubinKey:
-        return CubinKey(
-            template=request.template.key,
-            weights=request.weights,
-            part=request.part,
-            rewriter_digest=rewriter_digest(),
-            assembler=self._assembler,
-            arch=request.arch,
-            options=request.options,
+        return cubin_key(
+            request.template.key, request.weights, request.part, request.arch, request.options, self._assembler
         )

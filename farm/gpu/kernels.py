@@ -13,12 +13,12 @@ from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import choose_parts
 from codegen.errors import CodegenError
-from codegen.keys import CubinKey
+from codegen.keys import cubin_key, template_key
 from codegen.launch import Launch
 from codegen.operators import canonical, template_cost
 from codegen.prediction import predict_microseconds
-from codegen.rewrite import rewrite, rewriter_digest
-from codegen.template import Template, template_key
+from codegen.rewrite import rewrite
+from codegen.template import Template
 from codegen.tiling import Accumulator, Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.errors import FarmError
@@ -75,7 +75,6 @@ class KernelPool:
         self._book = book
         self._generation = 0
         self._with_ptx = with_ptx
-        self._rewriter = rewriter_digest()
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
         self._pool = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
@@ -115,7 +114,7 @@ class KernelPool:
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
-            key = template_key(spec, tiling, self._virtual, self._toolchain).digest
+            key = template_key(spec, tiling, self._virtual, self._toolchain.nvcc_version).digest
             template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
@@ -164,15 +163,7 @@ class KernelPool:
     ) -> CubinFacts:
         if generation != self._generation:
             raise NotBuiltError("it was given up")
-        key = CubinKey(
-            template=template.key,
-            weights=weights,
-            part=part,
-            rewriter_digest=self._rewriter,
-            assembler=self._toolchain.ptxas_version,
-            arch=self._arch,
-            options=self._options,
-        )
+        key = cubin_key(template.key, weights, part, self._arch, self._options, self._toolchain.ptxas_version)
         request = CubinRequest(template, weights, part, self._arch, self._options, key.digest, 0)
         made = worker.build_cubin(request).made
         if isinstance(made, Failure):

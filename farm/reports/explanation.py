@@ -13,6 +13,7 @@ from farm.ledger import KeyUse, Ledger, Neighbour
 _DIGESTS = {
     "weights": "the weights",
     "rewriter": "this program's rewriter",
+    "generator": "this program's template generator",
     "operator": "the sources of the operator",
 }
 """Fields that are digests: that they differ says all."""

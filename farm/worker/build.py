@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from codegen.assemble import assemble
-from codegen.errors import CodegenError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
-from codegen.keys import CubinKey
+from codegen.errors import CodegenError, TemplateError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.keys import cubin_key, template_key
 from codegen.layers import Weights
-from codegen.rewrite import Kernel, rewrite, rewriter_digest
+from codegen.rewrite import Kernel, rewrite
 from codegen.scratch import remove_abandoned
 from codegen.spec import LayerSpec
-from codegen.template import Template, make_template, template_key
+from codegen.template import Template, make_template
 from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
@@ -48,9 +48,9 @@ def find_template(store: Store, key: str) -> str | None:
     record = store.get_record(TEMPLATE_STAGE, key)
     try:
         ptx = None if record is None else store.get(str(record["ptx"]))
+        return None if ptx is None else ptx.decode()
     except (KeyError, ValueError):
         return None  # written by something else: made again
-    return None if ptx is None else ptx.decode()
 
 
 def find_cubin(store: Store, key: str) -> CubinResult | None:
@@ -119,11 +119,12 @@ class Worker:
         self._limits = limits
         self._recache = recache
         """Do not believe what the store says was made before."""
-        self._rewriter = rewriter_digest()
         self._templates: Recent[str, Template] = Recent(8)
         self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
+        self._warnings: list[str] = []
+        """Of what this request met, and nobody has been told yet."""
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
@@ -202,7 +203,8 @@ class Worker:
             launch=kernel.launch,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
-        return CubinResult(request.key, facts)
+        warnings, self._warnings = self._warnings, []
+        return CubinResult(request.key, facts, warning="; ".join(warnings))
 
     def _limits_of(self, request: Request) -> ToolLimits:
         return ToolLimits(self._limits.seconds, request.memory_limit_bytes or self._limits.memory_bytes)
@@ -222,7 +224,12 @@ class Worker:
 
     def _template(self, request: TemplateRequest) -> Template:
         ptx = find_template(self._store, request.key)
-        return self._make_template(request)[0] if ptx is None else Template.from_ptx(ptx)
+        if ptx is not None:
+            try:
+                return Template.from_ptx(ptx)
+            except TemplateError as error:
+                self._warnings.append(f"the stored template {request.key[:12]} is of no use and made again: {error}")
+        return self._make_template(request)[0]
 
     def _read_weights(self, spec: LayerSpec, digest: str) -> Weights:
         data = self._store.get(digest)
@@ -243,7 +250,7 @@ class Worker:
 
     def _check_template(self, request: TemplateRequest) -> None:
         """A template made by another compiler must not lie under this key."""
-        key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain)
+        key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain.nvcc_version)
         if key.digest != request.key:
             raise NoWorkerError(
                 f"this worker's nvcc {self._toolchain.nvcc_version} or its version of this program is not the "
@@ -251,14 +258,13 @@ class Worker:
             )
 
     def _check_cubin(self, request: CubinRequest) -> None:
-        key = CubinKey(
-            template=request.template.key,
-            weights=request.weights,
-            part=request.part,
-            rewriter_digest=self._rewriter,
-            assembler=self._toolchain.ptxas_version,
-            arch=request.arch,
-            options=request.options,
+        key = cubin_key(
+            request.template.key,
+            request.weights,
+            request.part,
+            request.arch,
+            request.options,
+            self._toolchain.ptxas_version,
         )
         if key.digest != request.key:
             raise NoWorkerError(

@@ -167,6 +167,8 @@ class CubinResult:
     """Known from before, be it a cubin or a failure."""
     instead_of: str = ""
     """Key of the cubin that was asked for, where that took too long and this one was built at a lower level."""
+    warning: str = ""
+    """What went wrong on the way and was put right, in words."""
 
     @property
     def asked(self) -> str:

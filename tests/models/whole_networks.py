@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from codegen.keys import template_key
 from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import canonical
 from codegen.operators.geometry import Streams, geometry_of
 from codegen.spec import LayerSpec, SkippedLayer
-from codegen.template import Template, make_template, template_key
+from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from codegen.verify import Verification, verify_layer
@@ -52,7 +53,9 @@ class PlannedNetwork:
 
     def template_keys(self) -> set[str]:
         """What nvcc has to compile for the network, by the keys under which the farm keeps it."""
-        keys = (template_key(build.spec, build.tiling, VIRTUAL_ARCH, _toolchain()) for _, build in self.layers)
+        keys = (
+            template_key(build.spec, build.tiling, VIRTUAL_ARCH, _toolchain().nvcc_version) for _, build in self.layers
+        )
         return {key.digest for key in keys}
 
 

@@ -19,7 +19,9 @@ from farm.api import Farm
 from farm.errors import BlobLostError, UnfinishedError, UsageError
 from farm.jobs import BuildOptions, Job, Outcome, Status
 from farm.settings import Settings
+from farm.store import open_store
 from farm.testing import laptop_farm
+from farm.worker.build import TEMPLATE_STAGE
 from tests.samples import SMALLER, checkpoint, layer
 from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, REFUSAL, Tools
@@ -93,6 +95,45 @@ def test_a_template_that_was_lost_is_made_again_where_it_is_needed(farm: Farm, t
     [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_80", "sm_120")))
     assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
     assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff\xfe", b"no template", b'// farm.template {"spec": {}}\n', b"one that lost its placeholders"],
+)
+def test_a_stored_template_that_cannot_be_used_is_made_again_and_the_log_says_so(
+    text: bytes, farm: Farm, settings: Settings, tools: Tools
+) -> None:
+    farm.compile([NET], OPTIONS)
+    tools.calls()
+    store = open_store(settings)
+    for stored in [each for each in store.records() if each.stage == TEMPLATE_STAGE]:
+        record = store.get_record(TEMPLATE_STAGE, stored.key) or {}
+        whole = store.get(record["ptx"]) or b""
+        blob = store.put(whole.replace(b"fma.rn.f32", b"mul.rn.f32") if b"lost" in text else text)
+        store.put_record(TEMPLATE_STAGE, stored.key, {**record, "ptx": blob})
+    other = replace(OPTIONS, archs=("sm_80", "sm_120"))
+    [job] = farm.compile([NET], other)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 2
+    warned = [event.text for event in farm.logs(job.id) if event.level == "warning"]
+    # What is no text at all is no template to anybody; the others only the worker reads.
+    told = [] if text.startswith(b"\xff") else ["conv1 sm_120", "conv2 sm_120"]
+    assert sorted(each.partition(": the stored template")[0] for each in warned) == told
+    [again] = farm.compile([NET], replace(OPTIONS, archs=("sm_75", "sm_90", "sm_120")))
+    assert again.status is Status.SUCCEEDED
+    assert [event for event in farm.logs(again.id) if event.level == "warning"] == []
+
+
+def test_verification_says_how_to_replace_a_stored_template_that_cannot_be_used(farm: Farm, settings: Settings) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    store = open_store(settings)
+    for stored in [each for each in store.records() if each.stage == TEMPLATE_STAGE]:
+        store.put_record(TEMPLATE_STAGE, stored.key, {"ptx": store.put(b"no template")})
+    assert all("FARM_RECACHE=1" in each.verification.message for each in farm.verify(job.id))
+    with Farm.open(replace(settings, recache=True)) as again:
+        again.compile([NET], OPTIONS)
+    assert all(each.verification.ok for each in farm.verify(job.id))
 
 
 def test_full_and_rolled_templates_are_kept_apart(farm: Farm, tools: Tools) -> None:

@@ -23,7 +23,7 @@ from codegen.operators import launch_of, operator_of, products_together, stream_
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
-from codegen.template import Template, make_template, template_key
+from codegen.template import Template, make_template
 from codegen.tiling import Form, Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_input, random_residual, sample_blocks, verify_layer, verify_output
@@ -198,7 +198,27 @@ def test_making_a_template_twice_gives_the_same_bytes() -> None:
     case, toolchain = CASES["a 1x1 kernel copied by fours"], find_toolchain()
     again = make_template(case.spec, case.tiling, case.virtual_arch, toolchain, LIMITS)
     assert again.ptx == template_of(case).ptx
-    assert template_key(case.spec, case.tiling, case.virtual_arch, toolchain).compiler == toolchain.nvcc_version
+
+
+READ_BY_TOOLS = {
+    "NVCC_PREPEND_FLAGS": "-DROWS=1",
+    "NVCC_APPEND_FLAGS": "-lineinfo",
+    "NVCC_CCBIN": "/nowhere/g++",
+    "INCLUDES": "-DCHANNELS=1",
+    "SYSTEM_INCLUDES": "-DKERNELS=1",
+    "NVVM_FLAGS": "-O0",
+    "CPATH": "/nowhere",
+    "GCC_EXEC_PREFIX": "/nowhere/",
+}
+
+
+def test_no_variable_that_the_compilers_read_reaches_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, toolchain = CASES["a 1x1 kernel copied by fours"], find_toolchain()
+    for name, value in READ_BY_TOOLS.items():
+        monkeypatch.setenv(name, value)
+    again = make_template(case.spec, case.tiling, case.virtual_arch, toolchain, LIMITS)
+    monkeypatch.undo()
+    assert again.ptx == template_of(case).ptx
 
 
 def test_a_template_does_not_grow_with_channels_or_kernels() -> None:

@@ -131,6 +131,23 @@ def test_output_comes_back_and_the_run_is_timed() -> None:
     assert 0 < done.seconds < 10
 
 
+def test_a_tool_is_told_where_programs_lie_and_nothing_else_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O0")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/some where/lib")
+    seen = dict(line.split("=", 1) for line in run_tool(["env"], limits=LIMITS, scratch=tmp_path).stdout.splitlines())
+    expected = {
+        "LC_ALL": "C",
+        "LD_LIBRARY_PATH": "/opt/some where/lib",
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(tmp_path),
+    }
+    of_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
+    assert {name: value for name, value in seen.items() if name not in of_the_shell} == expected
+
+
 def test_arguments_reach_the_tool_as_they_are() -> None:
     nasty = ["a b", "$HOME", "'", '"', "; exit 7", "*", "", "--", "\\n"]
     done = run_tool([*PYTHON, "import sys; print(sys.argv[1:])", *nasty], limits=LIMITS)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.keys import CubinKey, TemplateKey, digest_fields
+import codegen
+from codegen.keys import (
+    GENERATOR_SOURCES,
+    REWRITER_SOURCES,
+    CubinKey,
+    TemplateKey,
+    cubin_key,
+    digest_fields,
+    source_files,
+    template_key,
+)
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, Step
 from codegen.tiling import Part, Tiling
 
 TEMPLATE = TemplateKey(
     spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
     tiling=Tiling(32, 4, 1, 16, 8, 2),
-    operator_digest="a" * 64,
+    generator_digest="a" * 64,
     compiler="13.0.88",
     flags=("-ptx", "-O3"),
     virtual_arch="compute_80",
@@ -32,7 +45,7 @@ CUBIN = CubinKey(
 )
 
 TEMPLATE_CHANGES: dict[str, Any] = {
-    "operator_digest": "f" * 64,
+    "generator_digest": "f" * 64,
     "compiler": "13.0.89",
     "flags": ("-O3", "-ptx"),
     "virtual_arch": "compute_75",
@@ -83,8 +96,8 @@ TILING_CHANGES: dict[str, Any] = {
 
 def test_the_digests_of_known_keys_are_these() -> None:
     # A change here is a change of every key in every store: raise codegen.keys.SCHEMA with it, on purpose.
-    assert TEMPLATE.digest == "d6450b71f7684cba26f1b4cbbc656730922951022e65dbf3016c36f1711e161d"
-    assert CUBIN.digest == "a9c0e22af0d017b70ca2d7f48cdd3d63a24d0819c7a56e9dc6a1592332750977"
+    assert TEMPLATE.digest == "d85616d473bed3f24de56e7910074282de96b632d825515ef0274fced6f37642"
+    assert CUBIN.digest == "26049e407e530482314cd82ca14a46327e7900a136d8584a21f8a12997509024"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TemplateKey) if field.name not in ("spec", "tiling")])
@@ -151,3 +164,77 @@ def test_two_field_lists_have_one_digest_only_if_they_are_equal(a: dict[str, str
 
 def test_moving_a_character_between_neighbouring_fields_changes_the_digest() -> None:
     assert digest_fields({"a": "bc", "d": ""}) != digest_fields({"a": "b", "d": "c"})
+
+
+CODEGEN = Path(codegen.__file__).parent
+SHAPES_NO_BYTES = {
+    "__init__.py": "has no code",
+    "errors.py": "says what went wrong",
+    "scratch.py": "temporary folders; what is in them the tools' callers decide",
+    "toolchain.py": "runs what it is given, in an environment without anything that a tool reads",
+}
+"""What the stages import and no key has, and why."""
+
+
+def imported(module: Path) -> Iterator[Path]:
+    """The modules of codegen/ that this one imports, wherever in it, and the packages that they are in."""
+    for node in ast.walk(ast.parse((CODEGEN / module).read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            top, _, inner = name.partition(".")
+            assert top not in ("farm", "cli"), f"{module} imports {name}"
+            if top == "codegen":
+                path = Path(*inner.split("."))
+                found = (path.with_suffix(".py") if inner else None, path / "__init__.py")
+                yield from (each for each in found if each is not None and (CODEGEN / each).is_file())
+
+
+def closure(*modules: str) -> set[Path]:
+    """These modules and all that they import, directly or not."""
+    found: set[Path] = set()
+    left = [Path(module) for module in modules]
+    while left:
+        if (module := left.pop()) not in found:
+            found.add(module)
+            left += imported(module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "sources"),
+    [(("template.py",), GENERATOR_SOURCES), (("rewrite.py", "assemble.py"), REWRITER_SOURCES)],
+    ids=["template", "cubin"],
+)
+def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
+    stage: tuple[str, ...], sources: tuple[str, ...]
+) -> None:
+    shaping = {path for path in closure(*stage) if str(path) not in SHAPES_NO_BYTES}
+    cuda = {path.relative_to(CODEGEN) for path in CODEGEN.rglob("*.cu*")}
+    assert set(source_files(sources)) == shaping | cuda
+    assert Path("operators/conv2d.cu") in cuda
+
+
+def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:
+    stages = closure("template.py", "rewrite.py", "assemble.py")
+    assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
+
+
+@pytest.mark.parametrize("name", [str(path) for path in source_files(REWRITER_SOURCES)])
+def test_a_change_of_any_source_changes_the_keys_of_its_stage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys() -> tuple[str, str]:
+        codegen.keys._digest_of.cache_clear()
+        template = template_key(TEMPLATE.spec, TEMPLATE.tiling, "compute_80", "13.0.88").digest
+        return template, cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88").digest
+
+    read_text = Path.read_text
+    before = keys()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: read_text(path) + "x" * (path == CODEGEN / name))
+        after = keys()
+    assert keys() == before
+    of_template = Path(name) in source_files(GENERATOR_SOURCES)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [not of_template, False]

@@ -18,7 +18,7 @@ from codegen.errors import TemplateError
 from codegen.layers import Weights
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate
 from codegen.operators.stream import full_placeholders, slots
-from codegen.rewrite import rewrite, rewriter_digest
+from codegen.rewrite import rewrite
 from codegen.substitute import substitute
 from codegen.template import Template
 from codegen.tiling import Part
@@ -215,9 +215,86 @@ def test_a_template_without_the_form_the_rewriter_needs_is_refused(damage: Calla
         Template.from_ptx(damage(ROLLED))
 
 
-def test_the_digest_of_the_rewriter_is_stable_within_a_version() -> None:
-    assert rewriter_digest() == rewriter_digest()
-    assert len(rewriter_digest()) == 64
+def other_stream(text: str) -> str:
+    """A full template whose placeholders another generator has drawn."""
+    return re.sub(r"0f3F(\w{6})", lambda match: immediate(0x3F800000 + (int(match[1], 16) + 0x123457) % 2**23), text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (other_stream, "21 of 21 placeholders are not used 2 times"),
+        (lambda text: re.sub(r"fma\.rn\.f32 \t%f9,.*\n", "", text), "1 of 21 placeholders"),
+        (lambda text: re.sub(r"(fma\.rn\.f32 \t)%f9(,.*\n)", r"\1%f9\2\1%f9999\2", text), "1 of 21 placeholders"),
+        (
+            lambda text: text.replace("fma.rn.f32 \t%f9,", "@%p3 fma.rn.f32 \t%f9,"),
+            "where none can be put in: @%p3 fma",
+        ),
+        (lambda text: text.replace("mov.f32 \t%f8,", "@%p3 mov.f32 \t%f8,"), "where none can be put in: @%p3 mov"),
+        (lambda text: text.replace("mov.f32 v,%f1;", "mov.f32 v,%f8;"), "where none can be put in: {"),
+    ],
+)
+def test_a_full_template_without_every_placeholder_in_its_place_is_refused(
+    damage: Callable[[str], str], message: str
+) -> None:
+    assert damage(FULL) != FULL
+    with pytest.raises(TemplateError, match=message):
+        Template.from_ptx(damage(FULL))
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [f"// farm.template {text}" for text in ("{", "{}", "[]", '{"spec": {"operator": "x"}}')],
+)
+def test_a_template_that_does_not_say_what_it_was_made_for_is_refused(first_line: str) -> None:
+    with pytest.raises(TemplateError, match="not a template of this version"):
+        Template.from_ptx(f"{first_line}\n{ROLLED.partition(chr(10))[2]}")
+
+
+ONE = 0x3F800001
+OTHER = 0x3F800002
+
+
+@pytest.mark.parametrize("weight", [0, 0x3F000000])
+@pytest.mark.parametrize(
+    "ptx",
+    [
+        "@%p1 fma.rn.f32 %f2, %f3, 0f3F800001, %f1;",
+        "@!%p1 add.f32 %f2, %f1, 0f3F800001;",
+        "@%p1 mov.f32 %f2, 0f3F800001;\nfma.rn.f32 %f4, %f3, %f2, %f1;",
+        "fma.rn.f32 %f2, %f3, %f4, 0f3F800001;",
+        "fma.rn.f32 %f2, %f3, 0f3F800001, 0f3F800001;",
+        "st.global.f32 [%rd1], 0f3F800001;",
+        "setp.lt.f32 %p1, %f1, 0f3F800001;",
+        "mov.f32 %f2, 0f3F800001;\nmov.f32 %f2, 0f00000000;\nfma.rn.f32 %f4, %f3, %f2, %f1;",
+        "mov.f32 %f2, 0f3F800001;\n{ st.global.f32 [%rd1],%f2; }",
+    ],
+)
+def test_a_weight_in_any_other_place_than_a_multiply_add_or_sum_is_refused(ptx: str, weight: int) -> None:
+    with pytest.raises(TemplateError, match="where none can be put in"):
+        substitute(f"{ptx}\n", {ONE: weight})
+
+
+@pytest.mark.parametrize("uses", [1, 3])
+def test_a_placeholder_that_is_used_more_or_less_often_than_it_should_be_is_refused(uses: int) -> None:
+    twice = "fma.rn.f32 %f2, %f3, 0f3F800001, %f1;\nfma.rn.f32 %f4, %f3, 0f3F800001, %f2;\n"
+    assert substitute(twice, {ONE: 0}, 2)[1:] == (0, 2)
+    with pytest.raises(TemplateError, match=f"1 of 1 placeholders are not used {uses} times"):
+        substitute(twice, {ONE: 0}, uses)
+
+
+def test_no_weights_are_found_in_no_placeholders_only() -> None:
+    ptx = "fma.rn.f32 %f2, %f3, 0f3F800007, %f1;\n"
+    with pytest.raises(TemplateError, match="2 of 2 placeholders"):
+        substitute(ptx, {ONE: 0, OTHER: 0})
+
+
+def test_a_result_that_is_also_assigned_elsewhere_is_copied_not_renamed() -> None:
+    branch = "@%p1 bra $L1;\nfma.rn.f32 %f2, %f3, 0f3F800001, %f1;\nbra.uni $L2;\n$L1:\nmov.f32 %f2, %f9;\n$L2:\n"
+    text, _, deleted = substitute(f"{branch}st.global.f32 [%rd1], %f2;\n", {ONE: 0})
+    assert deleted == 1
+    assert "mov.f32 %f2,%f1;" in text.splitlines()
+    assert text.endswith("st.global.f32 [%rd1], %f2;\n")
 
 
 def test_an_addend_assigned_twice_is_copied_not_renamed() -> None:

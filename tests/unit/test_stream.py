@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codegen.layers import Weights
 from codegen.operators.geometry import Streams, geometry_of, phase_weights
-from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, random_placeholders
+from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
 from codegen.operators.stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, sums, taps, values
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Tiling
@@ -153,10 +153,23 @@ def test_placeholders_of_weights_never_meet_those_of_biases_or_each_other() -> N
     assert kernel.shape == spec.weights_shape
     both = np.concatenate([kernel.ravel(), bias])
     assert len(set(both.tolist())) == len(both)
-    assert np.array_equal(both, random_placeholders(len(both)))
+    assert np.array_equal(both, spread_placeholders(len(both)))
+    assert np.array_equal(both[:7], spread_placeholders(7))  # by position alone
     numbers = both.view(np.float32)
     assert ((numbers > 1) & (numbers < 2)).all()
     assert FIRST_BIAS - FIRST_WEIGHT >= 2**23
+
+
+def test_the_first_placeholders_of_the_full_form_are_these() -> None:
+    # Stored templates hold them: another sequence needs another codegen.keys.SCHEMA.
+    assert [f"{each:08X}" for each in spread_placeholders(4)] == ["3FCF1B21", "3F9E3642", "3FED5163", "3FBC6C84"]
+
+
+def test_every_float_between_one_and_two_is_a_placeholder_once() -> None:
+    every = np.sort(spread_placeholders(2**23 - 1))
+    assert np.array_equal(every, np.arange(FIRST_WEIGHT, FIRST_WEIGHT + 2**23 - 1))
+    with pytest.raises(ValueError, match="take the rolled form"):
+        spread_placeholders(2**23)
 
 
 @pytest.mark.parametrize("spec", [Conv2d(3, 4, 5, 3, 2, 1), Conv2d(1, 9, 9, 4, 3, 3, padding=(1, 1, 1, 1))])
