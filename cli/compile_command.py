@@ -31,10 +31,10 @@ from cli.submission import (
     print_warnings,
     read_checkpoints,
 )
-from farm.jobs import Status
+from farm.jobs import JobDetail, Status
 
 if TYPE_CHECKING:
-    from farm.api import Farm, JobDetail
+    from farm.api import Farm
 
 LAYERS_OF_JOBS = 3
 """Up to so many jobs, the end shows every layer."""

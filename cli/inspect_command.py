@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -19,9 +19,7 @@ from cli.layers import (
     tuning_lines,
 )
 from cli.render import duration, job_json, job_seconds, moment, print_json, size, status_text, stdout
-
-if TYPE_CHECKING:
-    from farm.api import JobDetail
+from farm.jobs import JobDetail
 
 
 def inspect(

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from cli.render import counted, duration, plain_table, size
+from cli.render import counted, duration, magnitude, plain_table, size
 from codegen.spec import Linear
 from codegen.tiling import Part
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, TilingChoice
+from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, TilingChoice
 
 if TYPE_CHECKING:
-    from farm.api import JobDetail
+    from farm.reports.coverage import Coverage
 
 MODEL = "model"
 """What a tiling is of that no tuning record gave."""
@@ -81,7 +81,7 @@ def layer_table(detail: JobDetail, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     position = -1
     for build in detail.builds:
-        first = [build.layer, _shape(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
+        first = [build.layer, shape_of(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
         if build.position == position:  # the same layer, for other architectures
             first = [""] * len(first)
         position = build.position
@@ -132,7 +132,8 @@ def _tiling_of(build: Build) -> str:
     return ", ".join(dict.fromkeys(choice.gpu or MODEL for choice in build.choices)) or MODEL
 
 
-def _shape(build: Build) -> str:
+def shape_of(build: Build) -> str:
+    """As in 512x14x14 -> 512, 3x3, /2."""
     spec = build.spec
     return f"{spec}" if isinstance(spec, Linear) or spec.stride == (1, 1) else f"{spec}, /{max(spec.stride)}"
 
@@ -206,6 +207,35 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
 def skipped_lines(job: Job) -> list[Text]:
     """What was not compiled, and why."""
     return [Text(f"skipped {layer.name} ({layer.operator}): {layer.reason}", style="yellow") for layer in job.skipped]
+
+
+def coverage_line(coverage: Coverage) -> str:
+    """How much of a model is compiled."""
+    left = f", {coverage.skipped} skipped" if coverage.skipped else ""
+    most = " at most" if coverage.of_unknown_size else ""
+    weights = coverage.share_of_weights(coverage.weights)
+    multiply_adds = coverage.share_of_multiply_adds(coverage.multiply_adds)
+    return (
+        f"{counted(coverage.compiled, 'layer')} compiled{left}:{most} {weights:.1%} of "
+        f"{magnitude(coverage.all_weights)} weights, {multiply_adds:.1%} of {magnitude(coverage.all_multiply_adds)} "
+        "multiply-adds an image"
+    )
+
+
+def coverage_json(coverage: Coverage) -> dict[str, Any]:
+    """The same as --json gives it."""
+    return {
+        "layers": coverage.compiled,
+        "layers_skipped": coverage.skipped,
+        "layers_of_unknown_size": coverage.of_unknown_size,
+        "weights": coverage.weights,
+        "weights_total": coverage.all_weights,
+        "nonzeros": coverage.nonzeros,
+        "multiply_adds": coverage.multiply_adds,
+        "multiply_adds_total": coverage.all_multiply_adds,
+        "share_of_weights": coverage.share_of_weights(coverage.weights),
+        "share_of_multiply_adds": coverage.share_of_multiply_adds(coverage.multiply_adds),
+    }
 
 
 def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:

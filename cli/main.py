@@ -25,6 +25,7 @@ from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
 from cli.explain_command import explain
 from cli.inspect_command import inspect
 from cli.logs_command import logs
+from cli.plan_command import plan
 from cli.render import print_error
 from cli.serve_command import serve
 from cli.stats_command import stats
@@ -79,6 +80,7 @@ def options(
 
 
 _add("compile", compile_models, COMPILE)
+_add("plan", plan, COMPILE)
 _add("submit", submit, COMPILE)
 _add("serve", serve, COMPILE)
 _add("demo", demo, COMPILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.streams import StreamConsole, discard
+from codegen.spec import SkippedLayer
 from farm.jobs import Job, Status
 
-PIPE_WIDTH = 160
-"""Columns where there is no terminal to ask."""
+PIPE_WIDTH = 10_000
+"""Columns where there is no terminal, and COLUMNS is not set: no line is wrapped, and nothing is cut."""
 
 STATUS_STYLES = {
     Status.PENDING: "yellow",
@@ -40,7 +42,7 @@ def stderr() -> StreamConsole:
 
 def _console(*, stderr: bool) -> StreamConsole:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH
+    width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
     return StreamConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
@@ -99,6 +101,14 @@ def size(count_bytes: int) -> str:
     return f"{count_bytes / 1e9:.1f} GB"
 
 
+def magnitude(count: int) -> str:
+    """As in 812, 14.2K, 3.2M, 1.5G."""
+    for unit, factor in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f}{unit}"
+    return str(count)
+
+
 def moment(at: datetime, now: datetime) -> str:
     """A time of today as 14:03:22, an older one as 2026-11-20, in the terminal's own time zone."""
     local, today = at.astimezone(), now.astimezone()
@@ -134,7 +144,18 @@ def job_json(job: Job) -> dict[str, Any]:
         "tries": job.tries,
         "status": str(job.status),
         "reason": job.reason,
-        "skipped": [{"name": s.name, "operator": s.operator, "reason": s.reason} for s in job.skipped],
+        "skipped": [skipped_json(layer) for layer in job.skipped],
+    }
+
+
+def skipped_json(layer: SkippedLayer) -> dict[str, Any]:
+    """A node that is not compiled, as --json gives it."""
+    return {
+        "name": layer.name,
+        "operator": layer.operator,
+        "reason": layer.reason,
+        "weights": layer.weights,
+        "multiply_adds": layer.multiply_adds,
     }
 
 

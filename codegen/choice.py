@@ -16,7 +16,7 @@ from codegen.operators import canonical, launch_of, operator_of
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.operators.registers import REGISTERS
 from codegen.operators.stream import PRODUCTS_TOGETHER
-from codegen.operators.work import SHARED_BYTES
+from codegen.operators.work import SHARED_BYTES, Work
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
@@ -97,7 +97,7 @@ def misfit_of(
 ) -> str:
     """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
     spec = canonical(spec)
-    if not (_fits(spec, tiling) or tiling in _last_resort(spec, tiling.accumulate)):
+    if not (_fitting_work(spec, tiling) or tiling in _last_resort(spec, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
     streams = _stream_instructions(spec, tiling, nonzeros)
     if not _streams_fit(spec, tiling, nonzeros, streams):
@@ -134,6 +134,11 @@ def _fitting(
         streams = _stream_instructions(spec, tiling, nonzeros)
         if _streams_fit(spec, tiling, nonzeros, streams):
             yield tiling, 16 * float(streams.sum())
+
+
+def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
+    """[K groups]: predicted machine instructions of each, of 16 bytes, for these non-zeros per kernel [K]."""
+    return _stream_instructions(canonical(spec), tiling, nonzeros)
 
 
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
@@ -184,10 +189,10 @@ def _density_band(density: float) -> float:
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
     sizes: dict[Tiling, float] = {}
     for candidate in operator_of(spec).candidates(spec):
-        tiling = replace(candidate, accumulate=accumulate)
-        if not _fits(spec, tiling):
+        tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
+        work = _fitting_work(spec, tiling)
+        if work is None:
             continue
-        work = operator_of(spec).work(spec, tiling)
         stream = Stream.of(work, density)
         if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES:
             sizes[tiling] = stream.code * work.streams
@@ -204,13 +209,12 @@ def _last_resort(spec: LayerSpec, accumulate: Accumulator) -> list[Tiling]:
     return [tiling for tiling in tilings if launch_of(spec, tiling).shared_bytes <= SHARED_BYTES]
 
 
-def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
-    """Threads, registers, shared memory, and the size of the loop body."""
-    operator = operator_of(spec)
+def _fitting_work(spec: LayerSpec, tiling: Tiling) -> Work | None:
+    """What the tiling makes a kernel do; None if threads, registers, shared memory or the loop's body forbid it."""
     if not fits(geometry_of(spec), tiling):
-        return False
-    work = operator.work(spec, tiling)
-    return (
+        return None
+    work = operator_of(spec).work(spec, tiling)
+    does = (
         work.threads <= 1024
         and work.sums <= SUMS
         and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
@@ -219,6 +223,7 @@ def _fits(spec: LayerSpec, tiling: Tiling) -> bool:
         and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
         and work.largest_offset_bytes < OFFSET_BYTES
     )
+    return work if does else None
 
 
 def _stream_nonzeros(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -15,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from codegen.spec import LayerSpec
-from codegen.template import NVCC_FLAGS
 from codegen.tiling import Part, Tiling
 
 SCHEMA = 4
@@ -116,6 +115,8 @@ class CubinKey:
 
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
     """Identifies the template that this program makes with this version of nvcc, without making it."""
+    from codegen.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
+
     return TemplateKey(
         spec=spec,
         tiling=tiling,

@@ -48,8 +48,18 @@ class _Spec(ABC):
     def weights_shape(self) -> tuple[int, ...]: ...
 
     @property
+    @abstractmethod
+    def positions(self) -> int:
+        """Places of one image, or of one row of a Linear, at which each weight is used; borders count as inside."""
+
+    @property
     def weights_count(self) -> int:
         return prod(self.weights_shape)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of one image, or of one row of a Linear, if no weight is zero."""
+        return self.weights_count * self.positions
 
     def to_json(self) -> dict[str, Any]:
         """The spec as plain JSON values; `spec_from_json` is its inverse."""
@@ -103,6 +113,10 @@ class Conv2d(_Spec):
         return self.kernels, self.output_height, self.output_width
 
     @property
+    def positions(self) -> int:
+        return self.output_height * self.output_width
+
+    @property
     def weights_shape(self) -> tuple[int, int, int, int]:
         """K, C / groups, R, S."""
         return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
@@ -154,6 +168,10 @@ class ConvTranspose2d(_Spec):
         return self.kernels, self.output_height, self.output_width
 
     @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+    @property
     def weights_shape(self) -> tuple[int, int, int, int]:
         """K, C / groups, R, S: kernels first, unlike in ONNX, where they come second."""
         return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
@@ -185,6 +203,10 @@ class Linear(_Spec):
     def output_shape(self) -> tuple[int]:
         """Of one row."""
         return (self.outputs,)
+
+    @property
+    def positions(self) -> int:
+        return 1
 
     @property
     def weights_shape(self) -> tuple[int, int]:
@@ -227,3 +249,7 @@ class SkippedLayer:
     name: str
     operator: str
     reason: str
+    weights: int | None = None
+    """How many it has; None if that is not known."""
+    multiply_adds: int | None = None
+    """Of one image, if no weight is zero; None if that is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import mmap
 import os
 import re
 import resource
@@ -15,15 +16,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from codegen.cores import core_of
 from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
 from codegen.scratch import lock_of
 
@@ -82,8 +82,6 @@ class ToolLimits:
 
     seconds: float = 600.0
     memory_bytes: int = 8 * 2**30
-    cores: Path | None = None
-    """A folder that says which cores are in use: the tool waits until one is free. None: it does not."""
 
 
 DEFAULT_LIMITS = ToolLimits()
@@ -126,10 +124,8 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
     outer = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _OUTER, "sh", str(os.getpid())]
     places = ["", ""] if scratch is None else [str(scratch), str(lock_of(scratch))]
     inner = [_INNER, str(memory_kib), str(file_blocks), *places]
-    with ExitStack() as stack:
-        lock = None if limits.cores is None else stack.enter_context(core_of(limits.cores, _is_unwanted))
-        stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        start = time.monotonic()
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         try:
             process = subprocess.Popen(
                 [*outer, *inner, *command],
@@ -138,7 +134,6 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                pass_fds=() if lock is None else (lock,),
             )
         except OSError as error:
             raise ToolchainError(f"no tool can be run ({error}): install util-linux, which holds setpriv") from None
@@ -258,13 +253,29 @@ class Toolchain:
         files = [(str(tool), tool.stat().st_size, tool.stat().st_mtime_ns) for tool in (self.nvcc, self.ptxas)]
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
+    def facts_in_files(self) -> ToolFacts | None:
+        """The same, found in the tools' files without starting one; None if they do not hold it, as wrappers do not."""
+        versions = [re.search(rb"release \d+\.\d+, V(\d+\.\d+\.\d+)", _bytes(tool)) for tool in (self.nvcc, self.ptxas)]
+        archs = set(re.findall(rb"(?<!\w)sm_\d+[a-z]?(?!\w)", _bytes(self.ptxas)))
+        nvcc, ptxas = (found and found[1].decode() for found in versions)
+        return ToolFacts(nvcc, ptxas, _in_order(arch.decode() for arch in archs)) if nvcc and ptxas and archs else None
+
+
+def _bytes(tool: Path) -> mmap.mmap:
+    with tool.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
 
 def _archs(ptxas: Path) -> tuple[str, ...]:
     text = run_tool([ptxas, "--help"], limits=ToolLimits(30)).stdout
     names = set(re.findall(r"'(sm_\d+[a-z]?)'", text))
     if not names:
         raise ToolchainError(f"{ptxas} --help lists no architecture: it is not the ptxas this program knows")
-    return tuple(sorted(names, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
+    return _in_order(names)
+
+
+def _in_order(archs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(archs, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
 
 
 def _version(tool: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,14 +22,14 @@ from farm.errors import CancelledError, JobFailedError, NotFoundError, StoreErro
 from farm.executors import open_executor
 from farm.executors.gpu import open_gpu
 from farm.executors.gpu_host import Notice, no_notice
-from farm.jobs import Build, BuildOptions, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
+from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Ledger, References, Statistics, open_ledger
 from farm.reports import doctor
 from farm.reports.explanation import Explanation, explain
+from farm.reports.forecast import Forecast, forecast
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store
-from farm.store.memory import MemoryStore
 from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
@@ -41,28 +41,13 @@ from farm.upkeep.removal import Stored, remove_cached
 from farm.upkeep.scrub import Damage, scrub
 from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
 from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
-from farm.worker.build import known_toolchain
+from farm.worker.build import known_toolchain, unasked_toolchain
 
 if TYPE_CHECKING:
     from farm.reports.metrics import MetricsServer
 
 LEAST_PRUNE_SECONDS = 3600.0
 """A coordinator writes the last line of a job's log after its end."""
-
-
-@dataclass(frozen=True)
-class JobDetail:
-    """A job with all its layers, in graph order, and their cubins."""
-
-    job: Job
-    builds: tuple[Build, ...]
-    results: tuple[BuildResult, ...]
-
-    def results_of(self, build: Build) -> list[BuildResult]:
-        """In the order of the job's architectures, then of the parts; those still to come are absent."""
-        order = {arch: i for i, arch in enumerate(self.job.options.archs)}
-        results = (each for each in self.results if each.build == build.id)
-        return sorted(results, key=lambda each: (order[each.arch], each.part))
 
 
 class Farm:
@@ -107,7 +92,7 @@ class Farm:
         An unfinished job of the same name and input stands in for a new one. Raises ArchError and UsageError before
         anything is submitted.
         """
-        jobs = self._new_jobs(checkpoints, options, name, self._store)
+        jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
@@ -118,7 +103,7 @@ class Farm:
         Raises ArchError, UsageError and StoreError before anything runs.
         """
         self._check_writable("make templates")
-        jobs = self._new_jobs(checkpoints, options, None, MemoryStore())
+        jobs = self._new_jobs(checkpoints, options, None, None, self.toolchain)
         todo = plan([(job, job.builds) for job in jobs], self.toolchain)
         self._ledger.record_keys("template", todo.template_fields)
         missing = missing_templates(todo, self._store, recache=self._settings.recache)
@@ -127,10 +112,26 @@ class Farm:
         with open_executor(self._settings, self._store, self.toolchain) as executor:
             return warmed(todo, make_templates(missing, executor, tell))
 
+    def forecast(
+        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
+    ) -> Forecast:
+        """What `compile` would make, find in the store and take; starts no tool and writes nothing.
+
+        Raises ArchError, and UsageError as `submit` does.
+        """
+        toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
+        jobs = self._new_jobs(checkpoints, options, name, None, toolchain)
+        return forecast(jobs, checkpoints, toolchain, self._store, recache=self._settings.recache)
+
     def _new_jobs(
-        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, name: str | None, store: Store
+        self,
+        checkpoints: Sequence[Checkpoint],
+        options: BuildOptions,
+        name: str | None,
+        store: Store | None,
+        toolchain: Toolchain,
     ) -> list[NewJob]:
-        options = replace(options, archs=check_archs(options.archs, self.toolchain))
+        options = replace(options, archs=check_archs(options.archs, toolchain))
         book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
         common = partial(new_job, options=options, namespace=self._settings.namespace, store=store, book=book)
         return [common(each, name=name or each.name) for each in checkpoints]

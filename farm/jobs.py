@@ -212,6 +212,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class JobDetail:
+    """A job with all its layers, in graph order, and their cubins."""
+
+    job: Job
+    builds: tuple[Build, ...]
+    results: tuple[BuildResult, ...]
+
+    def results_of(self, build: Build) -> list[BuildResult]:
+        """In the order of the job's architectures, then of the parts; those still to come are absent."""
+        order = {arch: i for i, arch in enumerate(self.job.options.archs)}
+        results = (each for each in self.results if each.build == build.id)
+        return sorted(results, key=lambda each: (order[each.arch], each.part))
+
+
+@dataclass(frozen=True)
 class NewJob:
     """A job on its way into the ledger."""
 

@@ -44,11 +44,12 @@ def new_job(
     *,
     namespace: str,
     name: str,
-    store: Store,
+    store: Store | None,
     book: TuningBook = NO_RECORDS,
 ) -> NewJob:
     """Stores the weights and gives the job for the ledger; tilings come from the book's records, else from the model.
 
+    Without a store the weights are only named, for a job that is not to be run.
     A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
     `strict`.
     """
@@ -60,7 +61,7 @@ def new_job(
         try:
             builds += _builds(job_id, position, layer, options, store, book)
         except TilingError as error:
-            skipped.append(SkippedLayer(layer.name, str(layer.spec.to_json()["operator"]), str(error)))
+            skipped.append(_skipped(layer, str(error)))
     _check(checkpoint, options, builds, skipped)
     request = {
         "namespace": namespace,
@@ -81,14 +82,14 @@ def new_job(
 
 
 def _builds(
-    job: str, position: int, layer: Layer, options: BuildOptions, store: Store, book: TuningBook
+    job: str, position: int, layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook
 ) -> list[Build]:
     """One for each tiling that the layer has on some architecture: mostly one for all of them."""
     nonzeros = layer.weights.nonzeros_per_kernel
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.rows, nonzeros, options):
         by_tiling.setdefault(tiling, []).append(choice)
-    weights = store.put(layer.weights.to_bytes())
+    weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
     return [
         Build(
             id=0,
@@ -109,6 +110,12 @@ def _builds(
         )
         for tiling, choices in by_tiling.items()
     ]
+
+
+def _skipped(layer: Layer, reason: str) -> SkippedLayer:
+    spec = layer.spec
+    operator = str(spec.to_json()["operator"])
+    return SkippedLayer(layer.name, operator, reason, spec.weights_count, spec.multiply_adds * layer.rows)
 
 
 def _check(

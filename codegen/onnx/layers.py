@@ -15,6 +15,7 @@ from codegen.onnx.linear import gemm, matmul
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
 from codegen.onnx.product import Product
 from codegen.onnx.reasons import NOT_COMPILED, UnknownSizeError, UnsupportedError
+from codegen.onnx.skipped import skipped_layer
 from codegen.spec import SkippedLayer
 
 COMPILED = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "MatMul": matmul}
@@ -36,9 +37,9 @@ def read_layers(
         try:
             yield
         except UnsupportedError as reason:
-            skipped[i] = SkippedLayer(names[i], nodes[i].operator, str(reason))
+            skipped[i] = skipped_layer(nodes[i], names[i], str(reason), graph)
         except UnknownSizeError:
-            skipped[i] = SkippedLayer(names[i], nodes[i].operator, unknown_size_reason(inputs))
+            skipped[i] = skipped_layer(nodes[i], names[i], unknown_size_reason(inputs), graph)
         except CheckpointError as error:
             raise CheckpointError(f"layer '{names[i]}': {error}") from error
 

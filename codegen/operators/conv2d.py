@@ -182,6 +182,7 @@ def _stores(spec: Spec, tiling: Tiling) -> Iterator[Store]:
                     )
 
 
+@lru_cache(maxsize=4096)
 def work(spec: Spec, tiling: Tiling) -> Work:
     """What one stream does."""
     geometry = geometry_of(spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -41,7 +41,7 @@ class Geometry:
     crop: Pair = (0, 0)
     """Outputs of the first position that lie before the first output."""
 
-    @property
+    @cached_property
     def is_pointwise(self) -> bool:
         """Whether each output needs one input of a channel, that at its own position."""
         return (self.kernel_height, self.kernel_width, self.stride, self.phases) == (1, 1, (1, 1), (1, 1)) and (
@@ -49,7 +49,7 @@ class Geometry:
             == (0, 0, self.height, self.width)
         )
 
-    @property
+    @cached_property
     def step(self) -> Pair:
         """Input rows and columns from one of a tile to the next: where the kernel has one, only those it reads."""
         return (
@@ -57,20 +57,20 @@ class Geometry:
             self.stride[1] if self.kernel_width == 1 else 1,
         )
 
-    @property
+    @cached_property
     def tile_stride(self) -> Pair:
         """Rows and columns of a tile from one position to the next."""
         return self.stride[0] // self.step[0], self.stride[1] // self.step[1]
 
-    @property
+    @cached_property
     def phase_count(self) -> int:
         return self.phases[0] * self.phases[1]
 
-    @property
+    @cached_property
     def group_channels(self) -> int:
         return self.channels // self.groups
 
-    @property
+    @cached_property
     def group_kernels(self) -> int:
         return self.kernels // self.groups
 

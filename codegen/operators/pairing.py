@@ -21,11 +21,14 @@ class Pairing:
         return self.columns * self.images
 
 
+_SINGLE, _IMAGES, _COLUMNS = Pairing(1, 1), Pairing(1, 2), Pairing(2, 1)
+
+
 def pairing(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> Pairing:
     """Two images where a block has an even number of them: then words lie as those of float32 do. Else two columns."""
     if spec.data_type != "float16":
-        return Pairing(1, 1)
-    return Pairing(1, 2) if tiling.images % 2 == 0 else Pairing(2, 1)
+        return _SINGLE
+    return _IMAGES if tiling.images % 2 == 0 else _COLUMNS
 
 
 def word_images(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.spec import AddResidual, ConvTranspose2d, DataType, LayerSpec
+from codegen.spec import AddResidual, DataType, LayerSpec
 
 CORES_PER_MULTIPROCESSOR = {75: 64, 80: 64, 86: 128, 87: 128, 88: 128, 89: 128, 90: 128, 100: 128, 103: 128, 110: 128}
 """float32 units by compute capability; those not listed have 128 too."""
@@ -47,9 +47,7 @@ def peaks_of(
 
 def nonzero_flops(spec: LayerSpec, nonzeros: int, images: int) -> float:
     """Of the weights that are not zero, borders counted as if they were inside: 2 for each weight and position."""
-    places = spec.input_shape if isinstance(spec, ConvTranspose2d) else spec.output_shape
-    positions = prod(places[1:])
-    return 2.0 * nonzeros * positions * images
+    return 2.0 * nonzeros * spec.positions * images
 
 
 def moved_bytes(spec: LayerSpec, images: int) -> float:

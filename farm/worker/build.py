@@ -19,7 +19,7 @@ from codegen.template import Template, make_template
 from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
-from farm.settings import Settings, cores_folder
+from farm.settings import Settings
 from farm.store.contract import Record, Store, blob_digest
 from farm.worker.recent import Recent
 from farm.worker.requests import (
@@ -70,20 +70,29 @@ def find_cubin(store: Store, key: str) -> CubinResult | None:
 
 def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
     """The toolchain with what its tools said of themselves when the store last saw these very files."""
-    key = toolchain.fingerprint
-    record = store.get_record(TOOLS_STAGE, key)
-    try:
-        if record is not None:
-            facts = ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
-            return replace(toolchain, known=facts)
-    except (KeyError, TypeError):
-        pass  # written by something else: asked again
-    facts = toolchain.facts
+    if (known := _recorded_facts(toolchain, store)) is not None:
+        return replace(toolchain, known=known)
+    key, facts = toolchain.fingerprint, toolchain.facts
     with suppress(StoreError):  # a store that cannot be written may still have all cubins
         store.put_record(
             TOOLS_STAGE, key, {"nvcc": facts.nvcc_version, "ptxas": facts.ptxas_version, "archs": list(facts.archs)}
         )
     return replace(toolchain, known=facts)
+
+
+def unasked_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
+    """The same without starting a tool, as far as that is possible: wrappers of tools have to be asked."""
+    return replace(toolchain, known=_recorded_facts(toolchain, store) or toolchain.facts_in_files())
+
+
+def _recorded_facts(toolchain: Toolchain, store: Store) -> ToolFacts | None:
+    record = store.get_record(TOOLS_STAGE, toolchain.fingerprint)
+    try:
+        if record is not None:
+            return ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
+    except (KeyError, TypeError):
+        pass  # written by something else: asked again
+    return None
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class Worker:
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
         """A worker with the limits that the settings name; removes what killed ones left on this machine."""
         remove_abandoned()
-        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes, cores_folder(settings))
+        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
         return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
 
     def build(self, request: Request) -> Result:
@@ -207,7 +216,7 @@ class Worker:
         return CubinResult(request.key, facts, warning="; ".join(warnings))
 
     def _limits_of(self, request: Request) -> ToolLimits:
-        return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)
+        return ToolLimits(self._limits.seconds, request.memory_limit_bytes or self._limits.memory_bytes)
 
     def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
         start = time.monotonic()

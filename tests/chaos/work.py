@@ -10,9 +10,9 @@ from typing import Any
 
 from codegen.layers import Checkpoint
 from codegen.spec import Conv2d, Linear
-from farm.api import Farm, JobDetail
+from farm.api import Farm
 from farm.coordination.retries import LOWER_LEVEL
-from farm.jobs import BuildOptions, BuildResult, Status
+from farm.jobs import BuildOptions, BuildResult, JobDetail, Status
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.samples import SMALL, checkpoint, layer

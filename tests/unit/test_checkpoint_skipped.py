@@ -46,6 +46,32 @@ def test_an_unsupported_convolution_is_skipped(
     assert reason in skipped_beside_a_layer(tmp_path, node, [tensor("v", weights)]).reason
 
 
+@pytest.mark.parametrize(
+    ("node", "weights", "weights_count", "multiply_adds"),
+    [
+        (conv("odd", ("x", "v"), "z", pads=[-1, 0, 0, 0]), values(4, 3, 3, 3), 108, None),  # no known size of output
+        (conv("odd", ("x", "v"), "z"), values(4, 3, 3, 3).astype(np.float64), 108, 108 * 36),
+        (helper.make_node("ConvInteger", ["b", "v"], ["z"], "odd"), values(2, 3, 1, 1).astype(np.uint8), 6, 6 * 64),
+        (helper.make_node("ConvTranspose", ["s", "v"], ["z"], "odd"), values(3, 2, 3, 3, 3), 162, 162 * 8 * 8 * 8),
+        (helper.make_node("MatMul", ["r", "v"], ["z"], "odd"), values(5, 8, 6), 240, 5 * 7 * 8 * 6),
+        (helper.make_node("MatMulInteger", ["b", "v"], ["z"], "odd"), values(8, 6).astype(np.uint8), 48, 3 * 8 * 48),
+        (helper.make_node("LSTM", ["r", "v", "v"], ["z"], "odd", hidden_size=2), values(1, 8, 8), 128, None),
+        (conv("odd", ("x", "dynamic"), "z"), values(1), None, None),
+    ],
+)
+def test_a_skipped_node_says_how_large_it_is_as_far_as_that_is_known(
+    node: onnx.NodeProto, weights: np.ndarray[Any, Any], weights_count: int, multiply_adds: int, tmp_path: Path
+) -> None:
+    inputs = [
+        info("b", ["N", 3, 8, 8], onnx.TensorProto.UINT8),
+        info("s", ["N", 3, 8, 8, 8]),
+        info("r", ["N", 5, 7, 8]),
+        info("dynamic", [4, 3, 3, 3]),
+    ]
+    skipped = skipped_beside_a_layer(tmp_path, node, [tensor("v", weights)], inputs)
+    assert (skipped.weights, skipped.multiply_adds) == (weights_count, multiply_adds)
+
+
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
 def test_a_convolution_of_three_dimensions_is_skipped(operator: str, tmp_path: Path) -> None:
     node = helper.make_node(operator, ["s", "v"], ["z"], "odd", strides=[1, 1, 1])

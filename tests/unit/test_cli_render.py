@@ -15,8 +15,7 @@ from cli.render import counted, counts_line, duration, job_json, job_table, mome
 from cli.tuning_tables import outcome_table, record_table
 from codegen.spec import Conv2d, Linear
 from codegen.tiling import Part, Tiling
-from farm.api import JobDetail
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status, TilingChoice
+from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, Status, TilingChoice
 from farm.tuner.tuner import Outcome as TuneOutcome
 from tests.tuning_samples import record
 

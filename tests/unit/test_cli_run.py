@@ -215,6 +215,7 @@ def test_config_show_has_units_origins_and_the_tools(
     monkeypatch.setenv("FARM_STORE_SIZE", "500GiB")
     monkeypatch.setenv("FARM_LEDGER_AGE", "90d")
     monkeypatch.setenv("FARM_PTXAS", "/nowhere/ptxas")
+    monkeypatch.setenv("COLUMNS", "160")
     assert run(["config", "show"]) == 0
     lines = {tuple(line.split()[:2]): " ".join(line.split()[2:]) for line in capsys.readouterr().out.splitlines()}
     assert lines["[store]", "size"] == "FARM_STORE_SIZE 500 GiB environment FARM_STORE_SIZE"

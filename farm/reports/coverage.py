@@ -1,0 +1,59 @@
+"""How much of a model is compiled: the share of its weights, and of its multiply-adds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from codegen.spec import SkippedLayer
+from farm.jobs import Build
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of the nodes that have weights; others, such as a product of two activations, count for nothing."""
+
+    compiled: int
+    """Layers."""
+    skipped: int
+    weights: int
+    """Of the layers that are compiled."""
+    all_weights: int
+    """With those of the skipped ones whose number is known."""
+    nonzeros: int
+    multiply_adds: int
+    """Of the layers that are compiled, of one image, if no weight were zero."""
+    all_multiply_adds: int
+    of_unknown_size: int
+    """Skipped layers of which the weights or the multiply-adds are not known: the shares are upper bounds then."""
+
+    def share_of_weights(self, weights: int) -> float:
+        """0 to 1."""
+        return weights / self.all_weights if self.all_weights else 0.0
+
+    def share_of_multiply_adds(self, multiply_adds: int) -> float:
+        """0 to 1."""
+        return multiply_adds / self.all_multiply_adds if self.all_multiply_adds else 0.0
+
+
+def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Coverage:
+    """Of one job: a layer with several builds, one for each tiling, counts once."""
+    layers = {build.position: build for build in builds}.values()
+    left_out = tuple(skipped)
+    weights = sum(build.spec.weights_count for build in layers)
+    multiply_adds = sum(multiply_adds_of(build) for build in layers)
+    return Coverage(
+        compiled=len(layers),
+        skipped=len(left_out),
+        weights=weights,
+        all_weights=weights + sum(layer.weights or 0 for layer in left_out),
+        nonzeros=sum(build.nonzeros for build in layers),
+        multiply_adds=multiply_adds,
+        all_multiply_adds=multiply_adds + sum(layer.multiply_adds or 0 for layer in left_out),
+        of_unknown_size=sum(layer.weights is None or layer.multiply_adds is None for layer in left_out),
+    )
+
+
+def multiply_adds_of(build: Build) -> int:
+    """Of one image, if no weight were zero."""
+    return build.spec.multiply_adds * build.rows

@@ -1,0 +1,168 @@
+"""What a compile of some checkpoints would make, find and take: predicted, no tool is started and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from codegen.choice import stream_instructions
+from codegen.layers import Checkpoint
+from codegen.operators import canonical
+from codegen.prediction import predict_microseconds
+from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from codegen.toolchain import Toolchain
+from farm.coordination.plan import Plan, plan
+from farm.jobs import Build, BuildOptions, NewJob
+from farm.reports.coverage import Coverage, coverage_of
+from farm.store.contract import Store
+from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.requests import CubinRequest
+
+INSTRUCTION_BYTES = 16
+LOOKERS = 8
+"""Threads that look into the store: mostly one waits for S3."""
+
+
+@dataclass(frozen=True)
+class LayerForecast:
+    """One layer, for the architectures that share a tiling."""
+
+    build: Build
+    archs: tuple[str, ...]
+    cubins: int
+    cubins_there: int
+    template_there: bool
+    """For all of the architectures."""
+    code_bytes: int
+    """Of one architecture."""
+    ptxas_seconds: float
+    """CPU time for the cubins that are not there, as if no other layer had the same."""
+    kernel_microseconds: float
+    """On an H200, at the batch of the options."""
+
+
+@dataclass(frozen=True)
+class ModelForecast:
+    """One checkpoint."""
+
+    job: NewJob
+    layers: tuple[LayerForecast, ...]
+    coverage: Coverage
+
+    def of_arch(self, arch: str) -> tuple[LayerForecast, ...]:
+        """The layers as they are compiled for an architecture, in graph order."""
+        return tuple(layer for layer in self.layers if arch in layer.archs)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All checkpoints together: what they share is made once."""
+
+    models: tuple[ModelForecast, ...]
+    templates_to_make: int
+    templates_there: int
+    cubins_to_make: int
+    cubins_there: int
+    code_bytes: int
+    """Of all cubins, those that are there included."""
+    nvcc_seconds: float | None
+    """CPU time of what is to be made; None where that is not predicted: for templates of the full form."""
+    ptxas_seconds: float
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What is predicted of one part of a layer, whatever the architecture."""
+
+    code_bytes: int
+    ptxas_seconds: float
+
+
+def forecast(
+    jobs: Sequence[NewJob], checkpoints: Sequence[Checkpoint], toolchain: Toolchain, store: Store, *, recache: bool
+) -> Forecast:
+    """Of the jobs that these checkpoints would be submitted as; with `recache`, nothing that the store has counts."""
+    jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
+    todo = plan([(job, job.builds) for job in jobs], toolchain)
+    there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
+    kernels = {
+        (job.id, build.id): _kernels(build, model, job.options)
+        for job, model in zip(jobs, checkpoints, strict=True)
+        for build in job.builds
+    }
+    requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in kernels}
+    of_cubin: dict[str, _Kernel] = {}
+    for request in todo.cubins:
+        for target in todo.targets[request.key]:
+            requests[target.job, target.build].append(request)
+            of_cubin[request.key] = kernels[target.job, target.build][target.part]
+    missing = [request for request in todo.cubins if request.key not in there]
+    templates = {request.template.key: request.template for request in missing if request.template.key not in there}
+    nvcc = [nvcc_seconds(template.spec, template.tiling) for template in templates.values()]
+
+    def layer(job: NewJob, build: Build) -> LayerForecast:
+        asked = requests[job.id, build.id]
+        batch, density = job.options.batch * build.rows, build.nonzeros / build.spec.weights_count
+        return LayerForecast(
+            build=build,
+            archs=build.archs(job.options),
+            cubins=len(asked),
+            cubins_there=sum(request.key in there for request in asked),
+            template_there=all(request.template.key in there for request in asked),
+            code_bytes=sum(kernel.code_bytes for kernel in kernels[job.id, build.id]),
+            ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in asked if request.key not in there),
+            kernel_microseconds=predict_microseconds(canonical(build.spec), build.tiling, batch, density),
+        )
+
+    return Forecast(
+        models=tuple(
+            ModelForecast(job, tuple(layer(job, build) for build in job.builds), coverage_of(job.builds, job.skipped))
+            for job in jobs
+        ),
+        templates_to_make=len(templates),
+        templates_there=sum(template.key in there for template in todo.templates),
+        cubins_to_make=len(missing),
+        cubins_there=len(todo.cubins) - len(missing),
+        code_bytes=sum(kernel.code_bytes for kernel in of_cubin.values()),
+        nvcc_seconds=None if None in nvcc else sum(each for each in nvcc if each is not None),
+        ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
+    )
+
+
+def _kernels(build: Build, model: Checkpoint, options: BuildOptions) -> list[_Kernel]:
+    """Of each part."""
+    [weights] = [layer.weights for layer in model.layers if layer.name == build.layer]
+    streams = stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
+    return [
+        _Kernel(
+            INSTRUCTION_BYTES * int(streams[part.first : part.end].sum()),
+            ptxas_seconds(build.spec, streams[part.first : part.end], options.optimisation),
+        )
+        for part in build.parts
+    ]
+
+
+def _templates_there(todo: Plan, store: Store) -> set[str]:
+    return _there(store, TEMPLATE_STAGE, "ptx", [template.key for template in todo.templates])
+
+
+def _cubins_there(todo: Plan, store: Store) -> set[str]:
+    """A refusal by ptxas counts too: it is found, and nothing is made."""
+    return _there(store, CUBIN_STAGE, "cubin", [cubin.key for cubin in todo.cubins])
+
+
+def _there(store: Store, stage: str, field: str, keys: Sequence[str]) -> set[str]:
+    """Those of the keys whose record is in the store, with the blob that it names in a field."""
+
+    def is_there(key: str) -> bool:
+        record = store.get_record(stage, key)
+        if record is None or "error" in record:
+            return record is not None
+        try:
+            return store.holds(str(record[field]))
+        except (KeyError, ValueError):
+            return False  # written by something else: made again
+
+    with ThreadPoolExecutor(LOOKERS) as pool:
+        return {key for key, found in zip(keys, pool.map(is_there, keys), strict=True) if found}

@@ -1,0 +1,80 @@
+"""`farm plan` says what would be compiled and what that takes, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import run
+from codegen.networks import lenet5, write_network
+from codegen.toolchain import find_toolchain
+
+
+@pytest.fixture(autouse=True)
+def own_farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    write_network(tmp_path / "lenet5.onnx", lenet5(0.9, 0))
+
+    def start(*arguments: Any, **_: Any) -> None:
+        raise AssertionError(f"a process was started: {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
+def test_a_plan_starts_no_process_and_leaves_nothing_in_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_80,sm_90", "--max-code-size", "100KB", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    document = json.loads(out)
+    [model] = document["models"]
+    assert {layer["name"] for layer in model["layers"]} == {"conv1", "conv2"}
+    assert [layer["name"] for layer in model["skipped"]] == ["fc1", "fc2"]
+    assert all("the limit is" in layer["reason"] for layer in model["skipped"])
+    assert model["skipped"][0]["weights"] == 400_000
+    coverage = model["coverage"]
+    assert coverage["weights"] == 500 + 25_000
+    assert coverage["weights_total"] == 500 + 25_000 + 400_000 + 5_000
+    assert sum({layer["name"]: layer["share_of_weights"] for layer in model["layers"]}.values()) == pytest.approx(
+        coverage["share_of_weights"]
+    )
+    assert all(layer["predicted_kernel_microseconds"] > 1 for layer in model["layers"])
+    total = document["total"]
+    assert (total["cubins_to_make"], total["cubins_in_store"], total["templates_in_store"]) == (4, 0, 0)
+    assert min(total[f"predicted_{what}"] for what in ("code_bytes", "nvcc_seconds", "ptxas_seconds")) > 0
+    assert not list((tmp_path / "data").rglob("v1"))
+
+
+def test_a_plan_fits_a_screen_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_90"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == ["conv1", "conv2", "fc1", "fc2"]
+    assert all(len(line) <= 80 for line in lines[:6])
+    assert "4 layers compiled: 100.0% of 430.5K weights" in lines[6]
+
+
+def test_the_tools_files_say_of_them_what_they_say_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = find_toolchain()
+    found = tools.facts_in_files()
+    monkeypatch.undo()
+    assert found is not None
+    assert (found.nvcc_version, found.ptxas_version) == (tools.nvcc_version, tools.ptxas_version)
+    assert set(tools.archs) <= set(found.archs)
+
+
+def test_a_script_in_place_of_a_tool_has_to_be_asked(tmp_path: Path) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    (tmp_path / "ptxas").symlink_to(find_toolchain().ptxas)
+    assert find_toolchain(script).facts_in_files() is None

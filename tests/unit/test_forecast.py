@@ -1,0 +1,125 @@
+"""A forecast says what a compile would make and find, and how much of a model is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from codegen.choice import choose_tiling
+from codegen.spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
+from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from farm.coordination.coordinator import Coordinator
+from farm.jobs import BuildOptions, NewJob, NewSubmission
+from farm.reports.coverage import coverage_of
+from farm.reports.forecast import Forecast, forecast
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
+from tests.unit.farmyard import Farmyard, PlayedExecutor
+
+OPTIONS = BuildOptions(("sm_80", "sm_90"))
+NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
+
+
+def job(options: BuildOptions = OPTIONS, store: MemoryStore | None = None) -> NewJob:
+    return new_job(NET, options, namespace="test", name="net", store=store)
+
+
+def found(store: MemoryStore, options: BuildOptions = OPTIONS, *, times: int = 1, recache: bool = False) -> Forecast:
+    jobs = [job(options=options) for _ in range(times)]
+    return forecast(jobs, [NET] * times, fixed_toolchain(), store, recache=recache)
+
+
+def test_an_empty_store_has_nothing_and_all_is_to_be_made() -> None:
+    store = MemoryStore()
+    plan = found(store)
+    assert (plan.templates_to_make, plan.templates_there) == (2, 0)
+    assert (plan.cubins_to_make, plan.cubins_there) == (4, 0)
+    assert plan.nvcc_seconds is not None
+    assert plan.nvcc_seconds > 0
+    assert plan.ptxas_seconds == pytest.approx(sum(each.ptxas_seconds for each in plan.models[0].layers))
+    assert plan.code_bytes == sum(each.code_bytes * len(each.archs) for each in plan.models[0].layers)
+    assert list(store.blobs()) == []
+
+
+def test_what_a_job_has_built_is_found_in_the_store_unless_the_store_is_not_believed(tmp_path: Path) -> None:
+    yard = Farmyard(tmp_path)
+    built = job(options=BuildOptions(("sm_80",)), store=yard.store)
+    yard.ledger.record_submission(NewSubmission("s", "ada", (built,)))
+    executor = PlayedExecutor(yard.store)
+    Coordinator(yard.ledger, yard.store, executor, fixed_toolchain(), yard.settings).run([built.id])
+    plan = found(yard.store)
+    assert (plan.templates_to_make, plan.templates_there) == (0, 2)
+    assert (plan.cubins_to_make, plan.cubins_there) == (2, 2)
+    assert plan.nvcc_seconds == 0
+    assert [(each.cubins, each.cubins_there, each.template_there) for each in plan.models[0].layers] == [
+        (2, 1, True)
+    ] * 2
+    assert found(yard.store, recache=True).cubins_there == 0
+    [blob, *_] = [each.digest for each in yard.store.blobs() if each.size_bytes == 64]
+    yard.store.remove_blob(blob, 0)
+    lost = found(yard.store)
+    assert lost.templates_there + lost.cubins_there == 3  # a record without its blob counts as none
+    yard.ledger.close()
+
+
+def test_what_several_models_share_is_made_once() -> None:
+    one, two = found(MemoryStore()), found(MemoryStore(), times=2)
+    assert len(two.models) == 2
+    assert replace(two, models=one.models) == one
+
+
+def test_a_template_of_the_full_form_has_no_predicted_time() -> None:
+    assert found(MemoryStore(), replace(OPTIONS, form="full")).nvcc_seconds is None
+
+
+def test_more_code_takes_ptxas_longer_and_a_low_level_shorter() -> None:
+    short, long = np.full(4, 1000.0), np.full(8, 2000.0)
+    assert ptxas_seconds(SMALL, short, 3) < ptxas_seconds(SMALL, long, 3)
+    assert ptxas_seconds(SMALL, long, 1) < ptxas_seconds(SMALL, long, 3)
+    assert ptxas_seconds(replace(SMALL, data_type="float16"), long, 3) > ptxas_seconds(SMALL, long, 3)
+    sparse = layer().weights.nonzeros_per_kernel
+    assert (nvcc_seconds(SMALL, choose_tiling(SMALL, 64, sparse)) or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "multiply_adds"),
+    [
+        (Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1)), 108 * 64),
+        (Conv2d(4, 8, 8, 4, 3, 3, stride=(2, 2), groups=2), 72 * 9),
+        (ConvTranspose2d(3, 8, 8, 4, 2, 2, stride=(2, 2)), 48 * 64),
+        (Linear(10, 5), 50),
+    ],
+)
+def test_a_layer_has_a_multiply_add_for_each_weight_and_position(
+    spec: Conv2d | ConvTranspose2d | Linear, multiply_adds: int
+) -> None:
+    assert spec.multiply_adds == multiply_adds
+
+
+def test_a_models_coverage_counts_what_is_skipped_as_far_as_that_is_known() -> None:
+    builds = job().builds
+    [first, second] = builds
+    weights = first.spec.weights_count + second.spec.weights_count
+    multiply_adds = first.spec.multiply_adds + second.spec.multiply_adds
+    again = replace(first, choices=())  # the same layer, for another architecture
+    all_of_it = coverage_of([first, again, second], ())
+    assert (all_of_it.compiled, all_of_it.weights, all_of_it.multiply_adds) == (2, weights, multiply_adds)
+    assert all_of_it.share_of_weights(all_of_it.weights) == 1
+    skipped = (
+        SkippedLayer("fc", "Gemm", "too large", weights, 3 * multiply_adds),
+        SkippedLayer("lstm", "LSTM", "not compiled"),
+    )
+    part = coverage_of(builds, skipped)
+    assert part.share_of_weights(part.weights) == pytest.approx(1 / 2)
+    assert part.share_of_multiply_adds(part.multiply_adds) == pytest.approx(1 / 4)
+    assert (part.skipped, part.of_unknown_size) == (2, 1)
+
+
+def test_the_rows_of_a_linear_layer_are_multiplied_each() -> None:
+    net = checkpoint(replace(layer("fc", spec=Linear(16, 8)), rows=197))
+    builds = new_job(net, OPTIONS, namespace="test", name="net", store=None).builds
+    assert coverage_of(builds, ()).multiply_adds == 16 * 8 * 197
