@@ -17,13 +17,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO
 
+from codegen.cores import core_of
 from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
 from codegen.scratch import lock_of
 
@@ -82,6 +83,8 @@ class ToolLimits:
 
     seconds: float = 600.0
     memory_bytes: int = 8 * 2**30
+    cores: Path | None = None
+    """A folder that says which cores are in use: the tool waits until one is free. None: it does not."""
 
 
 DEFAULT_LIMITS = ToolLimits()
@@ -124,8 +127,10 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
     outer = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _OUTER, "sh", str(os.getpid())]
     places = ["", ""] if scratch is None else [str(scratch), str(lock_of(scratch))]
     inner = [_INNER, str(memory_kib), str(file_blocks), *places]
-    start = time.monotonic()
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    with ExitStack() as stack:
+        lock = None if limits.cores is None else stack.enter_context(core_of(limits.cores, _is_unwanted))
+        stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        start = time.monotonic()
         try:
             process = subprocess.Popen(
                 [*outer, *inner, *command],
@@ -134,6 +139,7 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                pass_fds=() if lock is None else (lock,),
             )
         except OSError as error:
             raise ToolchainError(f"no tool can be run ({error}): install util-linux, which holds setpriv") from None

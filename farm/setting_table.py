@@ -278,6 +278,11 @@ SETTINGS: tuple[Setting, ...] = (
         lambda: "5min", "5 min",
     ),
     Setting(
+        "worker_wait_seconds", "FARM_WORKER_WAIT", "ray", "worker_wait", DURATION_OR_0,
+        "How long a command waits for a Ray cluster with an autoscaler to start a machine; `farm serve` waits forever.",
+        lambda: "10min", "10 min",
+    ),
+    Setting(
         "submitter", "FARM_SUBMITTER", "ray", "submitter", TEXT,
         "The name that jobs are submitted under.",
         _login_name, "the login name",
@@ -291,6 +296,11 @@ SETTINGS: tuple[Setting, ...] = (
         "ptxas", "FARM_PTXAS", "toolchain", "ptxas", FILE,
         "Another ptxas than the one beside nvcc.",
         _nothing, "the one beside nvcc",
+    ),
+    Setting(
+        "runtime_dir", "FARM_RUNTIME_DIR", "toolchain", "runtime_dir", FILE,
+        "Where commands on one machine see which of its cores are in use; users who name one folder share them.",
+        _nothing, "`/tmp/farm-UID`",
     ),
     Setting(
         "tool_timeout_seconds", "FARM_TOOL_TIMEOUT", "toolchain", "timeout", DURATION,

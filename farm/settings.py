@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ class Settings:
     """Of a build whose worker died."""
     away_seconds: float
     """How long a store or a database that does not answer is waited for."""
+    worker_wait_seconds: float
+    """How long a cluster that grows may take to start a machine; `farm serve` waits for as long as it takes."""
     recache: bool
     """Build everything anew, also what the cache holds."""
     read_only: bool
@@ -58,6 +62,8 @@ class Settings:
     nvcc: Path | None
     """None: the pinned wheels."""
     ptxas: Path | None
+    runtime_dir: Path | None
+    """Where processes of a machine see which of its cores are in use; None: a folder for temporary files."""
     executor: str
     submitter: str
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -67,6 +73,17 @@ class Settings:
 def node_cache_folder(settings: Settings) -> Path:
     """Where this machine keeps what it read from S3; settings travel to machines on which folders are elsewhere."""
     return settings.cache_dir or Path(platformdirs.user_cache_dir("farm")) / "store"
+
+
+def cores_folder(settings: Settings) -> Path:
+    """Where this machine's processes share its cores. Raises UsageError where another user has taken its place."""
+    if settings.runtime_dir is not None:
+        return settings.runtime_dir
+    folder = Path(tempfile.gettempdir()) / f"farm-{os.getuid()}"
+    with suppress(FileNotFoundError):
+        if folder.lstat().st_uid != os.getuid():
+            raise UsageError(f"{folder} belongs to another user: name a folder of yours in FARM_RUNTIME_DIR")
+    return folder
 
 
 def redacted(text: str) -> str:

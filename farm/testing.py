@@ -18,6 +18,7 @@ def laptop_settings(folder: Path) -> Settings:
             "FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}",
             "FARM_EXECUTOR": "inline",
             "FARM_JOBS": "2",
+            "FARM_RUNTIME_DIR": str(folder / "run"),
             "FARM_SUBMITTER": "tester",
         },
     )

@@ -24,7 +24,7 @@ def farm(home: Path, environment: Mapping[str, str], *arguments: str) -> Ended:
     """Nothing but these variables configures it, and its home is this folder."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_", "AWS_", "PG"))}
     homes = {f"XDG_{kind.upper()}_HOME": str(home / kind) for kind in ("cache", "config", "data")}
-    homes |= {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
+    homes |= {"FARM_RUNTIME_DIR": str(home / "run"), "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         cwd=ROOT,

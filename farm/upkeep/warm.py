@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ def make_templates(
     while len(results) < len(missing):
         while waiting and len(missing) - len(waiting) - len(results) < executor.capacity:
             executor.submit(waiting.popleft())
+        if len(missing) - len(waiting) == len(results):
+            time.sleep(WAIT_SECONDS)  # no worker has room, and none will say when one has
         results += [each for each in executor.wait(WAIT_SECONDS) if isinstance(each, TemplateResult)]
         tell(f"of {len(missing)} templates", len(results))
     return results

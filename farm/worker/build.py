@@ -19,7 +19,7 @@ from codegen.template import Template, make_template
 from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
-from farm.settings import Settings
+from farm.settings import Settings, cores_folder
 from farm.store.contract import Record, Store, blob_digest
 from farm.worker.recent import Recent
 from farm.worker.requests import (
@@ -139,7 +139,7 @@ class Worker:
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
         """A worker with the limits that the settings name; removes what killed ones left on this machine."""
         remove_abandoned()
-        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
+        limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes, cores_folder(settings))
         return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
 
     def build(self, request: Request) -> Result:
@@ -216,7 +216,7 @@ class Worker:
         return CubinResult(request.key, facts, warning="; ".join(warnings))
 
     def _limits_of(self, request: Request) -> ToolLimits:
-        return ToolLimits(self._limits.seconds, request.memory_limit_bytes or self._limits.memory_bytes)
+        return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)
 
     def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
         start = time.monotonic()

@@ -62,6 +62,7 @@ class Round:
             "FARM_DATABASE_URL": f"sqlite:///{self.folder / 'farm.db'}",
             "FARM_EXECUTOR": "inline",
             "FARM_JOBS": "2",
+            "FARM_RUNTIME_DIR": str(self.folder / "run"),
             "FARM_SUBMITTER": "tester",
         }
 

@@ -36,6 +36,7 @@ def serving(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[st
         "FARM_EXECUTOR": settings.executor,
         "FARM_JOBS": "2",
         "FARM_PTXAS": str(settings.ptxas),
+        "FARM_RUNTIME_DIR": str(settings.runtime_dir),
     }
     command = [sys.executable, "-m", "cli.main", "serve", *arguments]
     with subprocess.Popen(

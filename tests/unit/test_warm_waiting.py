@@ -1,0 +1,43 @@
+"""Templates ahead of time, where no worker has room yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from codegen.tiling import Tiling
+from farm.store.memory import MemoryStore
+from farm.upkeep import warm
+from farm.worker.requests import TemplateRequest
+from tests.samples import SMALLER
+from tests.unit.farmyard import PlayedExecutor
+
+TEMPLATE = TemplateRequest(SMALLER, Tiling(8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
+MISSING = [replace(TEMPLATE, key=f"{i:02}" * 32) for i in range(5)]
+
+
+class LateExecutor(PlayedExecutor):
+    """Its first machine comes after three pauses."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.pauses = 0
+        self.asked = 0
+
+    def pause(self, _seconds: float) -> None:
+        self.pauses += 1
+
+    @property
+    def capacity(self) -> int:
+        self.asked += 1
+        assert self.asked < 100, "it asks again and again without a pause"
+        return super().capacity if self.pauses >= 3 else 0
+
+
+def test_it_pauses_while_no_worker_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = LateExecutor()
+    monkeypatch.setattr("time.sleep", executor.pause)
+    results = warm.make_templates(MISSING, executor)
+    assert {each.key for each in results} == {each.key for each in MISSING}
+    assert executor.pauses == 3
