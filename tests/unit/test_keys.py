@@ -170,6 +170,7 @@ CODEGEN = Path(codegen.__file__).parent
 SHAPES_NO_BYTES = {
     "__init__.py": "has no code",
     "errors.py": "says what went wrong",
+    "cores.py": "which core a tool runs on",
     "scratch.py": "temporary folders; what is in them the tools' callers decide",
     "toolchain.py": "runs what it is given, in an environment without anything that a tool reads",
 }
