@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +75,13 @@ class Layer:
     """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
 
 
+class Rest(Protocol):
+    """The model that layers were read from."""
+
+    def without(self, layers: Sequence[Layer]) -> bytes:
+        """The model as an ONNX file with these layers as single nodes. Raises CheckpointError if it is too large."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model file read into layers, in graph order."""
@@ -84,3 +93,5 @@ class Checkpoint:
     """SHA-256 over the layers (names, specs, weights, tensor names) and the skipped ones: equal means the same job."""
     layers: tuple[Layer, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())
+    rest: Rest | None = field(default=None, compare=False, repr=False)
+    """None of layers that come from no model."""

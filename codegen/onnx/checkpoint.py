@@ -19,6 +19,7 @@ from codegen.onnx.input_shapes import Size, check_input_shapes
 from codegen.onnx.layers import COMPILED, read_layers
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, text
 from codegen.onnx.reasons import NOT_COMPILED
+from codegen.onnx.rest import OnnxRest
 from codegen.spec import SkippedLayer
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         _opset(model)
         model = inline_functions(model)
         _set_input_shapes(model.graph, input_shapes or {})
-        layers, skipped = _read_graph(model, path.resolve().parent)
+        layers, skipped, constants = _read_graph(model, path.resolve().parent)
         _check_not_empty(layers, skipped)
     except CheckpointError as error:
         raise CheckpointError(" ".join(f"{path}: {error}".splitlines())) from error
-    return Checkpoint(path.stem, str(path), _digest(layers, skipped), tuple(layers), tuple(skipped))
+    return Checkpoint(
+        path.stem, str(path), _digest(layers, skipped), tuple(layers), tuple(skipped), OnnxRest(model, constants)
+    )
 
 
 def _parse(path: Path) -> ModelProto:
@@ -164,7 +167,7 @@ def _element_type(number: int) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[SkippedLayer]]:
+def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[SkippedLayer], Constants]:
     values = _infer_shapes(model, folder)
     nodes = tuple(_plain(node, position=i) for i, node in enumerate(model.graph.node))
     constants = Constants(model.graph, folder, _opset(model))
@@ -176,7 +179,7 @@ def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[Skip
         {name: _element_type(number) for name, value in values.items() if (number := value.type.tensor_type.elem_type)},
         {name: _shape(value) for name, value in values.items()},
     )
-    return read_layers(with_weights, graph, _inputs(model.graph))
+    return (*read_layers(with_weights, graph, _inputs(model.graph)), constants)
 
 
 def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:

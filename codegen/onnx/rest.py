@@ -1,0 +1,104 @@
+"""What is left of a model once its layers are compiled: an ONNX model in which each of them is one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from codegen.errors import CheckpointError
+from codegen.layers import Layer
+from codegen.onnx.constants import Constants
+from codegen.onnx.reasons import UnsupportedError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+LAYER_DOMAIN = "farm"
+LAYER_OPERATOR = "Layer"
+"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input and, if any, its residual."""
+
+
+class OnnxRest:
+    """A model as it was read, after which layers were compiled is known."""
+
+    def __init__(self, model: ModelProto, constants: Constants) -> None:
+        self._model = model
+        self._constants = constants
+        self._producers = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+
+    def without(self, layers: Sequence[Layer]) -> bytes:
+        """The model with these layers as nodes of LAYER_DOMAIN, without what only they needed; equal for equal models.
+
+        Constants are stored, however the model computes them. Raises CheckpointError if it would be larger than the
+        2 GB that protobuf writes.
+        """
+        import onnx
+
+        rest = onnx.ModelProto(ir_version=self._model.ir_version, producer_name="farm")
+        rest.opset_import.extend(each for each in self._model.opset_import if each.domain != LAYER_DOMAIN)
+        rest.opset_import.add(domain=LAYER_DOMAIN, version=1)
+        graph = rest.graph
+        graph.name = self._model.graph.name or "network"
+        nodes, constants = self._needed({layer.output: layer for layer in layers})
+        graph.node.extend(nodes)
+        graph.initializer.extend(constants)
+        graph.input.extend(value for value in self._model.graph.input if value.name not in self._constants)
+        graph.output.extend(self._model.graph.output)
+        try:
+            return rest.SerializeToString(deterministic=True)
+        except ValueError as error:  # EncodeError is one
+            raise CheckpointError(
+                f"what is left beside the compiled layers cannot be written ({error}): its weights are too large"
+            ) from error
+
+    def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
+        """Nodes in graph order and constants by name, from the outputs backwards."""
+        nodes: dict[int, NodeProto] = {}
+        constants: dict[str, TensorProto] = {}
+        seen: set[str] = set()
+        waiting = [output.name for output in self._model.graph.output]
+        while waiting:
+            name = waiting.pop()
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            layer = layers.get(name)
+            if layer is not None:
+                nodes[self._producers[name]] = _layer_node(layer)
+                waiting += [layer.input, layer.residual]
+            elif (constant := self._constant(name)) is not None:
+                constants[name] = constant
+            elif name in self._producers:
+                position = self._producers[name]
+                nodes[position] = node = self._model.graph.node[position]
+                waiting += _reads(node)
+        return [nodes[position] for position in sorted(nodes)], [constants[name] for name in sorted(constants)]
+
+    def _constant(self, name: str) -> TensorProto | None:
+        """A tensor that is known before the model runs; None for others, and for what only the model can compute."""
+        from onnx import numpy_helper
+
+        if name not in self._constants:
+            return None
+        try:
+            return numpy_helper.from_array(self._constants.read(name), name)
+        except UnsupportedError:
+            return None
+
+
+def _layer_node(layer: Layer) -> NodeProto:
+    from onnx import helper
+
+    inputs = [layer.input, layer.residual] if layer.residual else [layer.input]
+    return helper.make_node(LAYER_OPERATOR, inputs, [layer.output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
+
+
+def _reads(node: NodeProto) -> list[str]:
+    """What a node reads, its sub-graphs included; names that these define themselves do no harm."""
+    names = list(node.input)
+    for attribute in node.attribute:
+        for graph in [attribute.g] * attribute.HasField("g") + list(attribute.graphs):
+            for inner in graph.node:
+                names += _reads(inner)
+            names += [output.name for output in graph.output]
+    return names

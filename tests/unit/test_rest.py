@@ -1,0 +1,103 @@
+"""What is left of a model beside its compiled layers, run with them, is the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from codegen.layers import Checkpoint
+from codegen.networks import NETWORKS, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.rest import LAYER_DOMAIN
+from codegen.reference import layer_output
+from tests.unit.onnx_models import save
+
+SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (784,)}
+
+
+def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray) -> np.ndarray:
+    """By onnx's evaluator, the compiled layers by our reference."""
+    layers = {layer.name: layer for layer in checkpoint.layers}
+
+    class LayerRun(OpRun):  # type: ignore[misc]
+        op_domain = LAYER_DOMAIN
+
+        def _run(self, x: np.ndarray, residual: np.ndarray | None = None, layer: str = "") -> tuple[np.ndarray]:
+            found = layers[layer]
+            return (layer_output(found.spec, found.weights, x, residual=residual).astype(np.float32),)
+
+    LayerRun.__name__ = "Layer"
+    [output] = ReferenceEvaluator(onnx.load_model_from_string(rest), new_ops=[LayerRun]).run(None, {"input": x})
+    return np.asarray(output)
+
+
+def read(tmp_path: Path, name: str) -> tuple[Path, Checkpoint, Any]:
+    path = tmp_path / f"{name}.onnx"
+    write_network(path, NETWORKS[name](0.9, 0))
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.rest is not None
+    return path, checkpoint, checkpoint.rest
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("compiled", [slice(None), slice(0, 0), slice(0, 2)], ids=["all", "none", "two"])
+def test_the_rest_with_its_layers_computes_what_the_model_does(tmp_path: Path, name: str, compiled: slice) -> None:
+    path, checkpoint, rest = read(tmp_path, name)
+    x = np.random.default_rng(0).standard_normal((2, *SHAPES[name]), np.float32)
+    [expected] = ReferenceEvaluator(onnx.load(path)).run(None, {"input": x})
+    found = outputs_of(rest.without(checkpoint.layers[compiled]), checkpoint, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_what_the_rest_needs_is_in_it(tmp_path: Path) -> None:
+    _, checkpoint, rest = read(tmp_path, "small_resnet")
+    graph = onnx.load_model_from_string(rest.without(checkpoint.layers)).graph
+    assert not graph.initializer
+    assert {node.op_type for node in graph.node} == {"Layer", "MaxPool", "GlobalAveragePool", "Flatten"}
+    added = [node for node in graph.node if len(node.input) == 2]
+    assert len(added) == 8  # the residual blocks
+
+
+def test_layers_that_are_not_compiled_stay_with_their_weights(tmp_path: Path) -> None:
+    _, checkpoint, rest = read(tmp_path, "lenet5")
+    [_, *compiled] = checkpoint.layers
+    graph = onnx.load_model_from_string(rest.without(compiled)).graph
+    assert [node.op_type for node in graph.node if node.name == "conv1"] == ["Conv"]
+    assert {tensor.name for tensor in graph.initializer} == {"conv1.weight", "conv1.bias"}
+
+
+def test_equal_models_leave_equal_bytes(tmp_path: Path) -> None:
+    first, second = (read(tmp_path / each, "lenet5") for each in ("a", "b") if not (tmp_path / each).mkdir())
+    assert first[2].without(first[1].layers) == second[2].without(second[1].layers)
+
+
+def test_constants_that_the_model_computes_are_stored(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    half = numpy_helper.from_array(np.array([3.0], np.float32), "three")
+    nodes = [
+        helper.make_node("Gemm", ["input", "w"], ["y"], "fc", transB=1),
+        helper.make_node("Neg", ["three"], ["minus"]),
+        helper.make_node("Softmax", ["y"], ["s"]),
+        helper.make_node("Pow", ["s", "minus"], ["output"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["N", 4])],
+        [weights, half],
+    )
+    path = save(tmp_path, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.rest is not None
+    left = onnx.load_model_from_string(checkpoint.rest.without(checkpoint.layers)).graph
+    assert [node.op_type for node in left.node] == ["Layer", "Softmax", "Pow"]
+    assert [(each.name, float(numpy_helper.to_array(each)[0])) for each in left.initializer] == [("minus", -3.0)]
