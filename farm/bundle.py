@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 from codegen.launch import Launch
+from codegen.onnx.rest import Tensor, interface_of
 from codegen.spec import LayerSpec, Linear
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
@@ -23,6 +25,10 @@ SCHEMA_VERSION = 2
 VERSION_OF_TILINGS = 3
 """Of the manifest of a job in which architectures of one layer have launches of their own."""
 MANIFEST = "manifest.json"
+NETWORK = "network.onnx"
+"""The model with each compiled layer as one node."""
+ARCHIVE_SUFFIX = ".farm"
+"""Of a bundle in one file: an uncompressed zip archive."""
 
 
 def write_bundle(
@@ -35,6 +41,9 @@ def write_bundle(
 ) -> Path:
     """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
     parts, and the manifest; gives the manifest's path.
+
+    With the model's network around them (`network.onnx`), where the job has it. A directory whose name ends in
+    `.farm` is one file instead, an archive of the same; its path is what is given then.
 
     `toolchain` has the version of each tool. A bundle that lies there already is replaced. Raises UsageError if
     the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
@@ -51,7 +60,13 @@ def write_bundle(
             for result in of_build[build.id]:
                 files[_path(build, result, folder)] = _cubin(store, job, build, result)
     manifest = _manifest(job, layers, toolchain)
+    if job.network is not None:
+        files[NETWORK] = network = _network(store, job, job.network)
+        manifest["network"] = _network_entry(job.network, network)
     files[MANIFEST] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
+    if directory.suffix == ARCHIVE_SUFFIX:
+        _write_archive(directory, files)
+        return directory
     _replace(directory, files)
     return directory / MANIFEST
 
@@ -68,6 +83,24 @@ def _cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
         name = build.cubin_name(result.arch, result.part)
         raise BlobLostError(f"job {job.id}: {store.describe()} has lost the cubin {name}: run farm compile again")
     return data
+
+
+def _network(store: Store, job: Job, digest: str) -> bytes:
+    data = store.get(digest)
+    if data is None:
+        raise BlobLostError(
+            f"job {job.id}: {store.describe()} has lost the network around the layers: run farm compile again"
+        )
+    return data
+
+
+def _network_entry(digest: str, network: bytes) -> dict[str, Any]:
+    inputs, outputs = interface_of(network)
+
+    def shown(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+        return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
+
+    return {"path": NETWORK, "sha256": digest, "inputs": shown(inputs), "outputs": shown(outputs)}
 
 
 def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str]) -> dict[str, Any]:
@@ -149,7 +182,7 @@ def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any
 
 def safe_names(names: Sequence[str]) -> list[str]:
     """Names for files, one for each: no separators, not hidden, all different on any file system."""
-    taken = {MANIFEST}
+    taken = {MANIFEST, NETWORK}
     safe = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
@@ -187,6 +220,27 @@ def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
         raise UsageError(f"{directory} cannot be written ({error.strerror}): name another directory") from None
 
 
+def _write_archive(path: Path, files: Mapping[str, bytes]) -> None:
+    """The same bytes for the same files. Raises UsageError."""
+    path = path.absolute()
+    fresh = path.parent / f".{path.name}-{uuid.uuid4().hex[:8]}"
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: a bundle whose name ends in {ARCHIVE_SUFFIX} is one file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with ZipFile(fresh, "w") as archive:
+                for name in sorted(files):
+                    archive.writestr(ZipInfo(name), files[name])  # of 1980: no time of today in it
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -210,6 +264,7 @@ def _listed(manifest: Path) -> set[str]:
     try:
         content = json.loads(manifest.read_text())
         launches = [launch for layer in content["layers"] for launch in layer["launches"]]
-        return {MANIFEST} | {str(cubin["path"]) for launch in launches for cubin in launch["cubins"].values()}
+        network = {content["network"]["path"]} if "network" in content else set()
+        return {MANIFEST} | network | {str(cubin["path"]) for launch in launches for cubin in launch["cubins"].values()}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return set()

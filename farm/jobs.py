@@ -209,6 +209,8 @@ class Job:
     skipped: tuple[SkippedLayer, ...] = field(default=())
     fault: str = ""
     """Of what ended it (requests.Fault); empty unless it failed or crashed."""
+    network: str | None = None
+    """Digest of the blob with what is left of the model beside its compiled layers; None: it was not kept."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ class NewJob:
     options: BuildOptions
     builds: tuple[Build, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())
+    network: str | None = None
+    """Digest of the blob with what is left of the model beside its compiled layers; None: there is no model."""
 
 
 @dataclass(frozen=True)

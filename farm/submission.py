@@ -47,9 +47,10 @@ def new_job(
     store: Store | None,
     book: TuningBook = NO_RECORDS,
 ) -> NewJob:
-    """Stores the weights and gives the job for the ledger; tilings come from the book's records, else from the model.
+    """Stores the weights and what is left of the model, and gives the job for the ledger.
 
-    Without a store the weights are only named, for a job that is not to be run.
+    Tilings come from the book's records, else from the cost model. Without a store the weights are only named, for a
+    job that is not to be run.
     A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
     `strict`.
     """
@@ -63,11 +64,17 @@ def new_job(
         except TilingError as error:
             skipped.append(_skipped(layer, str(error)))
     _check(checkpoint, options, builds, skipped)
+    network = None
+    if checkpoint.rest is not None and store is not None:
+        compiled = {build.layer for build in builds}
+        rest = checkpoint.rest.without([layer for layer in checkpoint.layers if layer.name in compiled])
+        network = store.put(rest)
     request = {
         "namespace": namespace,
         "name": name,
         "model": checkpoint.digest,
         "options": json.dumps(options.to_json()),
+        "network": network or "",
     }
     return NewJob(
         id=job_id,
@@ -78,6 +85,7 @@ def new_job(
         options=options,
         builds=tuple(builds),
         skipped=tuple(skipped),
+        network=network,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
@@ -11,7 +12,7 @@ from codegen.onnx.constants import Constants
 from codegen.onnx.reasons import UnsupportedError
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
+    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 LAYER_DOMAIN = "farm"
 LAYER_OPERATOR = "Layer"
@@ -45,7 +46,7 @@ class OnnxRest:
         graph.input.extend(value for value in self._model.graph.input if value.name not in self._constants)
         graph.output.extend(self._model.graph.output)
         try:
-            return rest.SerializeToString(deterministic=True)
+            return bytes(rest.SerializeToString(deterministic=True))
         except ValueError as error:  # EncodeError is one
             raise CheckpointError(
                 f"what is left beside the compiled layers cannot be written ({error}): its weights are too large"
@@ -84,6 +85,33 @@ class OnnxRest:
             return numpy_helper.from_array(self._constants.read(name), name)
         except UnsupportedError:
             return None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a network."""
+
+    name: str
+    dtype: str
+    """NumPy's name."""
+    shape: tuple[int | str | None, ...]
+    """A name stands for a size that the model leaves open, None for one that it does not even name."""
+
+
+def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The inputs and the outputs of the model that `without` wrote."""
+    import onnx
+
+    graph = onnx.load_model_from_string(rest).graph
+    return tuple(map(_tensor, graph.input)), tuple(map(_tensor, graph.output))
+
+
+def _tensor(value: ValueInfoProto) -> Tensor:
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    shape = tuple(each.dim_value or each.dim_param or None for each in tensor.shape.dim)
+    return Tensor(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
 
 
 def _layer_node(layer: Layer) -> NodeProto:

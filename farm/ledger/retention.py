@@ -24,7 +24,7 @@ class References:
     keys: frozenset[str]
     """Of action records."""
     blobs: frozenset[str]
-    """Digests: weights, cubins, PTX, and what the commands of failures name."""
+    """Digests: weights, networks, cubins, PTX, and what the commands of failures name."""
     weights: frozenset[str]
     """Those of them that are layers' weights."""
 
@@ -43,7 +43,8 @@ class Retention:
             of_blobs = union(select(results.c.cubin), select(results.c.ptx))
             found_keys = set(connection.execute(of_keys).scalars())
             weights = set(connection.execute(select(builds.c.weights).distinct()).scalars())
-            found_blobs = (set(connection.execute(of_blobs).scalars()) - {None}) | weights
+            networks = set(connection.execute(select(jobs.c.network).distinct()).scalars())
+            found_blobs = ((set(connection.execute(of_blobs).scalars()) | networks) - {None}) | weights
             failed = select(results.c.command).where(results.c.outcome == Outcome.FAILED)
             for command in connection.execute(failed).scalars():
                 found_blobs |= digests_in(command)
@@ -55,6 +56,7 @@ class Retention:
         failed = (results.c.outcome == Outcome.FAILED) & results.c.command.contains(name, autoescape=True)
         query = union(
             select(builds.c.job).where(builds.c.weights == name),
+            select(jobs.c.id).where(jobs.c.network == name),
             select(results.c.job).where(or_(failed, *(column == name for column in columns))),
         )
         with reading(self._engine, self._wait_seconds) as connection:

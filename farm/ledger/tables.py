@@ -63,6 +63,7 @@ jobs = Table(
     Column("model", _Words, nullable=False),
     Column("model_digest", String(64), nullable=False),
     Column("request_digest", String(64), nullable=False),
+    Column("network", String(64)),
     Column("options", JSON, nullable=False),
     Column("skipped", JSON, nullable=False),
     Column("status", String(16), nullable=False),

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from farm.errors import NotFoundError, StoreError, UsageError
-from farm.jobs import Status
+from farm.jobs import BuildOptions, JobSet, NewSubmission, Status
 from farm.store.contract import Store, digests_in
 from farm.store.disk import DiskStore
+from farm.submission import new_job
 from farm.upkeep.garbage import Limits, Sweep, collect_garbage
 from farm.upkeep.inventory import read_inventory
 from farm.upkeep.removal import remove_cached
@@ -23,7 +24,7 @@ from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.requests import CubinFacts
 from tests.samples import LAUNCH
 from tests.store_contract import blob_name
-from tests.unit.farmyard import Farmyard
+from tests.unit.farmyard import NET, Farmyard
 
 DAY = 86_400.0
 OLD = 30 * DAY
@@ -97,6 +98,18 @@ def test_the_weights_of_a_job_that_waits_stay(yard: Yard) -> None:
     assert before
     assert yard.collect(Limits(older_than_seconds=0)).blobs == ()
     assert yard.contents() == before
+
+
+def test_the_network_of_a_job_stays_until_the_job_is_forgotten(yard: Yard) -> None:
+    network = yard.store.put(b"what is left of a model")
+    job = new_job(NET, BuildOptions(("sm_80",)), namespace="test", name="net", store=yard.store)
+    yard.farm.ledger.record_submission(NewSubmission("s", "ada", (replace(job, network=network),)))
+    yard.age(OLD)
+    assert yard.collect(Limits(older_than_seconds=0)).blobs == ()
+    assert yard.farm.ledger.retention.users(network) == [job.id]
+    yard.farm.ledger.cancel(JobSet(ids=(job.id,)), "not wanted")
+    yard.forget_jobs()
+    assert network in yard.collect(Limits(older_than_seconds=DAY)).blobs
 
 
 def test_what_is_younger_than_the_grace_period_stays(yard: Yard) -> None:
