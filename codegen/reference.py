@@ -6,6 +6,7 @@ A zero weight contributes nothing, whatever the input: the generated code has no
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -50,35 +51,138 @@ def error_bound(
 ) -> Float64Array:
     """How far each output of the kernel may be from `layer_output`, whose arguments and shape these are.
 
-    A sum of n products and the bias, rounded with unit roundoff u after every operation, in any order, fused or not, is
-    off by at most ((1 + u)^(n + 1) - 1) (|w| * |x| + |bias|), and half a subnormal for each operation that underflows
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; no factor there is a reciprocal, so that his
-    gamma and its n u < 1 are not needed). n is the number of the kernel's non-zero weights. Each step of the epilogue
-    that rounds adds its rounding.
+    Infinite where a value may overflow the type that holds it, or is not finite: `outcomes` says what may come there.
+    """
+    first, *others = outcomes(spec, weights, x, region, residual, products_together)
+    says_nothing = ~np.isfinite(first.value)
+    for other in others:
+        says_nothing |= other.possible
+    return np.where(says_nothing, np.inf, first.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a kernel may give for each output of a region, and how exactly."""
+
+    possible: NDArray[np.bool_]
+    """Which outputs may come out so."""
+    value: Float64Array
+    """In float64."""
+    error: Float64Array
+    """The kernel's may be so far from it; an infinity or a NaN is exact."""
+
+    def is_met_by(self, got: Float64Array) -> NDArray[np.bool_]:
+        """Which of these outputs may be of this kind."""
+        same = (got == self.value) | (np.isnan(got) & np.isnan(self.value))
+        with np.errstate(invalid="ignore"):
+            met: NDArray[np.bool_] = self.possible & (same | (np.abs(got - self.value) <= self.error))
+        return met
+
+
+def outcomes(
+    spec: LayerSpec,
+    weights: Weights,
+    x: NDArray[Any],
+    region: Region = EVERYTHING,
+    residual: NDArray[Any] | None = None,
+    products_together: int | None = None,
+) -> list[Outcome]:
+    """All that a right kernel may give: first `layer_output` where nothing overflows, then what overflows lead to.
+
+    *Rounding.* A sum of n products and the bias, rounded with unit roundoff u after every operation, in any order,
+    fused or not, is off by at most ((1 + u)^(n + 1) - 1) (|w| * |x| + |bias|), and half a subnormal for each operation
+    that underflows (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; no factor there is a
+    reciprocal, so that his gamma and its n u < 1 are not needed). n is the number of the kernel's non-zero weights.
+    Each step of the epilogue that rounds adds its rounding.
 
     float32 is computed in float32; bfloat16 too, and rounded once at the end. Of float16, sums of up to
     `products_together` products, or of all, are computed in float16; these are added up in float32, where all that
     follows is computed too, and rounded once at the end. For the other types `products_together` means nothing.
 
-    Infinite where a value may overflow the type that holds it, or is not finite. Flushing subnormals to zero is not
-    covered.
+    *Overflow.* What is computed from finite numbers becomes infinite only where it is, but for rounding, beyond the
+    largest finite value of its type. A sum of some of the terms, in whatever order they come, lies between that of the
+    negative terms, -N, and that of the positive ones, P. So an overflow to +inf needs P and the rounding to exceed the
+    largest value, one to -inf needs N to. Once infinite a sum stays so, or becomes NaN if it meets the other infinity,
+    which needs both. That is why a finite sum has met no overflow, and the bound on its rounding holds for it as if the
+    type had no largest value: where the exact sum is beyond that by more than the rounding, no finite one is right.
+
+    A step takes an infinity as it takes any value (a Clip makes a finite one of it), and may overflow itself; so may
+    the last rounding, as of 70,000 to float16. Flushing subnormals to zero is not covered.
     """
     products = dot_products(spec, weights, x, region)
     added = _residual_region(spec, x, region, residual)
-    precision = PRECISIONS["float32"]
-    if spec.data_type == "float16":
-        error = _error_of_partial_sums(products, products_together)
-    else:
-        error = _error_of_sum(products, precision)
-    values = products.values()
+    single, stored = PRECISIONS["float32"], PRECISIONS[spec.data_type]
+    found = _sums(products, spec.data_type, products_together)
     for step in spec.epilogue:
-        result = _apply(step, values, added)
-        error = _error_of_step(step, values, result, error, precision, spec.data_type)
-        values = result
-    stored = PRECISIONS[spec.data_type]
-    if stored is not precision:
-        error = error + _rounding(np.abs(values) + error, stored)
-    return _without_unit_dimensions(spec, _within(stored, np.abs(values), error * REFERENCE_SLACK))
+        found = _overflowing([_after(step, each, added, single, spec.data_type) for each in found], single)
+    if stored is not single:
+        found = _overflowing([_rounded(each, stored) for each in found], stored)
+    return [_final(spec, each) for each in found]
+
+
+def _rounded(outcome: Outcome, precision: Precision) -> Outcome:
+    error = outcome.error + _rounding(np.abs(outcome.value) + outcome.error, precision)
+    return replace(outcome, error=error)
+
+
+def _final(spec: LayerSpec, outcome: Outcome) -> Outcome:
+    error = np.where(np.isfinite(outcome.value), outcome.error * REFERENCE_SLACK, 0.0)
+    possible, value, error = (_without_unit_dimensions(spec, each) for each in (outcome.possible, outcome.value, error))
+    return Outcome(possible, value, error)
+
+
+def _sums(products: DotProducts, data_type: DataType, together: int | None) -> list[Outcome]:
+    """The sums with their bias."""
+    single, half = PRECISIONS["float32"], PRECISIONS["float16"]
+    bias = products.bias[:, None, None]
+    values, magnitudes = products.values(), products.magnitudes()
+    if data_type == "float16":
+        partial, error = _errors_of_partial_sums(products, magnitudes, together)
+        up, down = _reach(values - bias, magnitudes, partial, half)
+    else:
+        error = _error_of_sum(products, magnitudes + np.abs(bias), single)
+        up = down = np.zeros(values.shape, dtype=np.bool_)
+    over, under = _reach(values, magnitudes + np.abs(bias), error, single)
+    exact = Outcome(np.ones(values.shape, dtype=np.bool_), values, error)
+    return [*_overflowing([exact], single), *_infinities(up | over, down | under)]
+
+
+def _reach(
+    values: Float64Array, magnitudes: Float64Array, error: Float64Array, precision: Precision
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which sums may overflow on their way, upwards and downwards; from P - N and P + N."""
+    with np.errstate(invalid="ignore"):  # of what is not finite, where nobody knows
+        positive, negative = (magnitudes + values) / 2, (magnitudes - values) / 2
+        return ~(positive + error <= precision.largest), ~(negative + error <= precision.largest)
+
+
+def _infinities(up: NDArray[np.bool_], down: NDArray[np.bool_]) -> list[Outcome]:
+    kinds = ((up, np.inf), (down, -np.inf), (up & down, np.nan))
+    return [Outcome(where, np.full(where.shape, value), np.zeros(where.shape)) for where, value in kinds if where.any()]
+
+
+def _after(
+    step: Step, outcome: Outcome, residual: Float64Array | None, precision: Precision, data_type: DataType
+) -> Outcome:
+    value = _apply(step, outcome.value, residual)
+    error = _error_of_step(step, outcome.value, value, outcome.error, precision, data_type)
+    return Outcome(outcome.possible, value, np.where(np.isfinite(value), error, 0.0))
+
+
+def _overflowing(found: list[Outcome], precision: Precision) -> list[Outcome]:
+    """These, as far as the type may hold them, and what becomes of those that it may not."""
+    up = np.zeros(found[0].value.shape, dtype=np.bool_)
+    down = up.copy()
+    held = []
+    for each in found:
+        finite = np.isfinite(each.value)
+        with np.errstate(invalid="ignore"):  # of those that are infinite already
+            lowest, highest = each.value - each.error, each.value + each.error
+        up |= each.possible & finite & (highest > precision.largest)
+        down |= each.possible & finite & (lowest < -precision.largest)
+        beyond = finite & ((lowest > precision.largest) | (highest < -precision.largest))
+        held.append(replace(each, possible=each.possible & ~beyond))
+    return held + _infinities(up, down)
 
 
 def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> Float64Array:
@@ -95,25 +199,26 @@ def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> F
     return values
 
 
-def _error_of_sum(products: DotProducts, precision: Precision) -> Float64Array:
-    """Of products and bias added up in one type."""
-    magnitudes = products.magnitudes() + np.abs(products.bias)[:, None, None]
+def _error_of_sum(products: DotProducts, magnitudes: Float64Array, precision: Precision) -> Float64Array:
+    """Of products and bias added up in one type; `magnitudes` are those of both."""
     operations = products.nonzeros + 1
     growth = _growth(operations, precision)
-    error = growth * magnitudes + operations * (1 + growth) * precision.smallest_subnormal / 2
-    return _within(precision, magnitudes, error)
+    return growth * magnitudes + operations * (1 + growth) * precision.smallest_subnormal / 2
 
 
-def _error_of_partial_sums(products: DotProducts, together: int | None) -> Float64Array:
-    """Of sums of so many products in float16, at most, that are added up in float32 with the bias; None: of all."""
+def _errors_of_partial_sums(
+    products: DotProducts, magnitudes: Float64Array, together: int | None
+) -> tuple[Float64Array, Float64Array]:
+    """Of sums of so many products in float16, at most; and once these are added up in float32 with the bias.
+
+    None: of all. `magnitudes` are those of the products.
+    """
     half, single = PRECISIONS["float16"], PRECISIONS["float32"]
-    magnitudes = products.magnitudes()
     most = products.nonzeros if together is None else np.minimum(products.nonzeros, together)
     growth = _growth(most, half)
     error = growth * magnitudes + products.nonzeros * (1 + growth) * half.smallest_subnormal / 2
-    error = _within(half, magnitudes, error)
     summed = magnitudes + error + np.abs(products.bias)[:, None, None]
-    return error + _growth(products.nonzeros + 1, single) * summed
+    return error, error + _growth(products.nonzeros + 1, single) * summed
 
 
 def _error_of_step(
@@ -129,7 +234,7 @@ def _error_of_step(
         error = error + precision.unit_roundoff * (np.abs(after) + error)
     elif isinstance(step, LeakyRelu):
         of_slope = _constant_error(step.slope, data_type)
-        with np.errstate(invalid="ignore"):  # of what is not finite, and made infinite below
+        with np.errstate(invalid="ignore"):  # of what is not finite, which has no error
             lowest = np.maximum(error - before, 0)  # how far below zero the kernel's value may be: there it multiplies
             multiplied = max(1.0, abs(step.slope)) * error + of_slope * lowest
             multiplied += _rounding((abs(step.slope) + of_slope) * lowest, precision)
@@ -140,7 +245,7 @@ def _error_of_step(
         limits = [limit for limit in (step.low, step.high) if limit is not None]
         held = [limit for limit in limits if abs(limit) <= PRECISIONS[data_type].largest]
         error = np.maximum(error, max((_constant_error(limit, data_type) for limit in held), default=0.0))
-    return _within(precision, np.abs(after), error)
+    return error
 
 
 def _growth(operations: NDArray[np.int64] | np.int64, precision: Precision) -> Float64Array:
@@ -152,11 +257,6 @@ def _growth(operations: NDArray[np.int64] | np.int64, precision: Precision) -> F
 def _rounding(magnitudes: Float64Array, precision: Precision) -> Float64Array:
     """The largest error of rounding one value of up to this magnitude."""
     return precision.unit_roundoff * magnitudes + precision.smallest_subnormal / 2
-
-
-def _within(precision: Precision, magnitudes: Float64Array, error: Float64Array) -> Float64Array:
-    """The error, or infinity where the value may be beyond the largest of the type, or is not a number."""
-    return np.where(magnitudes + error <= precision.largest, error, np.inf)
 
 
 def _constant_error(value: float, data_type: DataType) -> float:
@@ -182,6 +282,6 @@ def _residual_region(
     return part.reshape(*part.shape, *[1] * (4 - part.ndim))
 
 
-def _without_unit_dimensions(spec: LayerSpec, values: Float64Array) -> Float64Array:
+def _without_unit_dimensions(spec: LayerSpec, values: NDArray[Any]) -> NDArray[Any]:
     """Of a Linear, which is computed as images of one element."""
     return values.reshape(values.shape[: len(spec.output_shape) + 1])

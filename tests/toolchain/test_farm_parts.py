@@ -105,7 +105,7 @@ class IdleDevice:
     ) -> FloatArray:
         assert residual is None
         self.ran.append(list(kernels))
-        return np.full((len(x), *output_shape), np.nan, dtype=np.float32)
+        return np.full((len(x), *output_shape), -1, dtype=np.int32).view(np.float32)
 
 
 def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong(
