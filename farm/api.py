@@ -15,30 +15,29 @@ from codegen.layers import Checkpoint
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.bundle import write_bundle
+from farm.compiled import CompiledModel, check_succeeded, compiled_model
 from farm.coordination.coordinator import Coordinator
 from farm.coordination.plan import plan
 from farm.coordination.progress import Progress
-from farm.errors import CancelledError, JobFailedError, NotFoundError, StoreError, UnfinishedError, UsageError
+from farm.errors import NotFoundError
 from farm.executors import open_executor
 from farm.executors.gpu import open_gpu
 from farm.executors.gpu_host import Notice, no_notice
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
-from farm.ledger import CoordinatorState, Ledger, References, Statistics, open_ledger
+from farm.ledger import CoordinatorState, Statistics, open_ledger
 from farm.reports import doctor
 from farm.reports.explanation import Explanation, explain
 from farm.reports.forecast import Forecast, forecast
-from farm.settings import Settings
+from farm.settings import Settings, load_settings
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import plain_arch
-from farm.upkeep.garbage import Limits, Sweep, collect_garbage
-from farm.upkeep.inventory import Inventory, Tell, read_inventory, tell_nobody
+from farm.upkeep.inventory import Tell, tell_nobody
+from farm.upkeep.keeper import Keeper
 from farm.upkeep.limits import Upkeep
-from farm.upkeep.removal import Stored, remove_cached
-from farm.upkeep.scrub import Damage, scrub
 from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
 from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
 from farm.worker.build import known_toolchain, unasked_toolchain
@@ -46,21 +45,14 @@ from farm.worker.build import known_toolchain, unasked_toolchain
 if TYPE_CHECKING:
     from farm.reports.metrics import MetricsServer
 
-LEAST_PRUNE_SECONDS = 3600.0
-"""A coordinator writes the last line of a job's log after its end."""
 
-
-class Farm:
+class Farm(Keeper):
     """A store, a ledger, and what runs jobs. Raises FarmError and CodegenError, each with the way out."""
 
-    def __init__(self, settings: Settings, store: Store, ledger: Ledger) -> None:
-        self._settings = settings
-        self._store = store
-        self._ledger = ledger
-
     @staticmethod
-    def open(settings: Settings) -> Farm:
-        """The farm that the settings describe."""
+    def open(settings: Settings | None = None) -> Farm:
+        """The farm that the settings describe: without any, those that `farm config show` prints."""
+        settings = load_settings() if settings is None else settings
         return Farm(settings, open_store(settings), open_ledger(settings))
 
     def close(self) -> None:
@@ -187,6 +179,28 @@ class Farm:
         submission = self.submit(checkpoints, options, name=name)
         return self.run([job.id for job in submission.jobs], progress)
 
+    def compile_model(
+        self,
+        model: Path | str,
+        archs: Sequence[str],
+        *,
+        batch: int = 64,
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> CompiledModel:
+        """Compiles an ONNX file and gives its cubins by layer and architecture; what the cache holds is not built.
+
+        Raises CheckpointError, ArchError, JobFailedError and whatever else `compiled` raises.
+        """
+        [job] = self.compile([self.read(model, input_shapes)], BuildOptions(tuple(archs), batch=batch))
+        return self.compiled(job.id)
+
+    def compiled(self, job_id: str) -> CompiledModel:
+        """The cubins of a job that succeeded, by layer and architecture.
+
+        Raises NotFoundError, UnfinishedError, CancelledError, JobFailedError, BlobLostError.
+        """
+        return compiled_model(self._succeeded(job_id), self._store)
+
     def jobs(
         self,
         *,
@@ -266,40 +280,6 @@ class Farm:
         """Tries everything that a compile needs."""
         return doctor.checks(self._settings)
 
-    def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
-        """All that the store holds, and what of it the ledger's jobs refer to."""
-        return read_inventory(self._store, tell), self._ledger.retention.references()
-
-    def remove_cached(self, beginning: str, *, force: bool = False) -> Stored:
-        """Removes one record or blob from the store. Raises UsageError, NotFoundError."""
-        self._check_writable()
-        return remove_cached(self._store, self._ledger, beginning, force=force)
-
-    def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Sweep:
-        """Removes from the store what is past the limits and what nobody needs; may be done while jobs run."""
-        if not dry_run:
-            self._check_writable()
-        return collect_garbage(self._store, self._ledger, limits, dry_run=dry_run, tell=tell)
-
-    def scrub(self, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
-        """Reads all that the store holds again, and finds what is damaged."""
-        if repair:
-            self._check_writable()
-        return scrub(self._store, repair=repair, tell=tell)
-
-    def prune(self, older_than_seconds: float) -> Iterator[int]:
-        """Forgets jobs that ended that long ago, some at a time; gives how many each time.
-
-        Raises UsageError for an age that is too low to be safe.
-        """
-        if older_than_seconds < LEAST_PRUNE_SECONDS:
-            raise UsageError("a job that ended within the last hour may still be written to: prune older ones")
-        return self._ledger.retention.prune(older_than_seconds)
-
-    def count_prunable(self, older_than_seconds: float) -> int:
-        """How many jobs `prune` would forget."""
-        return self._ledger.retention.count_older(older_than_seconds)
-
     def statistics(self) -> Statistics:
         """What the cache saved, since it was last set to zero."""
         return self._ledger.statistics.read()
@@ -320,25 +300,9 @@ class Farm:
 
         return MetricsServer(self._ledger, port, host)
 
-    def _check_writable(self, what: str = "remove something") -> None:
-        """Before anything is read, which may take long."""
-        if self._settings.read_only:
-            raise StoreError(f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to {what}")
-
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)
-        job = detail.job
-        if not job.status.final:
-            raise UnfinishedError(f"job {job.id} is {job.status}: wait for it, or run farm compile again")
-        if job.status is Status.CANCELLED:
-            raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
-        if job.status is not Status.SUCCEEDED:
-            raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
-        if any(result.launch is None for result in detail.results):
-            raise UsageError(
-                f"job {job.id} was compiled by an older version of farm, which did not keep how its kernels are "
-                "launched: run farm compile again"
-            )
+        check_succeeded(detail)
         return detail
 
     def _tool_versions(self, results: Sequence[BuildResult]) -> dict[str, str]:

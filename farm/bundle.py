@@ -58,7 +58,7 @@ def write_bundle(
         layers.append(_layer(job, same, of_build, folder))
         for build in same:
             for result in of_build[build.id]:
-                files[_path(build, result, folder)] = _cubin(store, job, build, result)
+                files[_path(build, result, folder)] = read_cubin(store, job, build, result)
     manifest = _manifest(job, layers, toolchain)
     if job.network is not None:
         files[NETWORK] = network = _network(store, job, job.network)
@@ -77,7 +77,8 @@ def _path(build: Build, result: BuildResult, folder: str) -> str:
     return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
 
 
-def _cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
+def read_cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
+    """One cubin of a job that succeeded. Raises BlobLostError if the store has lost it."""
     data = store.get(result.cubin) if result.cubin is not None else None
     if data is None:
         name = build.cubin_name(result.arch, result.part)

@@ -20,21 +20,20 @@ class Ended:
     err: str
 
 
-def farm(home: Path, environment: Mapping[str, str], *arguments: str) -> Ended:
-    """Nothing but these variables configures it, and its home is this folder."""
+def own_environment(home: Path) -> dict[str, str]:
+    """This process's, with that folder as home and nothing in it that configures a farm."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_", "AWS_", "PG"))}
     homes = {f"XDG_{kind.upper()}_HOME": str(home / kind) for kind in ("cache", "config", "data")}
     homes |= {"FARM_RUNTIME_DIR": str(home / "run"), "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
+    return {**ours, **homes}
+
+
+def farm(home: Path, environment: Mapping[str, str], *arguments: str) -> Ended:
+    """Nothing but these variables configures it, and its home is this folder."""
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         cwd=ROOT,
-        env={
-            **ours,
-            **homes,
-            "XDG_CACHE_HOME": str(home / "cache"),
-            "AWS_EC2_METADATA_DISABLED": "true",
-            **environment,
-        },
+        env={**own_environment(home), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

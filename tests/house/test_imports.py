@@ -28,6 +28,7 @@ FARM_LAYERS = (
     ("ledger", "executors", "gpu"),
     ("coordination",),
     ("submission", "bundle", "verification", "bench"),
+    ("compiled",),
     ("upkeep", "reports"),
     ("api", "tuner"),
     ("testing",),
