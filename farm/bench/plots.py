@@ -111,7 +111,7 @@ def _speedups(pyplot: Any, results: Results, bars: Sequence[Measurement], sparsi
     axes.axhline(1, color="black", linewidth=1)
     _logarithmic(axes.yaxis, axes.set_yscale)
     axes.set_xticks(range(len(cases)), [case.operator for case in cases], rotation=30, ha="right")
-    axes.set_ylabel("how many times as fast as the peer")
+    axes.set_ylabel("speed-up over the peer")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(_heading(results, "Speed-up of the generated kernels", cases[0], sparsity), fontsize=11)
@@ -153,7 +153,7 @@ def _sweep(pyplot: Any, results: Results, own: Sequence[Measurement]) -> Any:
         panel.set_visible(False)
     _logarithmic(panels[0][0].yaxis, panels[0][0].set_yscale)
     figure.supxlabel("sparsity", fontsize=10)
-    figure.supylabel("how many times as fast as the peer", fontsize=10)
+    figure.supylabel("speed-up over the peer", fontsize=10)
     heading = _heading(results, "Speed-up by sparsity (above 1: the generated kernel is faster)", own[0].case, None)
     figure.suptitle(heading, fontsize=11)
     handles, labels = panels[0][0].get_legend_handles_labels()
@@ -180,14 +180,14 @@ def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsit
         f"{rate:.2g} TB/s", (ridge / 6, ridge / 6 * rate), xytext=(-6, 6), textcoords="offset points", ha="right"
     )
     axes.annotate(f"{flops:.3g} TFLOP/s", (high, flops), xytext=(-2, 5), textcoords="offset points", ha="right")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    _logarithmic(axes.xaxis, axes.set_xscale, "")
+    _logarithmic(axes.yaxis, axes.set_yscale, "")
     _labelled(axes, points)
-    axes.set_xlabel("non-zero flops for each byte read or written once")
-    axes.set_ylabel("non-zero TFLOP/s")
+    axes.set_xlabel("FLOP on non-zeros per byte read or written once")
+    axes.set_ylabel("TFLOP/s on non-zeros")
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_title(_heading(results, "Generated kernels against the roof", own[0].case, sparsity), fontsize=11)
+    axes.set_title(_heading(results, "Roofline of the generated kernels", own[0].case, sparsity), fontsize=11)
     return figure
 
 
@@ -202,9 +202,9 @@ def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
     axes.text(1.02, 1, names, transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
 
 
-def _logarithmic(axis: Any, set_scale: Callable[..., None]) -> None:
+def _logarithmic(axis: Any, set_scale: Callable[..., None], unit: str = "x") -> None:
     """Powers of two, written as they are."""
     from matplotlib.ticker import FuncFormatter
 
     set_scale("log", base=2)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
