@@ -12,11 +12,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.activations import function_of
 from codegen.data_types import PRECISIONS, Precision, from_float32, to_float32
 from codegen.dot_products import DotProducts, Float64Array, dot_products, to_float64
 from codegen.layers import Weights
 from codegen.operators.region import EVERYTHING, Region
-from codegen.spec import AddResidual, DataType, LayerSpec, LeakyRelu, Step
+from codegen.spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu, Step
 
 REFERENCE_SLACK = 1 + 2.0**-20
 """Covers the rounding of the float64 reference and of the bound itself."""
@@ -192,6 +193,8 @@ def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> F
             return values + cast("Float64Array", residual)
         if isinstance(step, LeakyRelu):
             return np.where(values < 0, values * step.slope, values)
+    if not isinstance(step, Clip):
+        return function_of(step).compute(values)
     if step.low is not None:
         values = np.maximum(values, step.low)
     if step.high is not None:
@@ -239,6 +242,8 @@ def _error_of_step(
             multiplied = max(1.0, abs(step.slope)) * error + of_slope * lowest
             multiplied += _rounding((abs(step.slope) + of_slope) * lowest, precision)
         error = np.where(lowest == 0, error, multiplied)
+    elif not isinstance(step, Clip):
+        error = function_of(step).error(after, error)
     else:
         # The smaller or larger of a value and a limit moves by no more than the one of the two that moves most. A limit
         # that the type cannot hold has no effect on a value that it can.

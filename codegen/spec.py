@@ -31,10 +31,69 @@ class AddResidual:
     """Adds the element of the layer's second input, which has the shape of the output."""
 
 
-Step = Clip | LeakyRelu | AddResidual
+@dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + exp(-v))"""
+
+
+@dataclass(frozen=True)
+class HardSigmoid:
+    """alpha v + beta, within 0 and 1; alpha is not zero."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class HardSwish:
+    """v times HardSigmoid(alpha, beta) of v."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Swish:
+    """v / (1 + exp(-alpha v)): SiLU where alpha is 1, which is not zero."""
+
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class Gelu:
+    """v times the normal distribution's share below v; or what of that is written with tanh."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+@dataclass(frozen=True)
+class Tanh:
+    """The hyperbolic tangent."""
+
+
+@dataclass(frozen=True)
+class Mish:
+    """v tanh(log(1 + exp(v)))"""
+
+
+Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
+"""A step that is more than a comparison: codegen/activations.py has its function and how exact the kernel's is."""
+
+Step = Clip | LeakyRelu | AddResidual | Activation
 """What the kernel does with a sum after the bias, before it stores it."""
 
-_STEPS: dict[str, type[Step]] = {"clip": Clip, "leaky_relu": LeakyRelu, "add_residual": AddResidual}
+_STEPS: dict[str, type[Step]] = {
+    "clip": Clip,
+    "leaky_relu": LeakyRelu,
+    "add_residual": AddResidual,
+    "sigmoid": Sigmoid,
+    "hard_sigmoid": HardSigmoid,
+    "hard_swish": HardSwish,
+    "swish": Swish,
+    "gelu": Gelu,
+    "tanh": Tanh,
+    "mish": Mish,
+}
 
 Pair = tuple[int, int]
 

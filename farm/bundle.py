@@ -24,6 +24,9 @@ SCHEMA_VERSION = 2
 """Of the manifest; raised whenever a reader of the old one would be misled."""
 VERSION_OF_TILINGS = 3
 """Of the manifest of a job in which architectures of one layer have launches of their own."""
+VERSION_OF_ACTIVATIONS = 4
+"""Of the manifest of a job in which a layer's epilogue has more than the steps of before; else like 3, or 2."""
+STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node."""
@@ -106,9 +109,11 @@ def _network_entry(digest: str, network: bytes) -> dict[str, Any]:
 
 def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str]) -> dict[str, Any]:
     launches = [launch for layer in layers for launch in layer["launches"]]
+    steps = {step["step"] for layer in layers for step in layer["spec"]["epilogue"]}
+    activated = not steps <= STEPS_OF_BEFORE
     differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
     return {
-        "schema_version": VERSION_OF_TILINGS if differ else SCHEMA_VERSION,
+        "schema_version": VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),

@@ -29,6 +29,8 @@ BITS: Final = ("b16", "b32", "b64")
 PLAIN: Final = (*BITS, *INTEGERS, "f32", "f64")
 """What is moved, selected, loaded and stored: float16 is as .b16."""
 
+_APPROXIMATED: Final[dict[str, np.ufunc]] = {"ex2.approx.ftz": np.exp2, "rcp.approx.ftz": np.reciprocal}
+"""Whose results the hardware has to a few units in the last place: here they are rounded to nearest."""
 _EXACT = ("max", "min", "max.NaN", "min.NaN", "neg", "abs")
 _WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
@@ -74,6 +76,8 @@ def integer_operation(name: str, kind: str) -> Operation | None:
 def float_operation(name: str, kind: str) -> Operation | None:
     """`name` is the opcode without its type, `kind` the type. None for what is not here."""
     half = kind in ("f16", "f16x2")
+    if kind == "f32" and (exact := _APPROXIMATED.get(name)):
+        return Operation(kind, (kind,), lambda a: _without_subnormals(exact(_without_subnormals(a).astype(np.float64))))
     if half and name == "fma.rn":
         return Operation(kind, (kind,) * 3, _half_fused)
     functions: dict[str, Callable[..., Lanes]] = {
@@ -92,6 +96,13 @@ def float_operation(name: str, kind: str) -> Operation | None:
     if base not in functions or name == "div" or (name != base and base in _EXACT):
         return None
     return Operation(kind, (kind,) * (1 if base in ("neg", "abs") else 2), functions[base])
+
+
+def _without_subnormals(a: Lanes) -> Lanes:
+    """In float32, with zeros of their sign for subnormal numbers."""
+    rounded = a.astype(np.float32)
+    subnormal = np.abs(rounded) < np.finfo(np.float32).smallest_normal
+    return np.where(subnormal, np.copysign(np.float32(0), rounded), rounded)
 
 
 def _half_fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:

@@ -28,7 +28,7 @@ def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None
     if node.operator == "LeakyRelu":
         slope: float | None = node.floats.get("alpha", DEFAULT_SLOPE)
     elif node.operator == "PRelu":
-        slope = _scalar(node.input(1), graph, len(graph.size(tensor) or ()))
+        slope = scalar(node.input(1), graph, len(graph.size(tensor) or ()))
     else:
         return None
     return (LeakyRelu(slope),) if slope is not None and isfinite(slope) else None
@@ -47,7 +47,7 @@ def _clip(node: Node, graph: Graph) -> tuple[Step, ...] | None:
     """The bounds are attributes until opset 10, and inputs from then on."""
     bounds: list[float | None] = []
     for place, name, no_bound in ((1, "min", -inf), (2, "max", inf)):
-        bound = _scalar(node.input(place), graph) if node.input(place) else node.floats.get(name, no_bound)
+        bound = scalar(node.input(place), graph) if node.input(place) else node.floats.get(name, no_bound)
         if bound is None or not (isfinite(bound) or bound == no_bound):
             return None
         bounds.append(None if bound == no_bound else bound)
@@ -58,8 +58,8 @@ def _clip(node: Node, graph: Graph) -> tuple[Step, ...] | None:
     return None if low is not None and high is not None and low > high else (Clip(low, high),)
 
 
-def _scalar(name: str, graph: Graph, most_dimensions: int = 1) -> float | None:
-    """A constant of one element, None if it is no such constant."""
+def scalar(name: str, graph: Graph, most_dimensions: int = 1) -> float | None:
+    """A constant of one element, None if it is no such constant. Raises UnsupportedError if it cannot be computed."""
     if name not in graph.constants:
         return None
     constant = graph.numbers(name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from codegen.layers import Layer
+from codegen.onnx.elementwise import composed
 from codegen.onnx.epilogue import activation, residual
 from codegen.onnx.folding import Affine, arithmetic, batch_normalization, folded, per_kernel
 from codegen.onnx.graph import Graph
@@ -31,8 +33,21 @@ class _Fusion:
     residual: str = ""
     nodes: list[Node] = field(default_factory=list)
 
-    def takes(self, node: Node) -> bool:
-        """Takes up the only reader of the output, if the kernel can compute it too."""
+    def take(self, taken: Set[int]) -> Sequence[Node]:
+        """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
+
+        A node at a position in `taken` is left. Gives the nodes.
+        """
+        whole = composed(self.graph, self.output, self.product.spec.data_type)
+        if whole is not None and taken.isdisjoint(node.position for node in whole.nodes):
+            self.steps.append(whole.step)
+            self.nodes += whole.nodes
+            self.output = whole.nodes[-1].outputs[0]
+            return whole.nodes
+        reader = self.graph.only_reader(self.output)
+        return [reader] if reader and reader.position not in taken and self._takes(reader) else []
+
+    def _takes(self, node: Node) -> bool:
         if node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
             return False
         if any(self.graph.is_read(name) for name in node.outputs[1:]):
@@ -90,7 +105,7 @@ class FusedLayer:
 def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int]) -> FusedLayer:
     """The layer of a node's product and of the nodes after it, whose positions join `taken`; those in it are left.
 
-    A node is fused if it is the only reader of the output so far. Of two layers that an Add adds up, the one that is
+    Nodes are fused if nothing else reads the output so far. Of two layers that an Add adds up, the one that is
     asked first takes the Add. Raises UnsupportedError if the weights are not finite in their data type.
     """
     kernels = product.spec.kernels
@@ -98,8 +113,8 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     if not _stays_finite(product, affine):
         raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
     fusion = _Fusion(product, graph, product.output, affine)
-    while (reader := graph.only_reader(fusion.output)) and reader.position not in taken and fusion.takes(reader):
-        taken.add(reader.position)
+    while nodes := fusion.take(taken):
+        taken.update(node.position for node in nodes)
     layer = Layer(
         name,
         replace(product.spec, epilogue=tuple(fusion.steps)),

@@ -68,6 +68,10 @@ class Graph:
         readers = self._readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.read_elsewhere else None
 
+    def readers(self, tensor: str) -> Sequence[Node] | None:
+        """The nodes that read the tensor, in graph order; None if anything else reads it too."""
+        return None if tensor in self.read_elsewhere else self._readers.get(tensor, [])
+
     def numbers(self, constant: str) -> NDArray[np.float64]:
         """A constant's values. Raises UnsupportedError unless it has a type that is compiled."""
         values = self.constants.read(constant)

@@ -14,6 +14,7 @@ from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_t
 from codegen.operators.pairing import pairing, threads, word_images
 from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
+from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
 from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
@@ -207,7 +208,7 @@ def work(spec: Spec, tiling: Tiling) -> Work:
         pointers=tile.pointers,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        stores=sums * pair.halves,
+        stores=sums * pair.halves * (1 + added_instructions(spec.epilogue)),
         slots=per_channel * tiling.chunk_channels,
         results=sums
         * used_rows

@@ -9,6 +9,7 @@ from codegen.operators import stream
 from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.geometry import Streams, geometry_of
 from codegen.operators.region import Region
+from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
 from codegen.operators.work import Work, bank_conflicts
 from codegen.spec import AddResidual, Linear
@@ -115,7 +116,7 @@ def work(spec: Linear, tiling: Tiling) -> Work:
         pointers=_pointers(spec, tiling),
         copies=_pointers(spec, tiling) * chunks,
         chunks=chunks,
-        stores=sums * pairs(spec),
+        stores=sums * pairs(spec) * (1 + added_instructions(spec.epilogue)),
         slots=sums * tiling.chunk_channels,
         results=sums * -(-tiling.chunk_channels // stream.POINTWISE_CHANNELS),
         tile_bytes=block_rows(spec, tiling) * chunks * (element * tiling.chunk_channels + 28),

@@ -13,7 +13,8 @@ from codegen.data_types import from_float32
 from codegen.layers import FloatArray, Weights
 from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
-from codegen.spec import AddResidual, Clip, LayerSpec, LeakyRelu, Step
+from codegen.operators.steps import step_text
+from codegen.spec import AddResidual, LayerSpec
 from codegen.tiling import Tiling
 
 POINTWISE_CHANNELS = 4
@@ -170,28 +171,7 @@ def parameters(spec: LayerSpec, tiling: Tiling, values: Mapping[str, int | str])
         "ROWS": tiling.rows,
     }
     lines = [f"#define {name} {value}\n" for name, value in {**common, **values}.items()]
-    return "".join(lines) + f'#define STEPS "{" ".join(map(_step, spec.epilogue))} "\n'
-
-
-def _step(step: Step) -> str:
-    """The PTX of one step of the epilogue, on the value v; r and q are free. NaN stays NaN."""
-    match step:
-        case AddResidual():
-            return '" GET_RESIDUAL "add.rn.f32 v,v,r;'
-        case LeakyRelu(slope):
-            return f"setp.lt.f32 q,v,0f00000000; @q mul.rn.f32 v,v,{_constant(slope)};"
-        case Clip(low, high):
-            bounds = [("lt", low), ("gt", high)]
-            texts = [
-                f"setp.{test}.f32 q,v,{_constant(bound)}; selp.f32 v,{_constant(bound)},v,q;"
-                for test, bound in bounds
-                if bound is not None
-            ]
-            return " ".join(texts)
-
-
-def _constant(value: float) -> str:
-    return immediate(int(np.float32(value).view(np.uint32)))
+    return "".join(lines) + f'#define STEPS "{" ".join(map(step_text, spec.epilogue))} "\n'
 
 
 Address = Callable[[Tap], tuple[str, str]]

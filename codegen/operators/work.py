@@ -32,6 +32,7 @@ class Work:
     """To shared memory, by a thread, of all chunks."""
     chunks: int
     stores: int
+    """Instructions of a thread that store its outputs, with those of activations before them."""
     slots: int
     """Multiply-adds of one turn of the loop."""
     results: int

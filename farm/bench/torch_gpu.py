@@ -12,7 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.layers import Weights
-from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu
+from codegen.spec import (
+    Activation,
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Mish,
+    Sigmoid,
+    Swish,
+    Tanh,
+)
 from farm.gpu.replay import REPLAYS, Gate, launches_of, rest
 
 REFERENCE_BYTES = 2**31
@@ -157,9 +173,29 @@ class TorchGpu:
                 values = values + residual.double()
             elif isinstance(step, LeakyRelu):
                 values = self.torch.where(values < 0, values * step.slope, values)
-            else:
+            elif isinstance(step, Clip):
                 values = values.clamp(step.low, step.high)
+            else:
+                values = self._activated(step, values)
         return values
+
+    def _activated(self, step: Activation, values: Any) -> Any:
+        functional = self.torch.nn.functional
+        match step:
+            case Sigmoid():
+                return values.sigmoid()
+            case HardSigmoid(alpha, beta):
+                return (alpha * values + beta).clamp(0, 1)
+            case HardSwish(alpha, beta):
+                return values * (alpha * values + beta).clamp(0, 1)
+            case Swish(alpha):
+                return values * (alpha * values).sigmoid()
+            case Gelu(approximate):
+                return functional.gelu(values, approximate=approximate)
+            case Tanh():
+                return values.tanh()
+            case Mish():
+                return functional.mish(values)
 
     def relative_error(self, got: Any, reference: Any) -> float:
         """Norm of the difference over norm of the reference; NaN where anything was not written."""

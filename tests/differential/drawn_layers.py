@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -165,6 +166,10 @@ class _Builder:
         output = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [output], f"{operator}{len(self.nodes)}", **attributes))
 
+    @property
+    def _last(self) -> str:
+        return self.nodes[-1].output[0]
+
     def _operator(self) -> None:
         geometry = self.geometry
         inputs = ["x", self._constant(self.layer.recipe.weights(geometry.weights_shape, self.dtype))]
@@ -180,7 +185,7 @@ class _Builder:
         self._node(geometry.operator, *inputs, **attributes)
 
     def _step(self, step: str) -> None:
-        before, channels = self.nodes[-1].output[0], self._channels
+        before, channels = self._last, self._channels
         match step:
             case "relu":
                 self._node("Relu", before)
@@ -204,6 +209,27 @@ class _Builder:
                 self._node("Add", before, "r")
             case "residual_first":
                 self._node("Add", "r", before)
+            case "sigmoid" | "tanh" | "mish" | "gelu":
+                self._node(step.capitalize(), before)
+            case "hard_swish":
+                self._node("HardSwish", before)
+            case "hard_sigmoid":
+                self._node("HardSigmoid", before, alpha=0.3, beta=0.4)
+            case "silu":
+                self._node("Sigmoid", before)
+                self._node("Mul", before, self._last)
+            case "gelu_by_tanh":
+                self._node("Gelu", before, approximate="tanh")
+            case "gelu_of_nodes":
+                self._gelu_of_nodes(before)
+
+    def _gelu_of_nodes(self, before: str) -> None:
+        """As exporters write it."""
+        self._node("Div", before, self._constant(math.sqrt(2)))
+        self._node("Erf", self._last)
+        self._node("Add", self._last, self._constant(1))
+        self._node("Mul", before, self._last)
+        self._node("Mul", self._last, self._constant(0.5))
 
     def _channels(self, low: float, high: float) -> NDArray[np.float64]:
         """One value for each channel, in a shape that goes with the operator's output."""

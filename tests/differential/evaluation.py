@@ -16,6 +16,7 @@ then computes with those; `folding` is about the weights alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,9 @@ Product = Callable[[Float64Array, Float64Array], Float64Array]
 
 SINGLE = ml_dtypes.finfo(np.float32)
 UNIT_ROUNDOFF = 2.0**-24
+FUNCTION_ROUNDINGS = 16
+"""onnxruntime's sigmoid, hyperbolic tangent and error function may be off by so many roundings of 1, and of the result:
+they are quotients of polynomials in float32."""
 BATCH_NORM_ROUNDINGS = 12
 """Of variance + epsilon, root, quotient, times scale, times x; of mean times all that; and of two sums."""
 
@@ -179,7 +183,17 @@ def _add(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
-    """Of a product and a constant, in either order."""
+    """Of a product and a constant, in either order, or of two tensors that are made of one product."""
+    if a.value.size == b.value.size and b.magnitude.any() and a.error.any():
+        first, second = np.abs(a.value), np.abs(b.value)
+        return _rounded(
+            a,
+            a.value * b.value,
+            first * b.error + second * a.error + a.error * b.error,
+            magnitude=first * b.magnitude + second * a.magnitude,
+            reach=first * b.reach + second * a.reach,
+            folds=max(a.folds, b.folds),
+        )
     x, constant = (a, b) if a.value.size >= b.value.size else (b, a)
     factor = np.abs(constant.value)
     return _rounded(
@@ -190,6 +204,43 @@ def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
         reach=x.reach * np.maximum(factor, 1),
         folds=x.folds + 1,
     )
+
+
+def _div(attributes: Attributes, x: Tensor, constant: Tensor) -> Tensor:
+    return _mul(attributes, x, replace(constant, value=1 / constant.value))
+
+
+def _function(compute: Callable[[float], float], steepest: float) -> Callable[[Attributes, Tensor], Tensor]:
+    """Of each element, where no slope is steeper."""
+
+    def node(attributes: Attributes, x: Tensor) -> Tensor:
+        value = np.vectorize(compute, otypes=[np.float64])(x.value)
+        error = steepest * x.error + FUNCTION_ROUNDINGS * UNIT_ROUNDOFF
+        return _rounded(x, value, error, FUNCTION_ROUNDINGS, magnitude=steepest * x.magnitude, reach=steepest * x.reach)
+
+    return node
+
+
+def _logistic(v: float) -> float:
+    return 0.5 + 0.5 * math.tanh(v / 2) if v > 0 else math.exp(v) / (1 + math.exp(v))
+
+
+def _by_tanh(v: float) -> float:
+    return v * _logistic(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))
+
+
+def _gelu(attributes: Attributes, x: Tensor) -> Tensor:
+    exact = attributes.get("approximate", b"none") == b"none"
+    return _function(lambda v: v * math.erfc(-v / math.sqrt(2)) / 2 if exact else _by_tanh(v), 1.13)(attributes, x)
+
+
+def _mish(v: float) -> float:
+    return v * math.tanh(max(v, 0) + math.log1p(math.exp(-abs(v))))
+
+
+def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
+    alpha, beta = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
+    return _function(lambda v: min(max(alpha * v + beta, 0.0), 1.0), abs(alpha))(attributes, x)
 
 
 def _batch_norm(
@@ -219,11 +270,19 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "Constant": _constant,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "Div": _div,
+    "Erf": _function(math.erf, 1.13),
+    "Gelu": _gelu,
     "Gemm": _gemm,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _function(lambda v: v * min(max(v / 6 + 0.5, 0.0), 1.0), 1.5),
     "LeakyRelu": _leaky_relu,
     "MatMul": _matmul,
+    "Mish": _function(_mish, 1.1),
     "Mul": _mul,
     "Relu": _relu,
+    "Sigmoid": _function(_logistic, 0.25),
+    "Tanh": _function(math.tanh, 1.0),
     "Transpose": _transpose,
 }
 

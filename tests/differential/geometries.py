@@ -26,6 +26,15 @@ STEPS = (
     "add",
     "residual",
     "residual_first",
+    "sigmoid",
+    "hard_sigmoid",
+    "hard_swish",
+    "silu",
+    "gelu",
+    "gelu_by_tanh",
+    "gelu_of_nodes",
+    "tanh",
+    "mish",
 )
 """The nodes that may follow: `residual` adds a second input of the model, `residual_first` adds to it."""
 
@@ -163,6 +172,20 @@ GEOMETRIES: dict[str, Geometry] = {
         "Conv", 5, 6, (8, 9), (2, 3), steps=("multiply", "batch_norm", "add", "multiply_scalar", "clip_high")
     ),
     "what follows an activation does not fold": Geometry("Conv", 4, 5, (7, 8), (3, 3), steps=("relu", "batch_norm")),
+    "SiLU after batch normalisation": Geometry(
+        "Conv", 5, 6, (8, 7), (3, 3), pads=(1, 1, 1, 1), steps=("batch_norm", "silu")
+    ),
+    "GELU and a residual": Geometry("Conv", 8, 6, (7, 7), (1, 1), steps=("gelu", "residual")),
+    "hard swish, depthwise": Geometry(
+        "Conv", 6, 6, (9, 8), (5, 5), (2, 2), (2, 2, 2, 2), group=6, steps=("hard_swish",)
+    ),
+    "sigmoid and hard sigmoid": Geometry(
+        "Conv", 4, 5, (6, 7), (2, 2), steps=("hard_sigmoid", "residual", "sigmoid"), virtual_arch="compute_75"
+    ),
+    "Mish and tanh, transposed": Geometry("ConvTranspose", 4, 5, (5, 4), (3, 3), (2, 2), steps=("mish", "tanh")),
+    "GELU of nodes, of sequences": Geometry("MatMul", 16, 9, (4,), bias=False, steps=("add", "gelu_of_nodes")),
+    "float16 GELU by tanh": Geometry("Gemm", 20, 9, steps=("gelu_by_tanh",), data_type="float16"),
+    "bfloat16 SiLU": Geometry("Conv", 6, 5, (6, 6), (3, 3), steps=("silu", "residual"), data_type="bfloat16"),
     "1-D": Geometry("Conv", 6, 8, (20,), (5,), pads=(2, 2), steps=("relu",)),
     "1-D, dilated, strided, grouped": Geometry("Conv", 8, 4, (19,), (3,), (2,), (3, 1), dilations=(3,), group=4),
     "1-D, 160 wide": Geometry("Conv", 32, 8, (160,), (3,), pads=(1, 1), batch=1, steps=("relu",)),

@@ -10,7 +10,22 @@ from codegen.data_types import from_float32, to_float32
 from codegen.layers import FloatArray, Weights
 from codegen.networks import random_weights
 from codegen.networks.builder import square_conv
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Swish,
+    Tanh,
+)
 from codegen.tiling import Tiling
 
 RELU = (Clip(low=0.0),)
@@ -45,6 +60,7 @@ HALF_LAYERS = {
     "pointwise": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, strided": OddLayer(Conv2d(16, 9, 21, 10, 1, 1, (2, 2), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=101),
+    "SiLU and GELU": OddLayer(replace(CONV, epilogue=(Swish(), Gelu())), Tiling(4, 4, 1, 4, 2, 2)),
 }
 
 IMAGE_PAIRS = {
@@ -116,6 +132,15 @@ ODD_LAYERS = {
         Conv2d(16, 7, 7, 10, 1, 1, epilogue=ADD_RELU), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=5
     ),
     "several images, in tiles": OddLayer(CONV, Tiling(8, 4, 1, 4, 2, 2, images=3), batch=5),
+    "SiLU": OddLayer(replace(CONV, epilogue=(Swish(),)), CONV_TILING),
+    "GELU, a residual, GELU by tanh": OddLayer(
+        replace(POINTWISE, epilogue=(Gelu(), AddResidual(), Gelu("tanh"))), POINTWISE_TILING
+    ),
+    "sigmoid, hard sigmoid, hard swish": OddLayer(
+        replace(CONV, epilogue=(HardSwish(1 / 6, 0.5), HardSigmoid(0.2, 0.5), Sigmoid())), CONV_TILING
+    ),
+    "Mish and tanh": OddLayer(replace(TRANSPOSED, epilogue=(Mish(), Tanh())), TRANSPOSED_TILING),
+    "linear, GELU": OddLayer(replace(LINEAR, epilogue=(Gelu(), AddResidual())), LINEAR_TILING, batch=70),
     "full": OddLayer(
         Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=ADD_RELU),
         Tiling(5, 4, 2, 3, 2, 2, form="full"),
@@ -170,6 +195,11 @@ NETWORK_LAYERS = {
     "mobilenet_v2 stage 6 project": NetworkLayer(
         replace(square_conv(960, 7, 160, 1), epilogue=(AddResidual(),)), 8, 0.8
     ),
+    "efficientnet_b0 stage 2 expand": NetworkLayer(replace(square_conv(16, 112, 96, 1), epilogue=(Swish(),)), 8, 0.8),
+    "mobilenet_v3 stage 4 depthwise": NetworkLayer(
+        replace(square_conv(240, 28, 240, 3, 2, groups=240), epilogue=(HardSwish(1 / 6, 0.5),)), 8, 0.5
+    ),
+    "vit_b feed-forward": NetworkLayer(Linear(768, 3072, epilogue=(Gelu(),)), 197, 0.95),
     "unet down1 conv1": NetworkLayer(replace(square_conv(3, 128, 32, 3), epilogue=(LeakyRelu(0.1),)), 4),
     "unet up4": NetworkLayer(ConvTranspose2d(512, 8, 8, 256, 2, 2, (2, 2)), 8),
     "unet up1": NetworkLayer(ConvTranspose2d(64, 64, 64, 32, 2, 2, (2, 2)), 4),

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Swish,
+    Tanh,
+)
 from codegen.tiling import Accumulator, Tiling
 
 _RESIDUAL = (AddResidual(), Clip(low=0.0))
@@ -331,6 +347,33 @@ _HALF_VECTORS = {
     ),
 }
 
+_ACTIVATED = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD)
+_ACTIVATIONS = {
+    "GELU, a residual, Mish": Case(
+        replace(_ACTIVATED, epilogue=(Gelu(), AddResidual(), Mish())), Tiling(8, 4, 2, 4, 2, 2)
+    ),
+    "SiLU, a hard swish, without cp.async": Case(
+        replace(_ACTIVATED, epilogue=(Swish(), HardSwish(1 / 6, 0.5))),
+        Tiling(8, 4, 1, 4, 2, 2),
+        virtual_arch="compute_75",
+    ),
+    "SiLU and a sigmoid, full form": Case(
+        Conv2d(3, 7, 9, 4, 1, 3, epilogue=(Swish(1.702), Sigmoid())), Tiling(9, 4, 2, 2, 2, 2, form="full")
+    ),
+    **{
+        f"float16 GELU by tanh, a tanh, sums in {accumulate}": Case(
+            replace(_ACTIVATED, epilogue=(Gelu("tanh"), Tanh()), data_type="float16"),
+            Tiling(4, 4, 1, 4, 2, 2, accumulate),
+        )
+        for accumulate in _ACCUMULATORS
+    },
+    "bfloat16 SiLU": Case(replace(_ACTIVATED, epilogue=(Swish(),), data_type="bfloat16"), Tiling(8, 4, 1, 4, 2, 2)),
+    "linear, GELU": Case(Linear(41, 10, epilogue=(Gelu(),)), Tiling(32, 1, 2, 4, 8, 2), batch=40),
+    "float16 linear, a hard sigmoid": Case(
+        Linear(41, 10, epilogue=(HardSigmoid(0.2, 0.5),), data_type="float16"), Tiling(32, 1, 2, 4, 8, 2), batch=70
+    ),
+}
+
 CASES: dict[str, Case] = {
     **_CONVOLUTIONS,
     **_WHOLE_ROWS,
@@ -343,4 +386,5 @@ CASES: dict[str, Case] = {
     **_NARROW,
     **_IMAGE_PAIRS,
     **_HALF_VECTORS,
+    **_ACTIVATIONS,
 }

@@ -11,11 +11,29 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from codegen.activations import function_of
 from codegen.data_types import from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import prune
 from codegen.operators.region import Region
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu, Linear, Step
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
 
 Term = tuple[int, np.float32, Any]
 """Channel within the kernel's group, weight, input element."""
@@ -26,6 +44,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(Clip, st.sampled_from([None, 0.0, -0.3]), st.sampled_from([None, 6.0, 0.7])),
     st.builds(LeakyRelu, st.sampled_from([0.0, 0.01, 0.25, 1.0, 3.0, -0.5])),
     st.just(AddResidual()),
+    st.sampled_from([Sigmoid(), HardSigmoid(0.2, 0.5), HardSwish(1 / 6, 0.5), Swish(), Gelu(), Tanh(), Mish()]),
 )
 epilogues = st.lists(steps, max_size=3).map(tuple)
 
@@ -129,6 +148,8 @@ def by_definition(
                 total += float(residual[place])
             elif isinstance(step, LeakyRelu):
                 total = total * step.slope if total < 0 else total
+            elif not isinstance(step, Clip):
+                total = function_of(step).compute(np.array(total)).item()
             else:
                 total = step.low if step.low is not None and total < step.low else total
                 total = step.high if step.high is not None and total > step.high else total

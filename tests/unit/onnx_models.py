@@ -12,9 +12,10 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from codegen.activations import function_of
 from codegen.layers import Layer
 from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Clip, ConvTranspose2d, LeakyRelu, Linear
+from codegen.spec import AddResidual, Clip, ConvTranspose2d, LeakyRelu, Linear
 
 FLOAT = onnx.TensorProto.FLOAT
 Shape = Sequence[int | str] | None
@@ -117,8 +118,10 @@ def assert_layer_computes_its_output(layer: Layer, proto: onnx.ModelProto, **inp
             actual = actual.clip(step.low, step.high) if (step.low, step.high) != (None, None) else actual
         elif isinstance(step, LeakyRelu):
             actual = np.where(actual < 0, actual * step.slope, actual)
-        else:
+        elif isinstance(step, AddResidual):
             actual = actual + residual[0]
+        else:
+            actual = function_of(step).compute(actual)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 
-from codegen.spec import AddResidual, Clip, LayerSpec, Linear
+from codegen.spec import (
+    Activation,
+    AddResidual,
+    Clip,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    Linear,
+    Mish,
+    Sigmoid,
+    Swish,
+    Tanh,
+    spec_from_json,
+)
 from codegen.tiling import Part
 from farm.bundle import write_bundle
 from farm.jobs import TilingChoice
@@ -151,6 +165,36 @@ def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_i
     assert entry["tensors"]["residual"] == {**entry["tensors"]["output"], "name": "skip"}
     [launch] = entry["launches"]
     assert [argument["name"] for argument in launch["arguments"]] == ["input", "output", "residual", "images"]
+
+
+STEPS: list[Activation] = [
+    Sigmoid(),
+    HardSigmoid(0.2, 0.5),
+    HardSwish(0.25, 0.5),
+    Swish(1.702),
+    Gelu(),
+    Gelu("tanh"),
+    Tanh(),
+    Mish(),
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_a_manifest_with_activations_has_a_version_of_its_own(
+    step: Activation, tmp_path: Path, store: MemoryStore
+) -> None:
+    spec = replace(SPEC, epilogue=(Clip(high=6.0), step))
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "conv1"), spec=spec), build(1, "conv2"))
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 4
+    assert spec_from_json(manifest["layers"][0]["spec"]) == spec
+
+
+@pytest.mark.parametrize("step", [{"step": "swish"}, {"step": "gelu", "approximate": "a bit"}, {"step": "softplus"}])
+def test_the_schema_takes_no_step_that_is_not_whole(step: dict[str, Any], tmp_path: Path, store: MemoryStore) -> None:
+    manifest = write(tmp_path / "out", store)
+    manifest["layers"][0]["spec"]["epilogue"] = [step]
+    assert not validator().is_valid(manifest)
 
 
 def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore) -> dict[str, Any]:

@@ -23,7 +23,23 @@ from codegen.keys import (
     source_files,
     template_key,
 )
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, Step
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
 from codegen.tiling import Part, Tiling
 
 TEMPLATE = TemplateKey(
@@ -126,6 +142,16 @@ def test_every_epilogue_has_a_template_key_of_its_own() -> None:
         (AddResidual(),),
         (AddResidual(), Clip(low=0.0)),
         (Clip(low=0.0), AddResidual()),
+        (Sigmoid(),),
+        (Tanh(),),
+        (HardSigmoid(0.2, 0.5),),
+        (HardSigmoid(0.25, 0.5),),
+        (HardSwish(0.25, 0.5),),
+        (Swish(),),
+        (Swish(2.0),),
+        (Gelu(),),
+        (Gelu("tanh"),),
+        (Mish(),),
     ]
     keys = {replace(TEMPLATE, spec=replace(TEMPLATE.spec, epilogue=epilogue)).digest for epilogue in epilogues}
     assert len(keys) == len(epilogues)

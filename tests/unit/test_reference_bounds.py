@@ -12,11 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from codegen.activations import function_of
 from codegen.data_types import from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS
 from codegen.reference import error_bound, layer_output, outcomes
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Swish,
+    Tanh,
+)
 from tests.unit.layer_definitions import random_arrays, random_weights, specs, terms
 
 
@@ -94,6 +107,10 @@ def computed_output(
             value = value + wide(to_float32(residual[place], spec.data_type))
         elif isinstance(step, LeakyRelu):
             value = value * wide(step.slope) if value < 0 else value
+        elif not isinstance(step, Clip):
+            function = function_of(step)
+            exact = function.compute(np.array(value, np.float64))
+            value = wide(exact + rng.uniform(-0.9, 0.9) * function.error(exact, np.zeros(())))
         else:
             value = value if step.low is None else max(value, wide(step.low))
             value = value if step.high is None else min(value, wide(step.high))
@@ -136,7 +153,11 @@ def test_every_layer_computed_in_any_order_keeps_the_bound(
 
 
 @each_arithmetic
-@pytest.mark.parametrize("epilogue", [(), (LeakyRelu(0.1), AddResidual(), Clip(-0.1, 0.7))], ids=["plain", "epilogue"])
+@pytest.mark.parametrize(
+    "epilogue",
+    [(), (LeakyRelu(0.1), AddResidual(), Clip(-0.1, 0.7)), (Gelu(), AddResidual(), Swish(), Tanh())],
+    ids=["plain", "epilogue", "activations"],
+)
 def test_a_long_sum_in_any_order_keeps_the_bound(arithmetic: Arithmetic, epilogue: tuple[Any, ...]) -> None:
     rng = np.random.default_rng(0)
     spec = Conv2d(48, 3, 3, 2, 3, 3, epilogue=epilogue, data_type=arithmetic.data_type)
@@ -249,6 +270,13 @@ def test_a_slope_multiplies_the_error_only_where_it_is_above_one_and_the_sum_may
     )
     np.testing.assert_allclose(steep, [plain[0], 8 * plain[1] + 16 * 2.0**-24, 8 * plain[2]], rtol=1e-5)
     np.testing.assert_allclose(flat, [plain[0], plain[1] + 0.25 * 2.0**-24, plain[2]], rtol=1e-5)
+
+
+def test_an_activation_multiplies_the_error_by_its_steepest_slope_and_adds_its_own() -> None:
+    x = np.array([[1.0, 1.0]], np.float32)
+    plain, after = (error_bound(*dense_layer(2, "float32", *epilogue), x).item() for epilogue in ((), (Gelu(),)))
+    own = 3 * 2.0**-24 + 5 * 2.0**-24 * 1.9545
+    assert after == pytest.approx(1.13 * plain + own, rel=1e-4)
 
 
 def test_a_residual_adds_the_rounding_of_its_sum() -> None:
