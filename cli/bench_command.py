@@ -27,14 +27,14 @@ RUN = "run"
 
 Sets = Annotated[
     int | None,
-    typer.Option("--sets", metavar="N", min=1, help="Data sets in turn; as many as keep L2 cold if not given."),
+    typer.Option("--sets", metavar="N", min=1, help="Data sets used in turn; if not given, enough to keep L2 cold."),
 ]
 JsonTo = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, after every case; - is stdout alone.")
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON after every case; - for stdout only.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the file of --json.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the file that --json names.")]
 PlotFolder = Annotated[
-    Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures, SVG and PNG, into this folder.")
+    Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures (SVG and PNG) into this folder.")
 ]
 
 
@@ -71,7 +71,10 @@ def run(
     sparsity: Sparsities = None,
     data_type: DataTypes = "float32",
     peers: Annotated[
-        str, typer.Option("--peers", metavar="NAME,...", help="Which peers, by their names in the JSON; all or none.")
+        str,
+        typer.Option(
+            "--peers", metavar="NAME,...", help="Peers to compare with, by their names in the JSON; all or none."
+        ),
     ] = "all",
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
@@ -79,10 +82,11 @@ def run(
     no_tuning: NoTuning = False,
     sets: Sets = None,
     peak_tflops: Annotated[
-        float | None, typer.Option("--peak-tflops", metavar="X", help="The GPU's peak in float32, for the roof.")
+        float | None, typer.Option("--peak-tflops", metavar="X", help="The GPU's float32 peak, for the roofline.")
     ] = None,
     peak_tbps: Annotated[
-        float | None, typer.Option("--peak-tbps", metavar="X", help="The GPU's memory rate in TB/s, for the roof.")
+        float | None,
+        typer.Option("--peak-tbps", metavar="X", help="The GPU's memory bandwidth in TB/s, for the roofline."),
     ] = None,
     seed: Seed = 0,
     json_to: JsonTo = None,
@@ -92,7 +96,7 @@ def run(
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure kernels on a GPU: checked, replayed from CUDA graphs with a cold L2 cache, medians."""
+    """Measure kernels on a GPU: results checked, CUDA graphs replayed with a cold L2 cache, median times."""
     from farm.bench.benchmark import Plan
     from farm.gpu.workload import Choice
     from farm.settings import load_settings
@@ -131,10 +135,10 @@ def paper(
     ] = None,
     batch: Batches = "64,1",
     sparsity: Annotated[
-        str, typer.Option("--sparsity", metavar="S,...", help="Shares of zeros of the sweep; 0 is the dense version.")
+        str, typer.Option("--sparsity", metavar="S,...", help="Sparsities of the sweep; 0 is the dense version.")
     ] = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9",
     counters: Annotated[
-        bool, typer.Option("--counters/--no-counters", help="Read hardware counters with ncu where it may.")
+        bool, typer.Option("--counters/--no-counters", help="Read hardware counters with ncu where permitted.")
     ] = True,
     sets: Sets = None,
     json_to: JsonTo = None,
@@ -144,7 +148,7 @@ def paper(
     local: Local = False,
     quiet: Quiet = False,
 ) -> None:
-    """Repeat the paper's experiments on a GPU; its numbers and ours side by side."""
+    """Repeat the paper's experiments on a GPU, its numbers and ours side by side."""
     from cli.bench_tables import missing_lines, paper_table
     from farm.bench.benchmark import Plan
     from farm.bench.counters import read_counters

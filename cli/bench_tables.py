@@ -19,7 +19,7 @@ BREAK_EVEN_PEERS = ("cudnn-fp32", "cudnn-tf32")
 
 
 def microseconds(value: float | None) -> str:
-    """With as many digits as matter."""
+    """Microseconds with three or so significant digits."""
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
@@ -33,14 +33,14 @@ def times(ratio: float | None) -> str:
 
 
 def case_table(results: Results, width: int) -> Table:
-    """One row per case: the time of the generated kernel, and how many times as long each peer takes."""
+    """One row per case: the generated kernel's time in microseconds, and its speed-up over each peer."""
     own = results.of(GENERATED)
     asked = {each.contender for each in results.measurements}
     peers = [peer for peer in PEERS.values() if peer.listed and peer.name in asked]
     ratios = {peer.name: speedups(results, peer.name) for peer in peers}
     table = plain_table(width)
     table.add_column("OPERATOR", overflow="fold")
-    for name in ("N", "ZEROS", "TYPE", "US", "MODEL", "ROOF", *(peer.column for peer in peers)):
+    for name in ("N", "ZEROS", "TYPE", "US", "COST MODEL", "ROOF", *(peer.column for peer in peers)):
         table.add_column(name, justify="right", no_wrap=True)
     for case, measurement in own.items():
         share = roof_share(measurement)
@@ -61,10 +61,10 @@ def case_table(results: Results, width: int) -> Table:
 def summary_table(summaries: Sequence[PeerSummary], width: int) -> Table:
     """One row per peer, batch, sparsity and data type."""
     table = plain_table(width)
-    table.add_column("AGAINST", no_wrap=True)
-    for name in ("N", "ZEROS", "TYPE", "MEAN", "WORST"):
+    table.add_column("SPEED-UP OVER", no_wrap=True)
+    for name in ("N", "ZEROS", "TYPE", "GEOMEAN", "MIN"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("WORST IS", overflow="fold")
+    table.add_column("MIN AT", overflow="fold")
     for each in summaries:
         table.add_row(
             title_of(each.peer),
@@ -94,7 +94,7 @@ def break_even_table(results: Results, width: int) -> Table | None:
 
 
 def paper_table(rows: Sequence[PaperRow], width: int) -> Table:
-    """The paper's numbers beside ours."""
+    """The paper's numbers next to ours."""
     table = plain_table(width)
     table.add_column("FIGURE", no_wrap=True)
     for name in ("WHAT", "PAPER", "OURS"):
@@ -105,7 +105,7 @@ def paper_table(rows: Sequence[PaperRow], width: int) -> Table:
 
 
 def missing_lines(results: Results) -> list[Text]:
-    """Every time that is not there, and why; cases with the same reason in one line."""
+    """Each missing time with its reason; cases with the same reason share a line."""
     lines = []
     for (contender, reason), cases in missing(results).items():
         of = len(results.of(contender))
@@ -125,7 +125,7 @@ def _names(cases: Sequence[CaseKey]) -> str:
 
 
 def error_line(results: Results) -> Text:
-    """How far the generated kernels were off at most."""
+    """The largest relative error of the generated kernels, by data type."""
     errors: dict[str, float] = {}
     for case, measurement in results.of(GENERATED).items():
         if measurement.relative_error is not None:

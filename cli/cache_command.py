@@ -45,13 +45,13 @@ def cache() -> None:
 @app.command("ls")
 def list_cache(
     stage: Annotated[
-        str | None, typer.Option("--stage", metavar="STAGE", help="List what there is of one stage, as in cubin.")
+        str | None, typer.Option("--stage", metavar="STAGE", help="List the entries of one stage, as in cubin.")
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", metavar="NAME", help="Only what jobs of this namespace made.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: at most so many.")
+        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: show at most this many.")
     ] = 20,
     as_json: Json = False,
 ) -> None:
@@ -84,12 +84,10 @@ def list_cache(
 
 @app.command("rm")
 def remove(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A record's key or a blob's digest, or the beginning of one.")
-    ],
-    force: Annotated[bool, typer.Option("--force", help="Also what jobs still refer to.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A record's key or a blob's digest, or a unique prefix.")],
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if jobs still refer to it.")] = False,
 ) -> None:
-    """Remove one record, so that it is made anew next time, or one blob."""
+    """Remove one record, so that it is built again next time, or one blob."""
     with _farm() as farm:
         removed = farm.remove_cached(name, force=force)
     rest = (
@@ -103,22 +101,24 @@ def remove(
 @app.command("gc")
 def collect(
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="DURATION", help="What was not used for so long, as in 30d.")
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Remove what was not used for this long, as in 30d."),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", metavar="SIZE", help="What was not used for longest, until 10GB are left."),
+        typer.Option("--max-size", metavar="SIZE", help="Remove what was unused longest until this much is left."),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Only records that this namespace's jobs made.")
+        str | None, typer.Option("--namespace", metavar="NAME", help="Only records made by jobs of this namespace.")
     ] = None,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="DURATION", help="Keep whatever was made or used since; at least 2h.")
+        str,
+        typer.Option("--grace", metavar="DURATION", help="Keep what was made or used within this time; at least 2h."),
     ] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what is old, or too much, and blobs that nothing refers to; never what a job refers to."""
+    """Remove old or excess entries and unreferenced blobs; never what a job refers to."""
     from farm.upkeep.garbage import Limits
 
     limits = Limits(
@@ -160,7 +160,9 @@ def swept(done: Sweep) -> str:
 
 @app.command("verify")
 def verify(
-    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, so that it is made anew.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged, so that it is built again.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Read every record and blob again and compare it with its digest."""
@@ -250,7 +252,7 @@ def warm(
     max_code_size: MaxCodeSize = "16MB",
     no_tuning: NoTuning = False,
 ) -> int:
-    """Make the templates of some models ahead of time, without a job; their weights hardly matter."""
+    """Make the templates of models ahead of time, without a job."""
     options = build_options_of(
         arch,
         batch=batch,

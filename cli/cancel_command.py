@@ -22,10 +22,11 @@ LISTED = 20
 
 Jobs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB", help="Jobs' ids, their beginnings, or latest.", show_default=False),
+    typer.Argument(metavar="JOB", help="Job ids, unique prefixes of ids, or latest.", show_default=False),
 ]
 OfSubmission = Annotated[
-    str | None, typer.Option("--submission", metavar="ID", help="All jobs of one submission, as farm submit names it.")
+    str | None,
+    typer.Option("--submission", metavar="ID", help="All jobs of one submission, by the id that farm submit prints."),
 ]
 Everything = Annotated[bool, typer.Option("-a", "--all", help="All jobs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -38,7 +39,7 @@ def cancel(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel jobs that have not ended; their tools are killed, what they have built stays in the store."""
+    """Cancel unfinished jobs: their tools are killed, what they have built stays in the store."""
     ask = _confirm_cancelling if everything and not yes else None
     _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json, ask)
 
@@ -46,7 +47,7 @@ def cancel(
 def retry(
     job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
-    """Run jobs again that failed, crashed or were cancelled: only what did not succeed is built."""
+    """Rerun jobs that failed, crashed or were cancelled: only what did not succeed is built."""
     _change("retry", lambda farm: farm.retry, job or [], submission, everything, as_json)
 
 
@@ -82,14 +83,14 @@ def _change(
 
 
 def _confirm_cancelling(farm: Farm) -> bool:
-    """Asks on the terminal, with what would end. Raises UsageError where there is nobody to ask."""
+    """Asks on the terminal, with the number of jobs. Raises UsageError where stdin is no terminal."""
     counts = farm.counts()
     running, pending = counts.get(Status.RUNNING, 0), counts.get(Status.PENDING, 0)
     if not running + pending:
         return True
     what = f"{counted(running + pending, 'job')} ({running:,} RUNNING, {pending:,} PENDING)"
     if not sys.stdin.isatty():
-        raise UsageError(f"--all would cancel {what} and nobody can be asked here: add --yes")
+        raise UsageError(f"--all would cancel {what} and stdin is no terminal to confirm on: add --yes")
     # typer.confirm would write to stdout, where --json has its one document.
     stderr().print(f"Cancel {what}? [y/N]: ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -110,7 +111,7 @@ def _print(verb: str, named: Sequence[Job], changed: Sequence[Job]) -> None:
 
 def _why_not(verb: str, job: Job) -> str:
     if verb == "cancel":
-        return f"it has {job.status} already"
+        return f"it is already {job.status}"
     return (
-        "it has SUCCEEDED, nothing is left to do" if job.status is Status.SUCCEEDED else f"it is {job.status} already"
+        "it has SUCCEEDED: nothing is left to do" if job.status is Status.SUCCEEDED else f"it is already {job.status}"
     )

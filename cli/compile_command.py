@@ -54,15 +54,15 @@ def compile_models(
     keep_going: KeepGoing = False,
     name: Name = None,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Processes at once; all CPUs if not given.")
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Builds at once; all CPUs if not given.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Fetch the bundles into this folder too.")
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Also write the bundles into this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
 ) -> int:
-    """Compile pruned ONNX checkpoints and wait, with progress. The same call again compiles nothing."""
+    """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing."""
     from cli.progress import CompileProgress
     from farm.api import Farm
     from farm.settings import load_settings

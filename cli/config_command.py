@@ -1,4 +1,4 @@
-"""`farm config`: which settings are in force, and why."""
+"""`farm config`: the settings in effect, and where each comes from."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 WITH_SENTENCES = 180
 """Columns of a terminal from which on each setting is explained beside its value."""
 
-app = typer.Typer(help="The settings in force.", no_args_is_help=True)
+app = typer.Typer(help="The settings in effect.", no_args_is_help=True)
 
 
 @app.callback()
 def config() -> None:
-    """The settings in force."""
+    """The settings in effect."""
 
 
 @app.command("show")

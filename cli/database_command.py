@@ -31,7 +31,7 @@ def current() -> None:
 
 @app.command("upgrade")
 def upgrade() -> None:
-    """Bring the database to this program's revision."""
+    """Upgrade the database to this program's revision."""
     from farm.ledger import database_revision, upgrade_database
     from farm.settings import load_settings
 
@@ -45,11 +45,13 @@ def upgrade() -> None:
 def prune(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="DURATION", help="Jobs that ended so long ago, as in 90d; at least 1h."),
+        typer.Option("--older-than", metavar="DURATION", help="Jobs that ended this long ago, as in 90d; at least 1h."),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many would go, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how many would be removed, and remove nothing.")
+    ] = False,
 ) -> None:
-    """Forget old jobs that have ended, with their builds, results and logs; the store stays as it is."""
+    """Delete old finished jobs with their builds, results and logs; the store is not touched."""
     from farm.api import Farm
     from farm.settings import load_settings
 

@@ -18,7 +18,7 @@ SPARSITY = 0.9
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where models and bundles are written.")] = Path("demo"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for models and bundles.")] = Path("demo"),
 ) -> int:
     """Make LeNet-5 and Cifar10-AlexNet at sparsity 0.9, compile them for three architectures, verify on the CPU."""
     from codegen.networks import alexnet_cifar10, lenet5, write_network

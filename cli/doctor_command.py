@@ -1,4 +1,4 @@
-"""`farm doctor`: does everything that a compile needs work here?"""
+"""`farm doctor`: checks everything that a compile needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
-    """Try the toolchain, the store, the database, Ray and the GPU, and say what to do about what fails."""
+    """Try the toolchain, the store, the database, Ray and the GPU; say how to fix what fails."""
     from farm.settings import load_settings
 
     settings = load_settings()
@@ -44,7 +44,7 @@ def _check(settings: Settings, *, as_json: bool) -> int:
             mark = Text("ok    ", style="green") if check.ok else Text("failed", style="red")
             console.print(Text(f"{check.name:<10} ").append_text(mark).append(f"  {check.text}"), soft_wrap=True)
             if not check.ok and check.way_out:
-                console.print(Text(f"{'':<19}way out: {check.way_out}", style="yellow"), soft_wrap=True)
+                console.print(Text(f"{'':<19}fix: {check.way_out}", style="yellow"), soft_wrap=True)
     if as_json:
         print_json({"checks": found})
     return OK if all(check["ok"] for check in found) else UNREACHABLE

@@ -20,7 +20,7 @@ def explain(
     build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Say why a build was or was not a cache hit: its key beside the nearest one used before."""
+    """Explain why a build was or was not a cache hit: its key next to the nearest earlier one."""
     from farm.api import Farm
     from farm.settings import load_settings
 

@@ -23,7 +23,7 @@ from farm.jobs import JobDetail
 
 
 def inspect(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Show a job's layers: shape, folded nodes, non-zeros, hits, deleted FMAs, registers, spills, seconds, bytes."""

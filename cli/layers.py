@@ -19,8 +19,8 @@ from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome,
 if TYPE_CHECKING:
     from farm.reports.coverage import Coverage
 
-MODEL = "model"
-"""What a tiling is of that no tuning record gave."""
+MODEL = "cost model"
+"""Where a tiling comes from that no tuning record gave."""
 OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
 
 
@@ -103,9 +103,9 @@ def code_table(detail: JobDetail, width: int) -> Table:
     for name in ("FMAS KEPT", "DELETED"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("TEMPLATE", no_wrap=True)
-    for name in ("REWRITE", "THREADS", "ROWS", "KERNELS", "CHANNELS"):
+    for name in ("REWRITE", "THREADS", "ROWS", "OUT CH.", "IN CH."):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("TILING OF", overflow="fold")
+    table.add_column("TILING FROM", overflow="fold")
     for build in detail.builds:
         made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts))]
         if not made:
@@ -128,7 +128,7 @@ def code_table(detail: JobDetail, width: int) -> Table:
 
 
 def _tiling_of(build: Build) -> str:
-    """Whose choice the tiling is: that of the model, or of the GPUs of tuning records."""
+    """Where the tiling comes from: the cost model, or tuning records of which GPUs."""
     return ", ".join(dict.fromkeys(choice.gpu or MODEL for choice in build.choices)) or MODEL
 
 
@@ -162,7 +162,7 @@ def _cells(code: LayerCode, parts: int) -> list[str | Text]:
 
 def folded_lines(detail: JobDetail) -> list[Text]:
     """Which nodes are computed with which layer."""
-    lines = (f"{build.layer} computes also: {', '.join(build.folded)}" for build in detail.builds if build.folded)
+    lines = (f"{build.layer} also computes: {', '.join(build.folded)}" for build in detail.builds if build.folded)
     return [Text(line) for line in dict.fromkeys(lines)]
 
 
@@ -185,7 +185,7 @@ def failure_lines(detail: JobDetail) -> list[Text]:
                 name = build.cubin_name(result.arch, result.part)
                 lines.append(Text(f"{name}: {result.error}", style="red"))
                 if result.command:
-                    lines.append(Text(f"  run again: {result.command}", style="dim"))
+                    lines.append(Text(f"  rerun: {result.command}", style="dim"))
     return lines
 
 
@@ -239,7 +239,7 @@ def coverage_json(coverage: Coverage) -> dict[str, Any]:
 
 
 def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
-    """The last word of a compile: how many cubins there are, and how many of them were not made now."""
+    """Summary of a compile: cubins built, and how many came from the cache."""
     results = [result for detail in details for result in detail.results]
     outcomes = Counter(result.outcome for result in results)
     hits, built, failed = outcomes[Outcome.HIT], outcomes[Outcome.BUILT], outcomes[Outcome.FAILED]

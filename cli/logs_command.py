@@ -22,12 +22,12 @@ LEVEL_STYLES = {"error": "red", "warning": "yellow"}
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the job ends; the exit code says how.")
+        bool, typer.Option("-f", "--follow", help="Follow until the job ends; the exit code says how.")
     ] = False,
 ) -> int:
-    """Print a job's log: templates, failures with the tool's words, the command to run again."""
+    """Print a job's log: templates, failures with the tool's output, the command to rerun."""
     from farm.api import Farm
     from farm.settings import load_settings
 

@@ -129,11 +129,11 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):
         discard(sys.stdout)  # typer's help was printed, by a console of Rich's own, and its reader has seen enough
         return OK
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown whole
+    except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown with its traceback
         code = exit_code_of(error)
         if code is None:
             traceback.print_exc()
-            print_error("internal error: this is a defect of farm, the lines above say where")
+            print_error("internal error: this is a bug in farm, see the traceback above")
             return INTERNAL
         print_error(str(error))
         return code

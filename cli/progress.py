@@ -78,12 +78,12 @@ class CompileProgress(Progress):
         """See Progress."""
         if not self._started:
             self._started = True
-            self._line(f"cache   {self._hits} of {self._total} cubins are there, the others are compiled")
+            self._line(f"cache   {self._hits} of {self._total} cubins found, compiling the rest")
         self._running[request.key] = (self._what(request), time.monotonic())
 
     def retried(self, retry: Retry) -> None:
         """See Progress."""
-        self._line(f"again   {self._what(retry.request)}: {retry.text}", "yellow")
+        self._line(f"retry   {self._what(retry.request)}: {retry.text}", "yellow")
 
     def template_done(self, result: TemplateResult) -> None:
         """See Progress."""
@@ -114,7 +114,7 @@ class CompileProgress(Progress):
 
     def job_lost(self, job: Job) -> None:
         """See Progress."""
-        self._line(f"job {job.id[:8]} is {job.status} now: {job.reason or 'another coordinator runs it'}", "yellow")
+        self._line(f"job {job.id[:8]} is now {job.status}: {job.reason or 'another coordinator runs it'}", "yellow")
 
     def elsewhere(self, job: Job) -> None:
         """See Progress."""
@@ -123,7 +123,7 @@ class CompileProgress(Progress):
     def _what(self, request: Request) -> str:
         if isinstance(request, TemplateRequest):
             return f"template {request.spec} ({request.virtual_arch})"
-        return f"rewrite, assemble {self._layer_of_cubin.get(request.key, request.arch)}"
+        return f"rewrite and assemble {self._layer_of_cubin.get(request.key, request.arch)}"
 
     def _line(self, text: str, style: str = "") -> None:
         # On a terminal the bars tell of successes; a pipe or a log gets every result.

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def serve(
-    drain: Annotated[bool, typer.Option("--drain", help="End when no job is pending.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when no job is pending.")] = False,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Processes at once; all CPUs if not given.")
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Builds at once; all CPUs if not given.")
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics (Prometheus), /healthz."),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", metavar="HOST", help="Where they listen; 0.0.0.0 is everywhere.")
+        str, typer.Option("--metrics-host", metavar="HOST", help="Address they listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
 ) -> int:
     """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once."""
@@ -90,7 +90,7 @@ class ServeProgress(Progress):
 
     def retried(self, retry: Retry) -> None:
         """See Progress."""
-        self.line(f"again   {retry.text}", "yellow")
+        self.line(f"retry   {retry.text}", "yellow")
 
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
         """See Progress."""

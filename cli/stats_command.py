@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def stats(
-    zero: Annotated[bool, typer.Option("--zero", help="Count anew from now; nothing is deleted.")] = False,
+    zero: Annotated[bool, typer.Option("--zero", help="Restart the counters at zero; nothing is deleted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Show hits and misses per stage, seconds of nvcc and ptxas spent and saved, deleted FMAs, bytes."""
+    """Show cache hits and misses per stage, nvcc and ptxas time spent and saved, deleted FMAs, bytes."""
     from farm.api import Farm
     from farm.settings import load_settings
 

@@ -28,35 +28,39 @@ Archs = Annotated[
         show_default=False,
     ),
 ]
-Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; others run too.")]
+Batch = Annotated[
+    int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
+]
 InputShapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--input-shape", metavar="NAME:1,3,224,224", help="Shape of an input that the file leaves open; may repeat."
+        "--input-shape",
+        metavar="NAME:1,3,224,224",
+        help="Shape of an input that the file leaves open; may be repeated.",
     ),
 ]
 TemplateForm = Annotated[
-    str, typer.Option("--template", metavar="rolled|full", help="full: everything unrolled before nvcc (slow).")
+    str, typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow).")
 ]
 Accumulate = Annotated[
     str,
     typer.Option(
         "--accumulate",
         metavar="float32|float16",
-        help="Long sums of float16 layers, of above 160 products: float16 is faster, less exact.",
+        help="Sums of more than 160 products in float16 layers: float16 is faster, less exact.",
     ),
 ]
 MaxCodeSize = Annotated[
     str,
-    typer.Option("--max-code-size", metavar="SIZE", help="Machine code of one layer at most; larger ones are skipped."),
+    typer.Option("--max-code-size", metavar="SIZE", help="Most machine code per layer; layers with more are skipped."),
 ]
-Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Level of ptxas.")]
-NoTuning = Annotated[
-    bool, typer.Option("--no-tuning", help="Tilings by the model alone, whatever tuning records there are.")
+Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Optimisation level of ptxas.")]
+NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records: choose tilings by the cost model.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Go on with the other files when one cannot be read.")]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name for the jobs instead of the file's name.")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="A layer that cannot be compiled fails the call.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Compile the other files when one cannot be read.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the jobs instead of the file's.")]
 
 
 def build_options_of(

@@ -27,16 +27,17 @@ def tune(
     ] = None,
     layer: Layers = None,
     op: Annotated[
-        list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some of the papers' ten operators.")
+        list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some of the ten operators of the papers.")
     ] = None,
     batch: Batches = "64",
     sparsity: Sparsities = None,
     data_type: DataTypes = "float32",
     budget: Annotated[
-        str, typer.Option("--budget", metavar="DURATION", help="For each layer and batch, as in 60s or 5min.")
+        str,
+        typer.Option("--budget", metavar="DURATION", help="Search time per layer and batch size, as in 60s or 5min."),
     ] = "60s",
     candidates: Annotated[
-        int | None, typer.Option("--candidates", metavar="N", min=1, help="At most so many tilings of a layer.")
+        int | None, typer.Option("--candidates", metavar="N", min=1, help="Most tilings to try per layer.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Tune layers again that have a record of this GPU.")] = False,
     input_shape: InputShapes = None,
@@ -48,7 +49,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Try tilings on a GPU and keep the fastest: farm compile uses them. The same call again goes on."""
+    """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""
     from cli.tune_progress import ShownTuning
     from farm.gpu.workload import Choice
     from farm.settings import load_settings

@@ -58,7 +58,7 @@ def _order(record: TuningRecord) -> tuple[str | int | float, ...]:
 
 @app.command("export")
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The JSON file to write; - is stdout.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The JSON file to write; - for stdout.")],
 ) -> None:
     """Write the ledger's records to a file, which farm tuning import reads."""
     from farm.ledger import open_ledger
@@ -83,9 +83,9 @@ def export(
 
 @app.command("import")
 def import_file(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What farm tuning export wrote; - is stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A file that farm tuning export wrote; - for stdin.")],
 ) -> None:
-    """Add the records of a file to the ledger: all or, if one is bad, none; of two for the same, the faster stays."""
+    """Add a file's records to the ledger: all, or none if one is invalid; of two for a layer, the faster stays."""
     from farm.ledger import open_ledger
     from farm.settings import load_settings
     from farm.tuning.files import read_records

@@ -22,7 +22,7 @@ def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:
     """One row per layer and batch."""
     table = plain_table(width)
     table.add_column("LAYER", overflow="fold")
-    for name in ("N", "MODEL US", "BEST US", "GAIN", "TRIED"):
+    for name in ("N", "COST MODEL US", "BEST US", "SPEED-UP", "TRIED"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("TILING", no_wrap=True)
     table.add_column("RESULT", overflow="fold")
@@ -45,7 +45,7 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
     table = plain_table(width)
     table.add_column("GPU", overflow="fold")
     table.add_column("SHAPE", overflow="fold")
-    for name in ("N", "DENSITY", "BEST US", "GAIN"):
+    for name in ("N", "DENSITY", "BEST US", "SPEED-UP"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("TILING", "MEASURED", "FROM"):
         table.add_column(name, no_wrap=True)
@@ -67,7 +67,7 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
 
 
 def tiling_text(tiling: Tiling) -> str:
-    """As in 32x4x2 r2 k8 c4 s3: tile and images of a block, rows, kernels of a group, channels of a chunk, stages."""
+    """As in 32x4x2 r2 k8 c4 s3: tile and images, rows, output channels per group, input channels per chunk, stages."""
     images = f"x{tiling.images}" if tiling.images > 1 else ""
     return (
         f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_kernels} "
@@ -82,13 +82,13 @@ def outcome_line(outcome: Outcome) -> str:
     if record is None:
         return f"{name}: no record, {outcome.reason}"
     how = "has a record" if outcome.known else f"best of {record.tried}"
-    times = f"{_us(record.microseconds)} us, the model's first choice {_us(record.model_microseconds)} us"
+    times = f"{_us(record.microseconds)} us, the cost model's first choice {_us(record.model_microseconds)} us"
     wrong = f", {len(outcome.wrong)} wrong" if outcome.wrong else ""
     return f"{name}: {how}, {times}{wrong}"
 
 
 def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
-    """Kernels that compute something else: a defect, whatever their time."""
+    """Kernels with wrong results: a defect, however fast they are."""
     return [
         Text(f"wrong: {each.layer} batch {each.batch}, {wrong}", style="red")
         for each in outcomes
@@ -97,7 +97,7 @@ def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
 
 
 def tuned_line(outcomes: Sequence[Outcome]) -> Text:
-    """How far the model's first choices are from the best found."""
+    """How much slower the cost model's first choices are than the best tilings found."""
     records = [each.record for each in outcomes if each.record is not None]
     if not records:
         return Text("no layer has a record", style="red")
@@ -105,8 +105,8 @@ def tuned_line(outcomes: Sequence[Outcome]) -> Text:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     close = sum(ratio <= 1.15 for ratio in ratios)
     return Text(
-        f"{counted(len(records), 'record')}: the model's first choice takes {mean:.2f}x the best found (geometric "
-        f"mean), within 15 % on {close} of {len(ratios)}",
+        f"{counted(len(records), 'record')}: the best tilings found are {mean:.2f}x faster than the cost model's first "
+        f"choices (geomean); {close} of {len(ratios)} first choices are within 15 % of the best",
         style="green",
     )
 

@@ -1,4 +1,4 @@
-"""`farm verify`: are the numbers right?"""
+"""`farm verify`: do the kernels compute what the layers do?"""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from farm.errors import UsageError
 
 
 def verify(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or latest.")] = "latest",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images of the input.")] = 2,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random input.")] = 0,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
-    """Run every layer's kernel against a float64 reference: the PTX in an emulator, or the cubins on a GPU."""
+    """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU."""
     from farm.api import Farm
     from farm.settings import load_settings
 
@@ -57,20 +57,20 @@ def verify(
         console.print(_table(rows, console.width))
         outputs = sum(row["outputs"] for row in rows)
         layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
-        right = "the layer is right" if layers == 1 else f"all {layers} layers are right"
-        verdict = f"{wrong} of {counted(len(rows), 'verification')} wrong" if wrong else right
+        within = "the layer is within tolerance" if layers == 1 else f"all {layers} layers are within tolerance"
+        verdict = f"FAIL: {wrong} of {counted(len(rows), 'check')} failed" if wrong else f"PASS: {within}"
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
     return JOB_FAILED if wrong else OK
 
 
 def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """One row per layer and kernels, however many parts it has."""
+    """One row per layer and set of kernels, however many parts it has."""
     several = any(row["parts"] > 1 for row in rows)
     table = plain_table(width)
     table.add_column("LAYER", overflow="ellipsis", no_wrap=True)
     table.add_column("ARCHS")
     table.add_column("ON")
-    for name in (*(["PARTS"] if several else []), "BLOCKS", "OUTPUTS", "REL. ERROR", "OF BOUND"):
+    for name in (*(["PARTS"] if several else []), "BLOCKS", "OUTPUTS", "REL. ERROR", "% OF TOLERANCE"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("RESULT", overflow="fold")
     for row in rows:
@@ -83,6 +83,6 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
             f"{row['outputs']:,}",
             f"{row['relative_error']:.1e}",
             f"{row['bound_share']:.1%}",
-            Text("right", style="green") if row["ok"] else Text(row["message"], style="red"),
+            Text("PASS", style="green") if row["ok"] else Text(f"FAIL: {row['message']}", style="red"),
         )
     return table

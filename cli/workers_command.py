@@ -22,7 +22,7 @@ NUMBERS = ("cpus", "gpus", "running", "pending", "accepted", "finished", "failed
 def workers(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Show the coordinators and their workers: what each runs, has finished, and when it was last seen."""
+    """Show coordinators and workers: what each runs and has finished, and when it was last seen."""
     from farm.ledger import open_ledger
     from farm.settings import load_settings
 

@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 Layers = Annotated[list[str] | None, typer.Option("--layer", metavar="NAME", help="Only this layer; may be repeated.")]
 Sparsities = Annotated[
     str | None,
-    typer.Option("--sparsity", metavar="S,...", help="Shares of zeros; else the model's own, 0.9 of operators."),
+    typer.Option(
+        "--sparsity", metavar="S,...", help="Fractions of zero weights; by default the model's own, 0.9 for operators."
+    ),
 ]
 DataTypes = Annotated[
-    str, typer.Option("--data-type", metavar="TYPE,...", help="Of the ten operators: float32, float16, bfloat16.")
+    str,
+    typer.Option("--data-type", metavar="TYPE,...", help="Data types of the operators: float32, float16, bfloat16."),
 ]
 Batches = Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of weights and inputs.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of weights and inputs.")]
 Compilers = Annotated[
-    int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers at once; all CPUs if not given.")
+    int | None,
+    typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers to run at once; all CPUs if not given."),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
-Local = Annotated[bool, typer.Option("--local", help="Take the GPU of this machine, whatever cluster is configured.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
+Local = Annotated[bool, typer.Option("--local", help="Use this machine's GPU even if a cluster is configured.")]
 
 
 def cases_of(

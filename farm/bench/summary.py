@@ -13,7 +13,7 @@ from farm.gpu.workload import CaseKey
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive values. Raises ValueError if there is none."""
+    """Geometric mean of positive values. Raises ValueError for an empty sequence."""
     logarithms = [math.log(value) for value in values]
     if not logarithms:
         raise ValueError("the mean of nothing")
@@ -21,7 +21,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def speedups(results: Results, peer: str, over: str = GENERATED) -> dict[CaseKey, float]:
-    """How many times as long the peer takes, by case; cases that lack one of the two times are absent."""
+    """Speed-up over the peer (its time / ours) by case; cases that lack one of the two times are absent."""
     own, others = results.of(over), results.of(peer)
     found = {}
     for case, other in others.items():
@@ -40,7 +40,7 @@ class PeerSummary:
     sparsity: float
     data_type: str
     mean: float
-    """Geometric, of the speed-ups."""
+    """Geometric mean of the speed-ups."""
     least: float
     least_operator: str
     operators: int

@@ -164,7 +164,7 @@ def test_compile_fetches_too(farm: Farm, compiled: str, tmp_path: Path) -> None:
 def test_verify_finds_every_layer_right(farm: Farm, compiled: str) -> None:
     code, out, _ = farm("verify", compiled)
     assert code == 0, out
-    assert "all 3 layers are right" in out
+    assert "PASS: all 3 layers are within tolerance" in out
 
 
 def test_a_layer_above_the_allowed_code_size_is_skipped_and_the_others_compile(farm: Farm) -> None:
@@ -189,7 +189,7 @@ def test_a_layer_in_parts_is_one_line_wherever_it_is_shown(
         code, out, _ = farm(command)
         assert code == 0
         assert "PARTS" in out
-    assert "the layer is right" in out
+    assert "PASS: the layer is within tolerance" in out
     assert [layer["parts"] for layer in json.loads(farm("verify", "--json")[1])["layers"]] == [2]
 
 

@@ -189,7 +189,7 @@ def test_where_every_layer_is_one_kernel_nothing_is_said_of_parts() -> None:
 
 def test_what_was_folded_into_a_layer_is_shown() -> None:
     [line] = folded_lines(in_parts(Outcome.HIT))
-    assert line.plain == "/layer4/layer4.1/conv2/Conv computes also: Relu relu1, Add a"
+    assert line.plain == "/layer4/layer4.1/conv2/Conv also computes: Relu relu1, Add a"
     assert folded_lines(detail(Outcome.BUILT)) == []
 
 
@@ -220,8 +220,8 @@ def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() ->
     lines = shown(layer_table(both, 160), 160)
     assert [line.startswith(first.layer) for line in lines[1:]] == [True, False]
     assert [line.rstrip().rpartition("  ")[2] for line in shown(code_table(both, 160), 160)] == [
-        "TILING OF",
-        "model",
+        "TILING FROM",
+        "cost model",
         "NVIDIA H200",
     ]
     [note] = tuning_lines(both.builds)

@@ -244,7 +244,7 @@ def test_cancelling_all_jobs_without_a_terminal_needs_yes(
 ) -> None:
     [waiting] = farm.submit("two")
     assert cancel_all(typed=io.StringIO("y\n"), monkeypatch=monkeypatch) == 2
-    assert "--all would cancel 1 job (0 RUNNING, 1 PENDING) and nobody can be asked here: add --yes" in (
+    assert "--all would cancel 1 job (0 RUNNING, 1 PENDING) and stdin is no terminal to confirm on: add --yes" in (
         capsys.readouterr().err
     )
     assert farm.ledger.job(waiting).status is Status.PENDING
