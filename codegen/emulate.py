@@ -33,6 +33,7 @@ from codegen.emulator.registers import Registers
 from codegen.emulator.schedule import Schedule
 from codegen.emulator.shared_memory import BASE, AsyncCopies, SharedMemory
 from codegen.errors import EmulationError
+from codegen.launch import MOST_BLOCKS
 
 Dimensions = tuple[int, int, int]
 """x, y, z."""
@@ -77,6 +78,8 @@ def run(
     """
     module = parse_module(ptx)
     entry = _entry(module, kernel)
+    if any(size > most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
+        raise EmulationError(f"a grid of {grid}: no GPU takes more than {MOST_BLOCKS} blocks")
     if entry.max_threads is not None and prod(block) > entry.max_threads:
         raise EmulationError(f"{entry.name} is compiled for {entry.max_threads} threads, the launch has {prod(block)}")
     chosen = _chosen_blocks(grid, blocks)

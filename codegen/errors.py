@@ -62,3 +62,7 @@ class ToolCrashed(ToolError):
 
 class DeviceError(CodegenError):
     """There is no GPU to run on, or PyCUDA is not installed, or the launch failed."""
+
+
+class LaunchError(DeviceError):
+    """More images than one launch takes, on any GPU."""

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from codegen.errors import LaunchError
 from codegen.spec import DataType
+
+MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
+"""Of a grid, x, y and z, on every architecture."""
+MOST_IMAGES = 2**30
+"""Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,20 @@ class Launch:
     data_type: DataType = "float32"
     """Of the elements."""
 
+    @property
+    def images_limit(self) -> int:
+        """The most images that one launch takes."""
+        sizes = zip(self.grid, MOST_BLOCKS, strict=True)
+        return min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
+
     def grid_at(self, batch: int) -> tuple[int, int, int]:
+        """Of a batch. Raises LaunchError for a grid that no GPU takes."""
         x, y, z = (size.at(batch) for size in self.grid)
+        if batch > self.images_limit or any(size > most for size, most in zip((x, y, z), MOST_BLOCKS, strict=True)):
+            raise LaunchError(
+                f"a launch of {self.kernel} with {batch:,} images is a grid of {x:,} x {y:,} x {z:,} blocks, more than "
+                f"a GPU takes: give it at most {self.images_limit:,} images at a time"
+            )
         return x, y, z
 
     def to_json(self) -> dict[str, Any]:

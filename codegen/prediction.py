@@ -120,7 +120,7 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
         BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)
     )
     resident = max(1, resident)
-    x, y, groups = launch.grid_at(batch)
+    x, y, groups = (size.at(batch) for size in launch.grid)  # also of more images than one launch takes
     blocks_per_group = x * y
     blocks = blocks_per_group * groups
 

@@ -39,7 +39,7 @@ from farm.upkeep.inventory import Tell, tell_nobody
 from farm.upkeep.keeper import Keeper
 from farm.upkeep.limits import Upkeep
 from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
-from farm.verification import LayerVerification, verification_work, verify_on_cpu, verify_on_gpu
+from farm.verification import LayerVerification, check_batch, verification_work, verify_on_cpu, verify_on_gpu
 from farm.worker.build import known_toolchain, unasked_toolchain
 
 if TYPE_CHECKING:
@@ -258,9 +258,11 @@ class Farm(Keeper):
     ) -> Iterator[LayerVerification]:
         """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on a GPU.
 
-        The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one.
+        The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one,
+        UsageError for more images than a kernel takes.
         """
         detail = self._succeeded(job_id)
+        check_batch(detail.builds, detail.results, batch)
         if not gpu:
             return verify_on_cpu(self._store, detail.builds, detail.results, batch=batch, seed=seed)
         return self._verify_on_gpu(detail, batch, seed, local, notice)

@@ -163,7 +163,7 @@ def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iter
                 entry = _cubin_entry(result, _path(build, result, folder))
                 cubins.setdefault(result.known_launch, {})[result.arch] = entry
         for launch, of_arch in cubins.items():
-            yield {**launch.to_json(), "cubins": of_arch}
+            yield {**launch.to_json(), "images_limit": launch.images_limit, "cubins": of_arch}
 
 
 def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:

@@ -34,6 +34,16 @@ class LayerVerification:
     verification: Verification
 
 
+def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: int) -> None:
+    """Raises UsageError if a layer's kernels do not take so many images in one launch."""
+    of_build = {build.id: build for build in builds}
+    for result in results:
+        build, limit = of_build[result.build], result.known_launch.images_limit
+        if batch * build.rows > limit:
+            fewer = limit // build.rows
+            raise UsageError(f"{batch:,} images are more than one launch of {build.layer} takes: give at most {fewer:,}")
+
+
 def verify_on_cpu(
     store: Store, builds: Sequence[Build], results: Sequence[BuildResult], *, batch: int = 2, seed: int = 0
 ) -> Iterator[LayerVerification]:

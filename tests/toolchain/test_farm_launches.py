@@ -172,3 +172,17 @@ def test_a_job_whose_launches_nobody_kept_is_neither_fetched_nor_verified_and_sa
     [again] = farm.compile([NET], OPTIONS)
     assert again.hits == again.total
     farm.fetch(again.id, tmp_path / "out")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_verification_of_more_images_than_a_kernel_takes_is_refused_with_the_number_it_takes(
+    farm: Farm, compiled: Job, gpu: bool
+) -> None:
+    limit = min(result.known_launch.images_limit for result in farm.inspect(compiled.id).results)
+    with pytest.raises(UsageError, match=f"{limit + 1:,} images are more than one launch .* give at most {limit:,}"):
+        farm.verify(compiled.id, gpu=gpu, batch=limit + 1)
+
+
+def test_the_manifest_says_how_many_images_a_launch_takes(farm: Farm, compiled: Job, tmp_path: Path) -> None:
+    for launch in launches_of(farm.fetch(compiled.id, tmp_path / "out")):
+        assert launch["images_limit"] == Launch.from_json(launch).images_limit >= 65_535

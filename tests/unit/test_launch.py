@@ -7,10 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
-from codegen.launch import Launch
-from codegen.spec import DataType
+from codegen import emulate
+from codegen.choice import choose_parts, choose_tiling
+from codegen.errors import EmulationError, LaunchError
+from codegen.launch import MOST_BLOCKS, Launch
+from codegen.operators import launch_of
+from codegen.spec import Conv2d, DataType, LayerSpec, Linear
+from codegen.tiling import Tiling
+from farm.gpu.device import LoadedKernel
 from farm.store.memory import MemoryStore
 from farm.worker.build import CUBIN_STAGE, find_cubin
 from farm.worker.requests import CubinFacts
@@ -57,3 +64,57 @@ def test_a_record_is_a_hit_with_its_launch_and_a_miss_without_one() -> None:
     assert found is not None
     assert isinstance(found.made, CubinFacts)
     assert found.made.launch == LAUNCH
+
+
+ONE_A_BLOCK = Conv2d(3, 8, 8, 4, 3, 3)
+TILING = Tiling(8, 8, 1, 4, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tiling", "limit"),
+    [
+        (ONE_A_BLOCK, TILING, 65_535),
+        (ONE_A_BLOCK, replace(TILING, images=4), 4 * 65_535),
+        (replace(ONE_A_BLOCK, data_type="float16"), replace(TILING, images=2), 2 * 65_535),
+        (Linear(16, 8), Tiling(32, 1, 2, 8, 8, 2), 2**30),
+    ],
+)
+def test_a_launch_takes_as_many_images_as_a_grid_has_blocks_for(spec: LayerSpec, tiling: Tiling, limit: int) -> None:
+    launch = launch_of(spec, tiling)
+    assert launch.images_limit == limit
+    assert all(size <= most for size, most in zip(launch.grid_at(limit), MOST_BLOCKS, strict=True))
+    with pytest.raises(LaunchError, match=f"at most {limit:,} images at a time"):
+        launch.grid_at(limit + 1)
+
+
+def test_a_tiling_is_chosen_for_more_images_than_one_launch_takes() -> None:
+    tiling = choose_tiling(ONE_A_BLOCK, 10**6, np.full(4, 3))
+    assert launch_of(ONE_A_BLOCK, tiling).images_limit >= 65_535
+
+
+@pytest.mark.parametrize("data_type", get_args(DataType))
+def test_no_part_of_a_layer_has_more_k_groups_than_a_grid(data_type: DataType) -> None:
+    spec = Linear(1, 150_000, data_type=data_type)
+    nonzeros = np.zeros(spec.outputs, np.int64)
+    tiling = replace(choose_tiling(spec, 1, nonzeros), group_kernels=1)
+    parts = choose_parts(spec, tiling, nonzeros)
+    assert sum(part.end - part.first for part in parts) == spec.outputs
+    for part in parts:
+        assert launch_of(spec, tiling, part).grid_at(1)[2] == part.end - part.first <= 65_535
+
+
+@pytest.mark.parametrize("grid", [(1, 65_536, 1), (1, 1, 65_536), (2**31, 1, 1)])
+def test_the_emulator_runs_no_grid_that_a_gpu_would_not(grid: tuple[int, int, int]) -> None:
+    ptx = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n"
+    emulate.run(ptx, (1, 1, 1), (1, 1, 1), 0, [])
+    with pytest.raises(EmulationError, match="no GPU takes more than"):
+        emulate.run(ptx, grid, (1, 1, 1), 0, [], blocks=[(0, 0, 0)])
+
+
+def test_a_kernel_on_the_gpu_is_not_launched_with_more_images_than_it_takes() -> None:
+    launched = []
+    kernel = LoadedKernel(lambda *arguments, **options: launched.append(options["grid"]), LAUNCH)
+    kernel(0, 0, LAUNCH.images_limit)
+    with pytest.raises(LaunchError, match=f"at most {LAUNCH.images_limit:,}"):
+        kernel(0, 0, LAUNCH.images_limit + 1)
+    assert launched == [(2, 65_535, 3)]
