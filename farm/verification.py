@@ -41,7 +41,7 @@ def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: 
         build, limit = of_build[result.build], result.known_launch.images_limit
         if batch * build.rows > limit:
             fewer = limit // build.rows
-            raise UsageError(f"{batch:,} images are more than one launch of {build.layer} takes: give at most {fewer:,}")
+            raise UsageError(f"{batch:,} images are more than a launch of {build.layer} takes: give at most {fewer:,}")
 
 
 def verify_on_cpu(

@@ -179,7 +179,7 @@ def test_verification_of_more_images_than_a_kernel_takes_is_refused_with_the_num
     farm: Farm, compiled: Job, gpu: bool
 ) -> None:
     limit = min(result.known_launch.images_limit for result in farm.inspect(compiled.id).results)
-    with pytest.raises(UsageError, match=f"{limit + 1:,} images are more than one launch .* give at most {limit:,}"):
+    with pytest.raises(UsageError, match=f"{limit + 1:,} images are more than a launch .* give at most {limit:,}"):
         farm.verify(compiled.id, gpu=gpu, batch=limit + 1)
 
 

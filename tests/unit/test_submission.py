@@ -85,8 +85,9 @@ def test_a_layer_that_cannot_be_cut_is_skipped_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("change", [{"code_limit_bytes": 1_000_000}, {"batch": 1}, {"optimisation": 1}])
 def test_other_options_are_another_request(change: dict[str, int]) -> None:
     net = checkpoint(layer())
-    assert submitted(net).request_digest == submitted(net).request_digest
-    assert submitted(net, replace(OPTIONS, **change)).request_digest != submitted(net).request_digest
+    first, second = submitted(net), submitted(net)
+    assert (first.id == second.id, first.request_digest == second.request_digest) == (False, True)
+    assert submitted(net, replace(OPTIONS, **change)).request_digest != first.request_digest
 
 
 def test_options_come_back_from_json_as_they_were() -> None:
