@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import TilingError
-from codegen.operators import canonical, launch_of, operator_of
-from codegen.operators.geometry import Streams, fits, geometry_of
+from codegen.operators import AnyTiled, Lowered, lower, tiled
+from codegen.operators.geometry import fits
 from codegen.operators.registers import REGISTERS
 from codegen.operators.stream import PRODUCTS_TOGETHER
-from codegen.operators.work import SHARED_BYTES, Work
+from codegen.operators.work import SHARED_BYTES
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
@@ -61,9 +61,9 @@ def choose_tiling(
     nothing fits: the layer's code is too large, or a kernel larger than shared memory, or the form
     does not do for the layer.
     """
-    _check_form(spec, form)
-    spec = canonical(spec)
-    for tiling, code_bytes in _fitting(spec, batch, nonzeros, accumulate):
+    layer = lower(spec)
+    _check_form(layer, form)
+    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate):
         if code_bytes > code_limit_bytes:
             raise TilingError(
                 f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
@@ -88,7 +88,7 @@ def ranked_tilings(
 
     That is the one that `choose_tiling` takes. Empty where that raises TilingError.
     """
-    fitting = _fitting(canonical(spec), batch, nonzeros, accumulate)
+    fitting = _fitting(lower(spec), batch, nonzeros, accumulate)
     return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
 
 
@@ -96,11 +96,11 @@ def misfit_of(
     spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
 ) -> str:
     """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
-    spec = canonical(spec)
-    if not (_fitting_work(spec, tiling) or tiling in _last_resort(spec, tiling.accumulate)):
+    layer = tiled(spec, tiling)
+    if not (_fits(layer) or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
-    streams = _stream_instructions(spec, tiling, nonzeros)
-    if not _streams_fit(spec, tiling, nonzeros, streams):
+    streams = _stream_instructions(layer, nonzeros)
+    if not _streams_fit(layer, nonzeros, streams):
         return "a K group of these weights has too much code for it"
     code_bytes = 16 * float(streams.sum())
     if code_bytes > code_limit_bytes:
@@ -125,26 +125,26 @@ def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[n
 
 
 def _fitting(
-    spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator
+    layer: Lowered[LayerSpec], batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
-    kind = accumulator_of(spec, accumulate, nonzeros)
-    bands = bands_of(spec, batch, int(nonzeros.sum()))
-    for tiling in (*_ranking(spec, *bands, kind), *_last_resort(spec, kind)):
-        streams = _stream_instructions(spec, tiling, nonzeros)
-        if _streams_fit(spec, tiling, nonzeros, streams):
+    kind = accumulator_of(layer.spec, accumulate, nonzeros)
+    bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
+    for tiling in (*_ranking(layer.spec, *bands, kind), *_last_resort(layer, kind)):
+        divided = layer.tiled(tiling)
+        streams = _stream_instructions(divided, nonzeros)
+        if _streams_fit(divided, nonzeros, streams):
             yield tiling, 16 * float(streams.sum())
 
 
 def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
     """[K groups]: predicted machine instructions of each, of 16 bytes, for these non-zeros per kernel [K]."""
-    return _stream_instructions(canonical(spec), tiling, nonzeros)
+    return _stream_instructions(tiled(spec, tiling), nonzeros)
 
 
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
-    spec = canonical(spec)
-    streams = _stream_instructions(spec, tiling, nonzeros)
+    streams = _stream_instructions(tiled(spec, tiling), nonzeros)
     count = math.ceil(float(streams.sum()) / PART_INSTRUCTIONS)
     if count <= 1 or tiling.form == "full":
         return (Part(0, len(streams)),)
@@ -167,8 +167,8 @@ def _largest(streams: NDArray[np.float64], parts: tuple[Part, ...]) -> float:
     return max(float(streams[part.first : part.end].sum()) for part in parts)
 
 
-def _check_form(spec: LayerSpec, form: Form) -> None:
-    geometry = geometry_of(spec)
+def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
+    geometry, spec = layer.geometry, layer.spec
     plain = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
     if form == "full" and not (plain and isinstance(spec, Conv2d)):
         raise TilingError(
@@ -187,61 +187,58 @@ def _density_band(density: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
-    sizes: dict[Tiling, float] = {}
-    for candidate in operator_of(spec).candidates(spec):
+    layer = lower(spec)
+    sizes: list[tuple[AnyTiled, float]] = []
+    for candidate in layer.candidates():
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
-        work = _fitting_work(spec, tiling)
-        if work is None:
+        divided = layer.tiled(tiling)
+        if not _fits(divided):
             continue
-        stream = Stream.of(work, density)
+        stream = Stream.of(divided.work, density)
         if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES:
-            sizes[tiling] = stream.code * work.streams
+            sizes.append((divided, stream.code * divided.work.streams))
     # A layer that is larger whatever its tiling is given the smaller ones.
-    limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes.values(), default=0))
-    times = {
-        tiling: predict_microseconds(spec, tiling, batch, density) for tiling, size in sizes.items() if size <= limit
-    }
+    limit = max(LAYER_INSTRUCTIONS, 1.2 * min((size for _, size in sizes), default=0))
+    times = {each.tiling: predict_microseconds(each, batch, density) for each, size in sizes if size <= limit}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
-def _last_resort(spec: LayerSpec, accumulate: Accumulator) -> list[Tiling]:
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in operator_of(spec).last_resort(spec)]
-    return [tiling for tiling in tilings if launch_of(spec, tiling).shared_bytes <= SHARED_BYTES]
+def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
+    return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
 
 
-def _fitting_work(spec: LayerSpec, tiling: Tiling) -> Work | None:
-    """What the tiling makes a kernel do; None if threads, registers, shared memory or the loop's body forbid it."""
-    if not fits(geometry_of(spec), tiling):
-        return None
-    work = operator_of(spec).work(spec, tiling)
-    does = (
+def _fits(layer: AnyTiled) -> bool:
+    """Threads, registers, shared memory, and the size of the loop body."""
+    if layer.tiling.rows * layer.sums > SUMS or not fits(layer.geometry, layer.tiling):
+        return False  # most candidates, and nothing has been computed for them yet
+    work = layer.work
+    return (
         work.threads <= 1024
         and work.sums <= SUMS
         and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
-        and launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
+        and layer.launch.shared_bytes <= SHARED_BYTES
         and work.largest_offset_bytes < OFFSET_BYTES
     )
-    return work if does else None
 
 
-def _stream_nonzeros(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
-    by_stream = Streams.of(geometry_of(spec), tiling).by_stream(nonzeros)
+def _stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
+    by_stream = layer.streams.by_stream(nonzeros)
     sums: NDArray[np.int64] = np.asarray(by_stream, dtype=np.int64).sum(axis=1)
     return sums
 
 
-def _stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
+def _stream_instructions(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
     """[streams]: machine instructions of each K group of these very weights, pruned unevenly as they may be."""
-    work = operator_of(spec).work(spec, tiling)
-    average = Stream.of(work, float(nonzeros.sum()) / spec.weights_count)
-    multiply_adds = _stream_nonzeros(spec, tiling, nonzeros) * tiling.rows
+    average = Stream.of(layer.work, float(nonzeros.sum()) / layer.spec.weights_count)
+    multiply_adds = _stream_nonzeros(layer, nonzeros) * layer.tiling.rows
     return np.asarray(average.code - average.multiply_adds + multiply_adds, dtype=np.float64)
 
 
-def _streams_fit(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
-    if tiling.group_kernels == 1:
+def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
+    if layer.tiling.group_kernels == 1:
         return True  # there is nothing smaller
-    largest = int(_stream_nonzeros(spec, tiling, nonzeros).max()) * tiling.rows
+    largest = int(_stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
     return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= STREAM_BYTES

@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.operators import launch_of, operator_of
+from codegen.operators import AnyTiled
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
-from codegen.spec import LayerSpec
-from codegen.tiling import Tiling
 
 MULTIPROCESSORS = 132
 CLOCKS_PER_MICROSECOND = 1755.0
@@ -109,11 +107,10 @@ def _fetch_clocks(code: float) -> float:
     return near / NEAR_PER_CLOCK + cached / CACHED_PER_CLOCK + (code - near - cached) / DISTANT_PER_CLOCK
 
 
-def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: float) -> float:
-    """The time of one launch on an H200, all parts of the layer at once; `spec` is canonical."""
-    work = operator_of(spec).work(spec, tiling)
+def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
+    """The time of one launch on an H200, all parts of the layer at once."""
+    work, launch = layer.work, layer.launch
     stream = Stream.of(work, density)
-    launch = launch_of(spec, tiling)
     warps = math.ceil(work.threads / 32)
     registers = allocated(min(255, registers_of(work)))
     resident = min(
@@ -133,7 +130,9 @@ def predict_microseconds(spec: LayerSpec, tiling: Tiling, batch: int, density: f
         together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
             together *= LONE_BLOCK
-        return together + stream.chunks * (CHUNK_CLOCKS if tiling.stages == 2 else DEEP_CHUNK_CLOCKS) / blocks_here
+        return (
+            together + stream.chunks * (CHUNK_CLOCKS if layer.tiling.stages == 2 else DEEP_CHUNK_CLOCKS) / blocks_here
+        )
 
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import canonical, launch_of, stream_count
-from codegen.operators.geometry import geometry_of
+from codegen.operators import AnyTiled, tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
-from codegen.spec import LayerSpec
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
-from codegen.tiling import Part, Tiling
+from codegen.tiling import Part
 
 _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _SHIFTS = np.arange(28, -4, -4, dtype=np.uint32)
@@ -49,20 +47,21 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
 
     Raises ValueError if the shapes differ, or a template of the full form is asked for a part.
     """
-    spec, tiling = canonical(template.spec), template.tiling
+    layer = tiled(template.spec, template.tiling)
+    spec = layer.spec
     if weights.kernel.shape not in (template.spec.weights_shape, spec.weights_shape):
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
-    count = stream_count(spec, tiling)
+    count = layer.streams.count
     part = part or Part(0, count)
-    if tiling.form == "full":
+    if layer.tiling.form == "full":
         if part != Part(0, count):
             raise ValueError("a template of the full form is one kernel: leave out the part")
-        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), tiling.rows)
-        return Kernel(ptx.encode("ascii"), launch_of(spec, tiling), kept, deleted, 0)
+        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
+        return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
     form = template.rolled
-    every = values(spec, tiling, weights)
+    every = values(layer, weights)
     chosen = slice(part.first, part.end)
-    turns, kept, loads = _turns(form, spec, tiling, every.weights[chosen])
+    turns, kept, loads = _turns(form, layer, every.weights[chosen])
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     parts = [form.head_from(part.first).encode("ascii")]
     _dispatch(
@@ -73,23 +72,21 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         lambda group: turns[group - part.first] + tails[group - part.first],
     )
     parts.append(b"}\n")
-    kernels = int(every.exists[chosen].sum()) // geometry_of(spec).phase_count
-    dense = kernels * tiling.rows * weights.kernel[0].size
+    kernels = int(every.exists[chosen].sum()) // layer.geometry.phase_count
+    dense = kernels * layer.tiling.rows * weights.kernel[0].size
     return Kernel(
         ptx=b"".join(parts),
-        launch=launch_of(spec, tiling, part),
+        launch=layer.launch_of(part),
         fmas_kept=kept,
         fmas_deleted=dense - kept,
         loads_deleted=loads,
     )
 
 
-def _turns(
-    form: RolledForm, spec: LayerSpec, tiling: Tiling, weights: NDArray[np.float32]
-) -> tuple[list[bytes], int, int]:
+def _turns(form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32]) -> tuple[list[bytes], int, int]:
     """Every group's copies of the loop; and how many FMAs were kept and loads left out."""
     groups, copies, count = weights.shape
-    values = bits(spec, weights)
+    values = bits(layer.spec, weights)
     nonzero = (weights != 0) & (values != 0)
     used = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
@@ -98,7 +95,7 @@ def _turns(
     if len(form.accumulate_lines):
         row, number = form.accumulate_sums.T
         sums = row * (number.max() + 1) + number
-        products = _by_owner(np.add, nonzero.astype(np.int32), slots(spec, tiling).sums, len(sums))[:, :, sums]
+        products = _by_owner(np.add, nonzero.astype(np.int32), slots(layer).sums, len(sums))[:, :, sums]
         keep[:, :, form.accumulate_lines] = _full(products, PRODUCTS_TOGETHER)
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
     slot_of_line = np.full(len(form.turn), -1)

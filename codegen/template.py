@@ -33,7 +33,7 @@ def make_template(
 ) -> Template:
     """Compiles the operator for one shape: .cu to PTX, the slow step. Raises ToolError and TemplateError."""
     with ScratchFolder("template") as scratch:
-        for name, text in operators.operator_of(spec).sources(operators.canonical(spec), tiling).items():
+        for name, text in operators.tiled(spec, tiling).sources().items():
             (scratch / name).write_text(text)
         source = operators.source_path(spec)
         output = scratch / "template.ptx"
@@ -197,7 +197,7 @@ class RolledForm:
 
     def check(self, template: Template) -> None:
         """Every weight of one chunk of one group has its placeholder, and every kernel its stores."""
-        expected = len(slots(template.spec, template.tiling).weights)
+        expected = len(slots(operators.tiled(template.spec, template.tiling)).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
         positions = template.tiling.rows * (2 if template.spec.data_type == "float16" else 1)

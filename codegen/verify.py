@@ -14,7 +14,7 @@ from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.errors import EmulationError
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import canonical, launch_of, operator_of, products_together
+from codegen.operators import AnyTiled, products_together, tiled
 from codegen.operators.region import Region
 from codegen.reference import outcomes
 from codegen.rewrite import rewrite
@@ -49,11 +49,11 @@ class Verification:
         return not self.message
 
 
-def sample_blocks(spec: LayerSpec, tiling: Tiling, grid: Block, seed: int) -> list[Block]:
+def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
     """Blocks that see every stream and every kind of border: all of a small grid, else the corners of the tile grid,
     the middle of each edge, and some of the interior, over the images in turn. Every K group runs; where there are
     many, they share the places among them."""
-    across = operator_of(spec).tiles(spec, tiling)[1]
+    across = layer.tiles[1]
     down, images, groups = grid[0] // across, grid[1], grid[2]
     if down * across * images * groups <= SMALL_GRID:
         return [(x, y, z) for z in range(groups) for y in range(images) for x in range(down * across)]
@@ -84,12 +84,13 @@ def verify_layer(
     `launches` are those of the parts' cubins, if these were made before. No GPU is needed. `batch` is in images, or in
     rows of a Linear. Raises EmulationError.
     """
-    spec, tiling = canonical(template.spec), template.tiling
+    layer = tiled(template.spec, template.tiling)
+    spec, tiling = layer.spec, layer.tiling
     x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
     output = poisoned(spec, batch)
     arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": batch}
-    grid = launch_of(spec, tiling).grid_at(batch)
-    chosen = sample_blocks(spec, tiling, grid, seed)
+    grid = layer.launch.grid_at(batch)
+    chosen = sample_blocks(layer, grid, seed)
     run: list[Block] = []
     for number, part in enumerate(parts):
         kernel = rewrite(template, weights, part)
@@ -109,7 +110,7 @@ def verify_layer(
             blocks=[(i, j, k - part.first) for i, j, k in blocks],
         )
         run += blocks
-    regions = [operator_of(spec).block_region(spec, tiling, block) for block in run]
+    regions = [layer.block_region(block) for block in run]
     written = is_written(output)
     for region in regions:
         written[region.index(written.ndim)] = False
@@ -130,12 +131,13 @@ def verify_output(
     """Checks the output of a whole run on a GPU: every element written, sampled blocks against the reference."""
     missing = int((~is_written(output)).sum())
     message = f"{missing} outputs were not written" if missing else ""
-    spec = canonical(spec)
+    layer = tiled(spec, tiling)
+    spec = layer.spec
     x, output = x.reshape(-1, *spec.input_shape), output.reshape(-1, *spec.output_shape)
     residual = None if residual is None else residual.reshape(output.shape)
-    grid = launch_of(spec, tiling).grid_at(len(x))
-    blocks = sample_blocks(spec, tiling, grid, seed)
-    regions = [operator_of(spec).block_region(spec, tiling, block) for block in blocks]
+    grid = layer.launch.grid_at(len(x))
+    blocks = sample_blocks(layer, grid, seed)
+    regions = [layer.block_region(block) for block in blocks]
     return compare(spec, tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
 
 

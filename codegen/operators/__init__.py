@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import conv2d, linear
-from codegen.operators.geometry import Streams, canonical, geometry_of
-from codegen.operators.region import Region
+from codegen.operators.geometry import canonical, geometry_of
+from codegen.operators.lowered import AnyTiled, Lowered, Operator, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
-from codegen.operators.work import Work
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Part, Tiling
 
-# The specs that these functions take are those that the operator is for: `operator_of` sees to that.
-
-
-class Operator(Protocol):
-    """What an operator's module holds. Its functions want canonical specs."""
-
-    SOURCE: str
-    """The .cu file of this folder that its templates are made from."""
-
-    def sources(self, spec: Any, tiling: Tiling) -> dict[str, str]:
-        """The generated headers that the .cu includes."""
-
-    def launch_of(self, spec: Any, tiling: Tiling, part: Part | None = None) -> Launch:
-        """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
-
-    def tiles(self, spec: Any, tiling: Tiling) -> tuple[int, int]:
-        """Blocks per image and K group: down and across."""
-
-    def block_region(self, spec: Any, tiling: Tiling, block: tuple[int, int, int]) -> Region:
-        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
-
-    def work(self, spec: Any, tiling: Tiling) -> Work:
-        """What one stream does."""
-
-    def candidates(self, spec: Any) -> Iterator[Tiling]:
-        """Tilings worth a look, in a fixed order, whether they fit or not."""
-
-    def last_resort(self, spec: Any) -> Iterator[Tiling]:
-        """Tilings of layers that the limits leave no other."""
-
-
 __all__ = [
+    "AnyTiled",
+    "Lowered",
     "Operator",
+    "Tiled",
     "canonical",
     "launch_of",
+    "lower",
     "operator_of",
     "products_together",
     "source_path",
     "stream_count",
     "template_cost",
+    "tiled",
 ]
 
 _OPERATORS: dict[type, Operator] = {Conv2d: conv2d, ConvTranspose2d: conv2d, Linear: linear}
@@ -69,6 +40,17 @@ def operator_of(spec: LayerSpec) -> Operator:
     return _OPERATORS[type(spec)]
 
 
+def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
+    """The layer that the kernel is made for."""
+    spec = canonical(spec)
+    return Lowered(spec, geometry_of(spec), operator_of(spec))
+
+
+def tiled(spec: LayerSpec, tiling: Tiling) -> AnyTiled:
+    """A layer divided by a tiling, lowered on the way."""
+    return lower(spec).tiled(tiling)
+
+
 def source_path(spec: LayerSpec) -> Path:
     """Where the operator's CUDA source lies."""
     return Path(str(files("codegen.operators").joinpath(operator_of(spec).SOURCE)))
@@ -76,14 +58,15 @@ def source_path(spec: LayerSpec) -> Path:
 
 def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:
     """How the kernel of a part of this layer is launched, or the one kernel of the whole layer."""
-    return operator_of(spec).launch_of(canonical(spec), tiling, part)
+    layer = tiled(spec, tiling)
+    return layer.launch if part is None else layer.launch_of(part)
 
 
 def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
     """Multiply-adds that nvcc compiles: what its time grows with."""
     if tiling.form == "full":
         return spec.weights_count * tiling.rows
-    return operator_of(spec).work(canonical(spec), tiling).slots
+    return tiled(spec, tiling).work.slots
 
 
 def products_together(weights: Weights, tiling: Tiling) -> int:
@@ -99,4 +82,4 @@ def products_together(weights: Weights, tiling: Tiling) -> int:
 
 def stream_count(spec: LayerSpec, tiling: Tiling) -> int:
     """K groups of a layer."""
-    return Streams.of(geometry_of(spec), tiling).count
+    return tiled(spec, tiling).streams.count

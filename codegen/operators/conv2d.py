@@ -9,55 +9,53 @@ from itertools import product
 
 from codegen.launch import GridSize, Launch
 from codegen.operators import stream
-from codegen.operators.geometry import Geometry, Streams, geometry_of
-from codegen.operators.input_tile import BANKS, InputTile, input_extent, input_tile
-from codegen.operators.pairing import pairing, threads, word_images
+from codegen.operators.geometry import Geometry
+from codegen.operators.input_tile import BANKS, InputTile, input_extent
+from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolution
 from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
-from codegen.spec import AddResidual, Conv2d, ConvTranspose2d
+from codegen.spec import AddResidual
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
 SOURCE = "conv2d.cu"
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-Spec = Conv2d | ConvTranspose2d
 
-
-def tiles(spec: Spec, tiling: Tiling) -> tuple[int, int]:
+def tiles(layer: TiledConvolution) -> tuple[int, int]:
     """Blocks per image: down and across."""
-    geometry = geometry_of(spec)
+    geometry, tiling = layer.geometry, layer.tiling
     down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
-    return down, -(-geometry.positions_width // (tiling.tile_width * pairing(spec, tiling).columns))
+    return down, -(-geometry.positions_width // (tiling.tile_width * layer.pairing.columns))
 
 
-def launch_of(spec: Spec, tiling: Tiling, part: Part | None = None) -> Launch:
+def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     """Tiles, images, K groups: the group is slowest so that all multiprocessors follow one stream at a time."""
-    down, across = tiles(spec, tiling)
-    groups = Streams.of(geometry_of(spec), tiling).count if part is None else part.end - part.first
+    spec, tiling = layer.spec, layer.tiling
+    down, across = tiles(layer)
+    groups = layer.streams.count if part is None else part.end - part.first
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
-        block=(threads(spec, tiling), 1, 1),
-        shared_bytes=4 * input_tile(spec, tiling).shared_words(tiling.stages),
+        block=(layer.threads, 1, 1),
+        shared_bytes=4 * layer.input_tile.shared_words(tiling.stages),
         arguments=("input", "output", *residual, "images"),
         data_type=spec.data_type,
     )
 
 
-def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Region:
+def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
     """What the block with this tile, number of images and K group computes; its images may reach beyond the batch."""
-    geometry = geometry_of(spec)
+    spec, geometry, tiling = layer.spec, layer.geometry, layer.tiling
     tile, image, group = block
-    _, across = tiles(spec, tiling)
-    kernel = Streams.of(geometry, tiling).first_kernel(group)
+    _, across = tiles(layer)
+    kernel = layer.streams.first_kernel(group)
     # A stream at the end of a span has fewer kernels than the others.
-    end = kernel // Streams.of(geometry, tiling).span_kernels * Streams.of(geometry, tiling).span_kernels
-    end += Streams.of(geometry, tiling).span_kernels
+    end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
         slice(kernel, min(kernel + tiling.group_kernels, end)),
@@ -66,7 +64,7 @@ def block_region(spec: Spec, tiling: Tiling, block: tuple[int, int, int]) -> Reg
         ),
         _outputs(
             tile % across,
-            tiling.tile_width * pairing(spec, tiling).columns,
+            tiling.tile_width * layer.pairing.columns,
             geometry.phases[1],
             geometry.crop[1],
             spec.output_width,
@@ -79,24 +77,24 @@ def _outputs(tile: int, positions: int, phases: int, crop: int, outputs: int) ->
     return slice(max(start, 0), min(start + positions * phases, outputs))
 
 
-def sources(spec: Spec, tiling: Tiling) -> dict[str, str]:
+def sources(layer: TiledConvolution) -> dict[str, str]:
     """The generated headers that conv2d.cu includes."""
-    stores = list(_stores(spec, tiling))
-    if tiling.form == "full":
-        body, epilogue = "", stream.full_streams(spec, tiling, stores, _address(spec, tiling))
+    stores = list(_stores(layer))
+    if layer.tiling.form == "full":
+        body, epilogue = "", stream.full_streams(layer, stores, _address(layer))
     else:
-        body, epilogue = stream.rolled_body(spec, tiling, _address(spec, tiling)), stream.rolled_epilogue(stores)
+        body, epilogue = stream.rolled_body(layer, _address(layer)), stream.rolled_epilogue(stores)
     return {
-        "parameters.h": _parameters(spec, tiling),
-        "copies.h": _copy_lines(spec, tiling),
+        "parameters.h": _parameters(layer),
+        "copies.h": _copy_lines(layer),
         "body.h": body,
-        "accumulate.h": stream.accumulate(spec, tiling),
+        "accumulate.h": stream.accumulate(layer),
         "epilogue.h": epilogue,
     }
 
 
-def _address(spec: Spec, tiling: Tiling) -> stream.Address:
-    tile, geometry = input_tile(spec, tiling), geometry_of(spec)
+def _address(layer: TiledConvolution) -> stream.Address:
+    tile, geometry = layer.input_tile, layer.geometry
 
     def address(tap: Tap) -> tuple[str, str]:
         at_edge = tap.kernel_column in tile.edges
@@ -108,13 +106,13 @@ def _address(spec: Spec, tiling: Tiling) -> stream.Address:
     return address
 
 
-def _parameters(spec: Spec, tiling: Tiling) -> str:
-    geometry, tile, pair = geometry_of(spec), input_tile(spec, tiling), pairing(spec, tiling)
+def _parameters(layer: TiledConvolution) -> str:
+    spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
     plane = geometry.height * geometry.width
     starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
         "IMAGES": tiling.images,
-        "RESIDENT_BLOCKS": resident_blocks(spec, tiling),
+        "RESIDENT_BLOCKS": resident_blocks(layer),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
         "HEIGHT": geometry.height,
@@ -131,7 +129,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CROP_X": geometry.crop[1],
         "OUTPUT_HEIGHT": spec.output_height,
         "OUTPUT_WIDTH": spec.output_width,
-        "TILES_X": tiles(spec, tiling)[1],
+        "TILES_X": tiles(layer)[1],
         "WHOLE_ROWS": int(tile.whole_rows),
         "ROW_LENGTH": (tiling.chunk_channels * plane if tile.merged else plane) if tile.whole_rows else geometry.width,
         "ROW_WORDS": tile.row_words,
@@ -144,7 +142,7 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
-        "HELD": held(spec, tiling),
+        "HELD": held(layer),
         "ADVANCE": tiling.chunk_channels * plane,
         "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
@@ -152,12 +150,12 @@ def _parameters(spec: Spec, tiling: Tiling) -> str:
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
     }
-    return stream.parameters(spec, tiling, values)
+    return stream.parameters(layer, values)
 
 
-def _copy_lines(spec: Spec, tiling: Tiling) -> str:
-    tile = input_tile(spec, tiling)
-    channels = range(0, tiling.chunk_channels, tile.pass_channels)
+def _copy_lines(layer: TiledConvolution) -> str:
+    tile = layer.input_tile
+    channels = range(0, layer.tiling.chunk_channels, tile.pass_channels)
     return "".join(
         f"COPY({j}, {i * tile.pointers + j}, {c}, {c} * PLANE, {c} * CHANNEL_WORDS)\n"
         for i, c in enumerate(channels)
@@ -165,10 +163,9 @@ def _copy_lines(spec: Spec, tiling: Tiling) -> str:
     )
 
 
-def _stores(spec: Spec, tiling: Tiling) -> Iterator[Store]:
-    geometry = geometry_of(spec)
+def _stores(layer: TiledConvolution) -> Iterator[Store]:
+    geometry, tiling, pair = layer.geometry, layer.tiling, layer.pairing
     up_y, up_x = geometry.phases
-    pair = pairing(spec, tiling)
     for p in range(tiling.rows):
         for q in range(pair.halves):
             image, column = (q, 0) if pair.images == 2 else (0, q)
@@ -183,26 +180,30 @@ def _stores(spec: Spec, tiling: Tiling) -> Iterator[Store]:
                     )
 
 
-@lru_cache(maxsize=4096)
-def work(spec: Spec, tiling: Tiling) -> Work:
+def work(layer: TiledConvolution) -> Work:
     """What one stream does."""
-    geometry = geometry_of(spec)
-    streams = Streams.of(geometry, tiling)
-    tile = input_tile(spec, tiling)
+    spec, geometry, tiling, streams, tile, pair = (
+        layer.spec,
+        layer.geometry,
+        layer.tiling,
+        layer.streams,
+        layer.input_tile,
+        layer.pairing,
+    )
     height, width = input_extent(geometry, tiling)
     kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
     taps = geometry.kernel_height * geometry.kernel_width
     used_rows = min(
         (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
-    sums, pair = tiling.rows * stream.sums(geometry, tiling), pairing(spec, tiling)
+    sums = tiling.rows * layer.sums
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
     return Work(
         streams=streams.count,
-        threads=threads(spec, tiling),
-        sums=sum_registers(spec, tiling),
+        threads=layer.threads,
+        sums=sum_registers(layer),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels,
         pointers=tile.pointers,
@@ -225,19 +226,19 @@ def work(spec: Spec, tiling: Tiling) -> Work:
             pair.images * outputs,
             ((pair.images - 1) * geometry.channels + tiling.chunk_channels) * geometry.height * geometry.width,
         ),
-        conflicts=_conflicts(spec, tiling, tile),
+        conflicts=_conflicts(layer),
         packed_sums=sums if pair.halves == 2 and tiling.accumulate == "float32" else 0,
-        held=0 if spec.data_type == "float32" else held(spec, tiling),
-        most_registers=most_registers(spec, tiling),
-        copy_instructions=_copy_instructions(spec, tile, pair.halves),
+        held=0 if spec.data_type == "float32" else held(layer),
+        most_registers=most_registers(layer),
+        copy_instructions=_copy_instructions(layer),
     )
 
 
-def _copy_instructions(spec: Spec, tile: InputTile, halves: int) -> float:
+def _copy_instructions(layer: TiledConvolution) -> float:
     """Of 16-bit elements, which pass registers: zeros and a load for each output, words put together, a store."""
-    if spec.data_type == "float32":
+    if layer.spec.data_type == "float32":
         return ASYNCHRONOUS_COPY
-    return 1.5 + 2 * halves + tile.unit
+    return 1.5 + 2 * layer.pairing.halves + layer.input_tile.unit
 
 
 def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:
@@ -247,11 +248,11 @@ def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) ->
     return element * width * geometry.step[1] + 28
 
 
-def _conflicts(spec: Spec, tiling: Tiling, tile: InputTile) -> float:
-    geometry = geometry_of(spec)
-    row_step = tiling.rows * geometry.tile_stride[0] * tile.row_words
-    shape = (word_images(spec, tiling), tiling.tile_height, tiling.tile_width)
-    return _average_conflicts(shape, (tile.image_words % BANKS, row_step % BANKS, geometry.tile_stride[1]))
+def _conflicts(layer: TiledConvolution) -> float:
+    tiling, tile, (down, across) = layer.tiling, layer.input_tile, layer.geometry.tile_stride
+    row_step = tiling.rows * down * tile.row_words
+    shape = (layer.word_images, tiling.tile_height, tiling.tile_width)
+    return _average_conflicts(shape, (tile.image_words % BANKS, row_step % BANKS, across))
 
 
 @lru_cache(maxsize=1024)
@@ -265,17 +266,17 @@ def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int])
     return sum(map(bank_conflicts, warps)) / len(warps)
 
 
-def candidates(spec: Spec) -> Iterator[Tiling]:
+def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
-    geometry = geometry_of(spec)
-    paired = spec.data_type == "float16"
+    geometry = layer.geometry
+    paired = layer.spec.data_type == "float16"
     blocks = _paired_blocks(geometry) if paired else _blocks(geometry, geometry.positions_width)
     for width, height, rows, images in blocks:
         for kernels, channels in _divisions(geometry):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
-            chunks, tile = -(-geometry.group_channels // channels), input_tile(spec, two)
+            chunks, tile = -(-geometry.group_channels // channels), Tiled(layer, two).input_tile
             depths = (8, 4, 3) if channels <= 2 else (4, 3)
             deepest = next((n for n in depths if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
@@ -324,9 +325,9 @@ def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
             yield groups * geometry.group_kernels, groups * geometry.group_channels
 
 
-def last_resort(spec: Spec) -> Iterator[Tiling]:
+def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
     """One output channel at a time: for what the limits leave no other tiling."""
-    geometry = geometry_of(spec)
+    geometry = layer.geometry
     width = min(geometry.positions_width, 32)
     for tile_width, tile_height in (
         (width, min(geometry.positions_height, max(1, 64 // width))),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-from codegen.operators.geometry import Geometry, Streams, geometry_of
-from codegen.operators.pairing import pairing, threads, word_images
-from codegen.spec import Conv2d, ConvTranspose2d, Pair
+from codegen.operators.geometry import Geometry
+from codegen.operators.pairing import Pairing
+from codegen.spec import Pair
 from codegen.tiling import Tiling
-
-Spec = Conv2d | ConvTranspose2d
 
 BANKS = 32
 """Words of shared memory that one access reaches."""
@@ -79,22 +76,19 @@ def input_extent(geometry: Geometry, tiling: Tiling) -> Pair:
     return height + rows, width + (geometry.kernel_width - 1) * geometry.dilation[1] + 1
 
 
-@lru_cache(maxsize=4096)
-def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
-    """The input of the blocks of a canonical spec."""
-    geometry = geometry_of(spec)
+def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing) -> InputTile:
+    """The input of the blocks of a convolution whose streams read so many channels. Stages, kernels do not matter."""
     height, width = input_extent(geometry, tiling)
     plane = geometry.height * geometry.width
-    streams = Streams.of(geometry, tiling)
-    even = streams.span_channels % tiling.chunk_channels == 0
-    images, block_threads = word_images(spec, tiling), threads(spec, tiling)
-    column_pairs = pairing(spec, tiling).columns
+    even = span_channels % tiling.chunk_channels == 0
+    images = tiling.images // pair.images
+    block_threads = tiling.tile_width * tiling.tile_height * images
     one_row = tiling.tile_height * tiling.rows >= geometry.positions_height
     whole_rows = (
         tiling.tile_width == geometry.positions_width
         and geometry.step == (1, 1)
         and tiling.form == "rolled"
-        and column_pairs == 1
+        and pair.columns == 1
     )
     merged = False
     edges: tuple[int, ...] = ()
@@ -113,7 +107,7 @@ def input_tile(spec: Spec, tiling: Tiling) -> InputTile:
             channel_words = _up(margin + height * geometry.width, unit)
         edges = _edges(geometry)
     else:
-        one_tile = tiling.tile_width >= geometry.positions_width and column_pairs == 1
+        one_tile = tiling.tile_width >= geometry.positions_width and pair.columns == 1
         across = 0 if one_tile else tiling.tile_width * geometry.stride[1]
         unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
         margin = -geometry.pad_left % unit

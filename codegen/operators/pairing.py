@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.spec import Conv2d, ConvTranspose2d
+from codegen.spec import DataType
 from codegen.tiling import Tiling
 
 
@@ -24,18 +24,8 @@ class Pairing:
 _SINGLE, _IMAGES, _COLUMNS = Pairing(1, 1), Pairing(1, 2), Pairing(2, 1)
 
 
-def pairing(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> Pairing:
+def pairing(data_type: DataType, tiling: Tiling) -> Pairing:
     """Two images where a block has an even number of them: then words lie as those of float32 do. Else two columns."""
-    if spec.data_type != "float16":
+    if data_type != "float16":
         return _SINGLE
     return _IMAGES if tiling.images % 2 == 0 else _COLUMNS
-
-
-def word_images(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> int:
-    """Images of a block, counting two that share their words once."""
-    return tiling.images // pairing(spec, tiling).images
-
-
-def threads(spec: Conv2d | ConvTranspose2d, tiling: Tiling) -> int:
-    """Of a block."""
-    return tiling.tile_width * tiling.tile_height * word_images(spec, tiling)

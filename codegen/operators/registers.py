@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.operators import stream
-from codegen.operators.geometry import geometry_of
-from codegen.operators.input_tile import input_tile
-from codegen.operators.pairing import pairing, threads
-from codegen.spec import Conv2d, ConvTranspose2d
-from codegen.tiling import Tiling
-
-Spec = Conv2d | ConvTranspose2d
+from codegen.operators.lowered import TiledConvolution
 
 REGISTERS = 65536
 """Of a multiprocessor."""
@@ -26,25 +19,25 @@ def registers_wanted(sums: int, pointers: int, held: int) -> int:
     return sums + 30 + 4 * pointers + held
 
 
-def resident_blocks(spec: Spec, tiling: Tiling) -> int:
+def resident_blocks(layer: TiledConvolution) -> int:
     """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it is told nothing.
 
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
     With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
     """
-    if spec.data_type != "float16":
+    if layer.spec.data_type != "float16":
         return 0
-    sums = sum_registers(spec, tiling)
-    wanted = registers_wanted(sums, input_tile(spec, tiling).pointers, held(spec, tiling))
+    sums = sum_registers(layer)
+    wanted = registers_wanted(sums, layer.input_tile.pointers, held(layer))
     if sums > MOST_TOLD_SUMS or not LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED:
         return 0
-    return REGISTERS // (allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(spec, tiling))
+    return REGISTERS // (allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(layer))
 
 
-def most_registers(spec: Spec, tiling: Tiling) -> int:
+def most_registers(layer: TiledConvolution) -> int:
     """Of a thread: what the compiler is told to do with."""
-    blocks = resident_blocks(spec, tiling)
-    return min(255, REGISTERS // (blocks * _lanes(spec, tiling))) if blocks else 255
+    blocks = resident_blocks(layer)
+    return min(255, REGISTERS // (blocks * _lanes(layer))) if blocks else 255
 
 
 def allocated(registers: int) -> int:
@@ -52,19 +45,19 @@ def allocated(registers: int) -> int:
     return -(-registers // 8) * 8
 
 
-def _lanes(spec: Spec, tiling: Tiling) -> int:
+def _lanes(layer: TiledConvolution) -> int:
     """Of the warps of a block."""
-    return -(-threads(spec, tiling) // 32) * 32
+    return -(-layer.threads // 32) * 32
 
 
-def sum_registers(spec: Spec, tiling: Tiling) -> int:
+def sum_registers(layer: TiledConvolution) -> int:
     """Registers of a thread that hold sums: in float16 packed ones only if all is added up in them, else both."""
-    per_sum = 3 if pairing(spec, tiling).halves == 2 and tiling.accumulate == "float32" else 1
-    return tiling.rows * stream.sums(geometry_of(spec), tiling) * per_sum
+    per_sum = 3 if layer.pairing.halves == 2 and layer.tiling.accumulate == "float32" else 1
+    return layer.tiling.rows * layer.sums * per_sum
 
 
-def held(spec: Spec, tiling: Tiling) -> int:
+def held(layer: TiledConvolution) -> int:
     """Registers of a thread for what it copies of a chunk, where that passes registers."""
-    tile = input_tile(spec, tiling)
+    tile = layer.input_tile
     per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
-    return tile.copies * per_copy[spec.data_type]
+    return tile.copies * per_copy[layer.spec.data_type]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from codegen.data_types import from_float32
 from codegen.layers import FloatArray, Weights
-from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
+from codegen.operators.geometry import Geometry, phase_weights
+from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.operators.steps import step_text
 from codegen.spec import AddResidual, LayerSpec
@@ -63,11 +64,6 @@ def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
     return statements
 
 
-def sums(geometry: Geometry, tiling: Tiling) -> int:
-    """Of one row of a thread: one for each phase of each kernel of the group."""
-    return tiling.group_kernels * geometry.phase_count
-
-
 @dataclass(frozen=True)
 class Slots:
     """The placeholders of one turn of the loop, in order."""
@@ -89,9 +85,9 @@ def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, 
                 yield p, k, phase, r
 
 
-def slots(spec: LayerSpec, tiling: Tiling) -> Slots:
+def slots(layer: AnyTiled) -> Slots:
     """Which weight and which sum each placeholder of the loop body belongs to."""
-    geometry = geometry_of(spec)
+    geometry, tiling = layer.geometry, layer.tiling
     channels = min(tiling.chunk_channels, geometry.group_channels) if geometry.groups > 1 else tiling.chunk_channels
     rows = [
         (p, k, phase, tap.channel % channels, r, tap.kernel_column)
@@ -119,11 +115,10 @@ class Values:
     """[streams, sums of a row]: whether the kernel is one of the layer's."""
 
 
-def values(spec: LayerSpec, tiling: Tiling, weights: Weights) -> Values:
+def values(layer: AnyTiled, weights: Weights) -> Values:
     """The weights in the order of the placeholders."""
-    geometry = geometry_of(spec)
-    streams = Streams.of(geometry, tiling)
-    by_stream = streams.by_stream(phase_weights(spec, weights))
+    geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
+    by_stream = streams.by_stream(phase_weights(layer.spec, weights))
     if tiling.chunk_channels < geometry.group_channels or geometry.groups == 1:
         missing = streams.chunks * tiling.chunk_channels - streams.span_channels
         by_stream = np.pad(by_stream, ((0, 0),) * 3 + ((0, missing),) + ((0, 0),) * 2)
@@ -132,7 +127,7 @@ def values(spec: LayerSpec, tiling: Tiling, weights: Weights) -> Values:
     copies = by_chunk.reshape(streams.count, streams.chunks, -1)
     phases = geometry.phase_count
     return Values(
-        weights=np.asarray(copies[:, :, slots(spec, tiling).weights], dtype=np.float32),
+        weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
         biases=np.repeat(np.asarray(streams.by_stream(weights.bias), dtype=np.float32), phases, axis=1),
         exists=np.repeat(streams.by_stream(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
     )
@@ -146,10 +141,9 @@ def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:
     return weights.view(np.uint32)
 
 
-def parameters(spec: LayerSpec, tiling: Tiling, values: Mapping[str, int | str]) -> str:
+def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
     """The text of parameters.h: `values` and what all kernels need."""
-    geometry = geometry_of(spec)
-    streams = Streams.of(geometry, tiling)
+    spec, geometry, tiling, streams = layer.spec, layer.geometry, layer.tiling, layer.streams
     common: dict[str, int | str] = {
         "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
         "FLOAT32_SUMS": int(tiling.accumulate == "float32"),
@@ -162,7 +156,7 @@ def parameters(spec: LayerSpec, tiling: Tiling, values: Mapping[str, int | str])
         "SPANS": streams.spans,
         "GROUPS_PER_SPAN": streams.streams_per_span,
         "GROUP_KERNELS": tiling.group_kernels,
-        "SUMS": sums(geometry, tiling),
+        "SUMS": layer.sums,
         "CHUNK_CHANNELS": tiling.chunk_channels,
         "CHUNKS": streams.chunks,
         "STAGES": tiling.stages,
@@ -178,12 +172,12 @@ Address = Callable[[Tap], tuple[str, str]]
 """Where an input lies in shared memory: C expressions of a pointer and of the words from it."""
 
 
-def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
+def rolled_body(layer: AnyTiled, address: Address) -> str:
     """The text of body.h."""
     # One statement per row of a channel: the compiler's time grows with statements times results, not with
     # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
-    geometry = geometry_of(spec)
-    halves = spec.data_type == "float16"
+    geometry, tiling = layer.geometry, layer.tiling
+    halves = layer.spec.data_type == "float16"
     text, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
     placeholder = FIRST_WEIGHT
     statements = []
@@ -210,10 +204,9 @@ def rolled_body(spec: LayerSpec, tiling: Tiling, address: Address) -> str:
     return "".join(statements)
 
 
-def accumulate(spec: LayerSpec, tiling: Tiling) -> str:
+def accumulate(layer: AnyTiled) -> str:
     """The text of accumulate.h: every packed sum of a float16 layer into float32."""
-    width = sums(geometry_of(spec), tiling)
-    return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(tiling.rows) for j in range(width))
+    return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(layer.tiling.rows) for j in range(layer.sums))
 
 
 @dataclass(frozen=True)
@@ -248,11 +241,10 @@ def full_values(spec: LayerSpec, weights: Weights) -> dict[int, int]:
     return dict(zip(keys.tolist(), real.tolist(), strict=True))
 
 
-def full_streams(spec: LayerSpec, tiling: Tiling, stores: Sequence[Store], address: Address) -> str:
+def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> str:
     """The text of epilogue.h of the full form: every stream with all its chunks."""
-    geometry = geometry_of(spec)
-    streams = Streams.of(geometry, tiling)
-    kernel_bits, bias_bits = full_placeholders(spec)
+    geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
+    kernel_bits, bias_bits = full_placeholders(layer.spec)
     lines = []
     for g in range(streams.count):
         first = streams.first_kernel(g)

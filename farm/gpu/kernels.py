@@ -15,7 +15,7 @@ from codegen.choice import choose_parts
 from codegen.errors import CodegenError
 from codegen.keys import cubin_key, template_key
 from codegen.launch import Launch
-from codegen.operators import canonical, template_cost
+from codegen.operators import template_cost, tiled
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import rewrite
 from codegen.template import Template
@@ -126,7 +126,7 @@ class KernelPool:
         if None in cubins:
             raise NotBuiltError("the store has lost a cubin that was just made")
         density = case.weights.nonzeros / spec.weights_count
-        predicted = predict_microseconds(canonical(spec), tiling, case.images, density)
+        predicted = predict_microseconds(tiled(spec, tiling), case.images, density)
         kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True) if cubin is not None)
         facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
-from codegen.operators import canonical
+from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.tool_time import nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
@@ -112,7 +112,7 @@ def forecast(
             template_there=all(request.template.key in there for request in asked),
             code_bytes=sum(kernel.code_bytes for kernel in kernels[job.id, build.id]),
             ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in asked if request.key not in there),
-            kernel_microseconds=predict_microseconds(canonical(build.spec), build.tiling, batch, density),
+            kernel_microseconds=predict_microseconds(tiled(build.spec, build.tiling), batch, density),
         )
 
     return Forecast(

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from codegen.layers import FloatArray, Layer
-from codegen.operators import canonical, operator_of, source_path
+from codegen.operators import canonical, source_path, tiled
 from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
 from codegen.operators.placeholders import immediate
 from codegen.operators.stream import taps
@@ -69,8 +69,8 @@ def write_source(folder: Path, layer: Layer, tiling: Tiling, part: Part, form: F
     All but the instruction stream is the farm's own operator: copies, tile, stores.
     """
     folder.mkdir()
-    source, spec = source_path(layer.spec), canonical(layer.spec)
-    headers = operator_of(spec).sources(spec, tiling)
+    source = source_path(layer.spec)
+    headers = tiled(layer.spec, tiling).sources()
     for name in ("parameters.h", "copies.h"):
         (folder / name).write_text(headers[name])
     shutil.copy(source.with_name("stream.cuh"), folder)

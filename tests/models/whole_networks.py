@@ -13,8 +13,7 @@ from codegen.keys import template_key
 from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import canonical
-from codegen.operators.geometry import Streams, geometry_of
+from codegen.operators import canonical, tiled
 from codegen.spec import LayerSpec, SkippedLayer
 from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
@@ -84,7 +83,7 @@ def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:
 
 
 def _first_and_fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> list[Part]:
-    streams = Streams.of(geometry_of(canonical(layer.spec)), tiling)
+    streams = tiled(layer.spec, tiling).streams
     nonzeros = np.asarray(streams.by_stream(layer.weights.nonzeros_per_kernel)).sum(axis=1)
     fullest = max(parts, key=lambda part: int(nonzeros[part.first : part.end].sum()))
     return [part for part in parts if part in (parts[0], fullest)]

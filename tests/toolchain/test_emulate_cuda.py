@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codegen import emulate, operators
 from codegen.errors import EmulationError
-from codegen.operators import conv2d, stream
+from codegen.operators import stream
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
 from codegen.spec import Conv2d
 from codegen.tiling import Form, Tiling
@@ -297,7 +297,7 @@ def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np
     if tiling.form == "full":
         weights, bias = stream.full_placeholders(SPEC)
         return weights.view(np.float32), bias.view(np.float32)
-    indices = stream.slots(SPEC, tiling).weights
+    indices = stream.slots(operators.tiled(SPEC, tiling)).weights
     one_copy = np.zeros((tiling.group_kernels, tiling.chunk_channels, 3, 3), dtype=np.uint32)
     # The rows of a thread have placeholders of their own for a weight, too near each other to tell apart here.
     one_copy.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
@@ -317,12 +317,12 @@ def convolve(x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray
 @pytest.mark.parametrize("form", ["rolled", "full"])
 def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Path, arch: str, form: Form) -> None:
     tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_kernels=3, chunk_channels=2, stages=3, form=form)
-    for name, text in conv2d.sources(SPEC, tiling).items():
+    for name, text in operators.tiled(SPEC, tiling).sources().items():
         (tmp_path / name).write_text(text)
     template = compile_to_ptx(toolchain, operators.source_path(SPEC), tmp_path, arch)
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
-    launch = conv2d.launch_of(SPEC, tiling)
+    launch = operators.launch_of(SPEC, tiling)
     trace = emulate.run(template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, 2])
     expected = convolve(x, *placeholder_weights(tiling))
     assert np.abs(output - expected).max() < 1e-4

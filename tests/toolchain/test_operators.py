@@ -19,7 +19,7 @@ from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import launch_of, operator_of, products_together, stream_count
+from codegen.operators import launch_of, products_together, stream_count, tiled
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
@@ -271,8 +271,8 @@ def test_sampled_blocks_see_every_group_every_corner_and_every_edge() -> None:
     spec = TEN_OPERATORS["vgg-conv3"]
     tiling = Tiling(16, 8, 1, 32, 4, 2)
     grid = launch_of(spec, tiling).grid_at(2)
-    down, across = operator_of(spec).tiles(spec, tiling)
-    blocks = sample_blocks(spec, tiling, grid, seed=3)
+    down, across = tiled(spec, tiling).tiles
+    blocks = sample_blocks(tiled(spec, tiling), grid, seed=3)
     assert len(blocks) < grid[0] * grid[1] * grid[2]
     for group in range(grid[2]):
         places = {divmod(x, across) for x, _, z in blocks if z == group}

@@ -28,7 +28,7 @@ from codegen.choice import (
 )
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
-from codegen.operators import canonical, launch_of, operator_of, stream_count
+from codegen.operators import canonical, launch_of, lower, stream_count, tiled
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.operators.work import bank_conflicts
 from codegen.prediction import Stream, predict_microseconds, registers_of
@@ -75,7 +75,7 @@ def check_limits(spec: LayerSpec, tiling: Tiling) -> None:
     assert 1 <= launch_of(spec, tiling).block[0] <= 1024
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
     assert fits(geometry_of(canonical(spec)), tiling)
-    work = operator_of(spec).work(canonical(spec), tiling)
+    work = tiled(spec, tiling).work
     assert work.sums <= SUMS or tiling.group_kernels == 1
     assert registers_of(work) <= 255
     assert work.slots <= BODY_SLOTS
@@ -94,7 +94,7 @@ def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density:
         assert tiling.form == "rolled"
         if tiling.group_kernels > 1:
             assert multiply_adds(canonical(spec), tiling, nonzeros).max() <= STREAM_MULTIPLY_ADDS
-            work = operator_of(spec).work(canonical(spec), tiling)
+            work = tiled(spec, tiling).work
             assert Stream.of(work, nonzeros.sum() / spec.weights_count).code_bytes <= STREAM_BYTES
 
 
@@ -246,8 +246,7 @@ def test_offsets_of_a_huge_image_fit_an_address() -> None:
 
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_candidates_differ(name: str) -> None:
-    spec = canonical(EVERY_KIND[name])
-    everything = list(operator_of(spec).candidates(spec))
+    everything = list(lower(EVERY_KIND[name]).candidates())
     assert len(set(everything)) == len(everything) > 0
 
 
@@ -255,7 +254,7 @@ def test_candidates_differ(name: str) -> None:
 def test_more_images_never_take_less_time(name: str) -> None:
     spec = EVERY_KIND[name]
     tiling = choose_tiling(spec, 64, spread(spec, 0.1))
-    times = [predict_microseconds(canonical(spec), tiling, batch, 0.1) for batch in (1, 4, 16, 64, 256)]
+    times = [predict_microseconds(tiled(spec, tiling), batch, 0.1) for batch in (1, 4, 16, 64, 256)]
     assert times == sorted(times)
 
 
@@ -281,7 +280,7 @@ counts = st.lists(st.integers(0, 4608), min_size=512, max_size=512).map(np.array
 def test_parts_are_about_even_and_no_more_than_it_takes(nonzeros: NDArray[np.int64], group_kernels: int) -> None:
     spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
     tiling = Tiling(7, 7, 1, group_kernels, 8, 2)
-    work = operator_of(spec).work(spec, tiling)
+    work = tiled(spec, tiling).work
     average = Stream.of(work, nonzeros.sum() / spec.weights_count)
     streams = average.code - average.multiply_adds + multiply_adds(spec, tiling, nonzeros)
     parts = choose_parts(spec, tiling, nonzeros)

@@ -9,8 +9,7 @@ import pytest
 
 from codegen.choice import choose_tiling
 from codegen.layers import Weights
-from codegen.operators import launch_of, operator_of, products_together
-from codegen.operators.input_tile import input_tile
+from codegen.operators import launch_of, lower, products_together, tiled
 from codegen.operators.pairing import Pairing, pairing
 from codegen.operators.registers import held, most_registers, registers_wanted, resident_blocks
 from codegen.prediction import Stream
@@ -23,13 +22,13 @@ ONE, TWO = (Tiling(56, 4, 1, 16, 8, 2, images=images) for images in (1, 2))
 
 
 def test_float16_pairs_images_where_a_block_has_an_even_number_of_them_and_columns_elsewhere() -> None:
-    assert [pairing(HALF, replace(ONE, images=images)) for images in (1, 2, 3, 4)] == [
+    assert [pairing(HALF.data_type, replace(ONE, images=images)) for images in (1, 2, 3, 4)] == [
         Pairing(2, 1),
         Pairing(1, 2),
         Pairing(2, 1),
         Pairing(1, 2),
     ]
-    assert {pairing(replace(WIDE, data_type=kind), TWO) for kind in ("float32", "bfloat16")} == {Pairing(1, 1)}
+    assert {pairing(kind, TWO) for kind in ("float32", "bfloat16")} == {Pairing(1, 1)}
 
 
 def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_image_in_float32() -> None:
@@ -37,37 +36,37 @@ def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_i
     paired = launch_of(HALF, TWO)
     assert paired.block == single.block
     assert paired.shared_bytes == single.shared_bytes
-    assert input_tile(HALF, TWO) == input_tile(WIDE, ONE)
-    assert input_tile(HALF, TWO).whole_rows
-    assert not input_tile(HALF, ONE).whole_rows
+    assert tiled(HALF, TWO).input_tile == tiled(WIDE, ONE).input_tile
+    assert tiled(HALF, TWO).input_tile.whole_rows
+    assert not tiled(HALF, ONE).input_tile.whole_rows
 
 
 def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
-    region = operator_of(HALF).block_region(HALF, TWO, (0, 1, 1))
+    region = tiled(HALF, TWO).block_region((0, 1, 1))
     assert (region.images, region.kernels) == (slice(2, 4), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 4), slice(0, 56))
     assert [launch_of(HALF, TWO).grid_at(batch)[1] for batch in (1, 2, 3)] == [1, 1, 2]
 
 
 def test_every_tile_is_offered_with_two_images_in_a_lane_and_without_them_for_a_batch_of_one() -> None:
-    offered = list(operator_of(HALF).candidates(HALF))
+    offered = list(lower(HALF).candidates())
     plain = {
         (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_kernels, t.chunk_channels)
-        for t in operator_of(WIDE).candidates(WIDE)
+        for t in lower(WIDE).candidates()
     }
     paired = {
         (t.tile_width, t.tile_height, t.rows, t.images, t.group_kernels, t.chunk_channels)
         for t in offered
-        if pairing(HALF, t).images == 2
+        if pairing(HALF.data_type, t).images == 2
     }
     assert paired == plain
-    assert {t.images for t in offered if pairing(HALF, t).columns == 2} == {1}
+    assert {t.images for t in offered if pairing(HALF.data_type, t).columns == 2} == {1}
 
 
 def test_a_batch_of_many_images_is_computed_in_pairs_of_images() -> None:
     spec = Conv2d(64, 14, 14, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
     tiling = choose_tiling(spec, 64, np.full(64, 64 * 9 // 10))
-    assert pairing(spec, tiling) == Pairing(1, 2)
+    assert pairing(spec.data_type, tiling) == Pairing(1, 2)
 
 
 @pytest.mark.parametrize(("chunk", "together"), [(4, 160), (17, 160), (18, 162), (64, 576), (300, 2304)])
@@ -88,12 +87,12 @@ def test_the_densest_channels_of_a_kernel_count_wherever_a_chunk_begins() -> Non
 
 
 def test_a_float16_sum_goes_into_float32_as_often_as_its_products_take() -> None:
-    work = operator_of(HALF).work(HALF, replace(TWO, chunk_channels=4))
+    work = tiled(HALF, replace(TWO, chunk_channels=4)).work
     sparse, half, dense = (Stream.of(work, density).accumulations for density in (0.1, 0.7, 1.0))
     assert sparse == pytest.approx(4 * 16)  # 29 products of each of 16 sums
     assert half == pytest.approx(2 * 4 * 16)
     assert dense == pytest.approx(2 * 4 * 16)
-    assert Stream.of(operator_of(WIDE).work(WIDE, ONE), 0.1).accumulations == 0
+    assert Stream.of(tiled(WIDE, ONE).work, 0.1).accumulations == 0
 
 
 @pytest.mark.parametrize(("nonzeros", "expected"), [(160, "float16"), (161, "float32")])
@@ -107,18 +106,18 @@ def test_sums_of_few_products_stay_in_float16(nonzeros: int, expected: str) -> N
 def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> None:
     spec = replace(HALF, kernels=64)
     packed = replace(TWO, group_kernels=64, chunk_channels=4, accumulate="float16")
-    assert resident_blocks(spec, packed) == 2
-    assert resident_blocks(spec, replace(packed, tile_height=2)) == 4
-    assert resident_blocks(spec, replace(packed, group_kernels=16)) == 0
-    assert resident_blocks(replace(spec, kernels=128), replace(packed, group_kernels=128)) == 0
-    assert resident_blocks(replace(spec, data_type="float32"), replace(packed, images=1)) == 0
+    assert resident_blocks(tiled(spec, packed)) == 2
+    assert resident_blocks(tiled(spec, replace(packed, tile_height=2))) == 4
+    assert resident_blocks(tiled(spec, replace(packed, group_kernels=16))) == 0
+    assert resident_blocks(tiled(replace(spec, kernels=128), replace(packed, group_kernels=128))) == 0
+    assert resident_blocks(tiled(replace(spec, data_type="float32"), replace(packed, images=1))) == 0
 
 
 @pytest.mark.parametrize("height", range(1, 12))
 def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_thread_wants_allow(height: int) -> None:
     spec = Conv2d(64, 80, 80, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
     tiling = Tiling(80, height, 1, 64, 4, 4, accumulate="float16", images=2)
-    tile, lanes = input_tile(spec, tiling), -(-80 * height // 32) * 32
-    wanted = registers_wanted(64, tile.pointers, held(spec, tiling))
-    assert resident_blocks(spec, tiling) >= 65536 // (-(-wanted // 8) * 8 * lanes)
-    assert wanted <= most_registers(spec, tiling)
+    layer, lanes = tiled(spec, tiling), -(-80 * height // 32) * 32
+    wanted = registers_wanted(64, layer.input_tile.pointers, held(layer))
+    assert resident_blocks(layer) >= 65536 // (-(-wanted // 8) * 8 * lanes)
+    assert wanted <= most_registers(layer)

@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from codegen.errors import TemplateError
 from codegen.layers import Weights
+from codegen.operators import tiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate
 from codegen.operators.stream import full_placeholders, slots
 from codegen.rewrite import rewrite
@@ -148,7 +149,7 @@ def test_placeholders_put_back_for_themselves_keep_every_instruction() -> None:
 
 def test_a_rolled_template_rewritten_with_its_own_placeholders_repeats_its_loop_unchanged() -> None:
     template = Template.from_ptx(ROLLED)
-    indices = slots(template.spec, template.tiling).weights
+    indices = slots(tiled(template.spec, template.tiling)).weights
     once = np.zeros((template.tiling.group_kernels, template.tiling.chunk_channels, 2, 1), dtype=np.uint32)
     # A weight that several rows of a thread use has as many placeholders: the last of them stands for all.
     once.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))

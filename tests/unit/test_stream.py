@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.layers import Weights
+from codegen.operators import tiled
 from codegen.operators.geometry import Streams, geometry_of, phase_weights
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
-from codegen.operators.stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, sums, taps, values
+from codegen.operators.stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, taps, values
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Tiling
 
@@ -49,10 +50,10 @@ def test_every_weight_is_multiplied_once_in_each_row_of_a_thread_for_its_own_ker
 ) -> None:
     spec, tiling = layer
     geometry, weights = geometry_of(spec), numbered(spec)
-    streams, made, of = Streams.of(geometry, tiling), values(spec, tiling, weights), slots(spec, tiling)
+    streams, made, of = Streams.of(geometry, tiling), values(tiled(spec, tiling), weights), slots(tiled(spec, tiling))
     assert made.weights.shape == (streams.count, streams.chunks, len(of.sums))
     found = Counter(
-        (int(value), stream, *divmod(int(of.sums[slot]), sums(geometry, tiling)))
+        (int(value), stream, *divmod(int(of.sums[slot]), tiled(spec, tiling).sums))
         for (stream, _, slot), value in np.ndenumerate(made.weights)
         if value
     )
@@ -74,7 +75,7 @@ def test_each_turn_of_the_loop_has_the_channels_of_its_chunk(layer: tuple[LayerS
     streams = Streams.of(geometry, tiling)
     kernel = np.zeros(spec.weights_shape, dtype=np.float32)
     kernel += np.arange(1, geometry.group_channels + 1).reshape(1, -1, *[1] * (kernel.ndim - 2))
-    made = values(spec, tiling, Weights(kernel, np.zeros(spec.kernels, dtype=np.float32)))
+    made = values(tiled(spec, tiling), Weights(kernel, np.zeros(spec.kernels, dtype=np.float32)))
     for chunk in range(streams.chunks):
         numbers = {int(number) - 1 for number in np.unique(made.weights[:, chunk]) if number}
         whole = streams.span_channels > geometry.group_channels
@@ -87,7 +88,7 @@ def test_each_turn_of_the_loop_has_the_channels_of_its_chunk(layer: tuple[LayerS
 def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[LayerSpec, Tiling]) -> None:
     spec, tiling = layer
     geometry = geometry_of(spec)
-    made = values(spec, tiling, numbered(spec))
+    made = values(tiled(spec, tiling), numbered(spec))
     assert made.biases.shape == made.exists.shape
     assert np.array_equal(made.biases != 0, made.exists)
     each = np.repeat(np.arange(1, geometry.kernels + 1), geometry.phase_count)
@@ -96,7 +97,7 @@ def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[Laye
 
 def test_channels_and_kernels_beyond_the_layers_own_are_zero() -> None:
     spec, tiling = Conv2d(3, 8, 8, 5, 1, 1), Tiling(8, 4, 1, 4, 2, 2)
-    made = values(spec, tiling, numbered(spec))
+    made = values(tiled(spec, tiling), numbered(spec))
     # Two streams of four kernels, two chunks of two channels; slots go by channel, then by kernel.
     assert made.weights.tolist() == [
         [[1, 4, 7, 10, 2, 5, 8, 11], [3, 6, 9, 12, 0, 0, 0, 0]],
@@ -108,9 +109,9 @@ def test_channels_and_kernels_beyond_the_layers_own_are_zero() -> None:
 
 def test_streams_of_several_groups_have_no_slots_for_channels_of_other_groups() -> None:
     spec, tiling = Conv2d(4, 8, 8, 8, 1, 1, groups=4), Tiling(8, 4, 1, 4, 2, 2)
-    made = values(spec, tiling, numbered(spec))
+    made = values(tiled(spec, tiling), numbered(spec))
     assert made.weights.tolist() == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
-    assert slots(spec, tiling).sums.tolist() == [0, 1, 2, 3]
+    assert slots(tiled(spec, tiling)).sums.tolist() == [0, 1, 2, 3]
 
 
 @given(divided())

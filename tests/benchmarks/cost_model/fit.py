@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen import prediction
-from codegen.operators import canonical
+from codegen.operators import tiled
 from tests.benchmarks.cost_model.points import POINTS, Point, read_points
 
 FITTED = (
@@ -47,6 +46,10 @@ FITTED = (
 )
 ERROR_WEIGHT = 0.2
 """Of the spread of predictions around the truth, beside the loss of the choice: that alone has no slope to follow."""
+
+
+divided = lru_cache(maxsize=None)(tiled)
+"""What does not depend on the constants is computed once for each kernel."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +88,11 @@ def quality(layers: Sequence[Sequence[Point]], figure: str) -> Quality:
     for tilings in layers:
         measured = np.array([getattr(each, f"{figure}_microseconds") for each in tilings])
         predicted = np.array(
-            [prediction.predict_microseconds(canonical(p.spec), p.tiling, p.images, p.density) for p in tilings]
+            [prediction.predict_microseconds(divided(p.spec, p.tiling), p.images, p.density) for p in tilings]
         )
         slower.append(measured[predicted.argmin()] / measured.min())
         error.append(np.log(predicted / measured))
     return Quality(np.array(slower), np.concatenate(error))
-
-
-@contextmanager
-def remembered() -> Iterator[None]:
-    """What does not depend on the constants is computed once for each kernel."""
-
-    @cache
-    def operator_of(spec: object) -> object:
-        operator = real_operator_of(spec)  # type: ignore[arg-type]
-        return type("Remembered", (), {"work": staticmethod(lru_cache(maxsize=None)(operator.work))})
-
-    real_operator_of = prediction.operator_of
-    with (
-        patch.object(prediction, "operator_of", operator_of),
-        patch.object(prediction, "launch_of", lru_cache(maxsize=None)(prediction.launch_of)),
-    ):
-        yield
 
 
 def search(
@@ -139,15 +125,14 @@ def main() -> None:
     fitted = [layer for i, layer in enumerate(layers) if i % 3]
     held_out = layers[::3]
     now = {name: float(getattr(prediction, name)) for name in FITTED}
-    with remembered():
-        print(f"today, {arguments.figure}: {quality(layers, arguments.figure)}")
-        if not arguments.steps:
-            return
-        best = search(fitted, arguments.figure, now, arguments.steps, arguments.seed)
-        with patch.multiple(prediction, **best):
-            print(f"fitted to {len(fitted)} layers: {quality(fitted, arguments.figure)}")
-            print(f"on {len(held_out)} held out:   {quality(held_out, arguments.figure)}")
-        print(f"there today:        {quality(held_out, arguments.figure)}")
+    print(f"today, {arguments.figure}: {quality(layers, arguments.figure)}")
+    if not arguments.steps:
+        return
+    best = search(fitted, arguments.figure, now, arguments.steps, arguments.seed)
+    with patch.multiple(prediction, **best):
+        print(f"fitted to {len(fitted)} layers: {quality(fitted, arguments.figure)}")
+        print(f"on {len(held_out)} held out:   {quality(held_out, arguments.figure)}")
+    print(f"there today:        {quality(held_out, arguments.figure)}")
     for name, value in best.items():
         print(f"{name} = {value:.4g}")
 

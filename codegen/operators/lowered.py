@@ -1,0 +1,157 @@
+"""A layer as its kernel computes it: lowered once, and passed on to all that ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+from codegen.launch import Launch
+from codegen.operators.geometry import Geometry, Streams
+from codegen.operators.input_tile import InputTile, input_tile
+from codegen.operators.pairing import Pairing, pairing
+from codegen.operators.region import Region
+from codegen.operators.work import Work
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.tiling import Part, Tiling
+
+Spec = TypeVar("Spec", bound=LayerSpec, covariant=True)
+
+
+class Operator(Protocol):
+    """What an operator's module holds: how layers of its specs are divided, and the text of their kernels."""
+
+    SOURCE: str
+    """The .cu file of this folder that its templates are made from."""
+
+    def sources(self, layer: Tiled[Any]) -> dict[str, str]:
+        """The generated headers that the .cu includes."""
+
+    def launch_of(self, layer: Tiled[Any], part: Part | None = None) -> Launch:
+        """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
+
+    def tiles(self, layer: Tiled[Any]) -> tuple[int, int]:
+        """Blocks per image and K group: down and across."""
+
+    def block_region(self, layer: Tiled[Any], block: tuple[int, int, int]) -> Region:
+        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
+
+    def work(self, layer: Tiled[Any]) -> Work:
+        """What one stream does."""
+
+    def candidates(self, layer: Lowered[Any]) -> Iterator[Tiling]:
+        """Tilings worth a look, in a fixed order, whether they fit or not."""
+
+    def last_resort(self, layer: Lowered[Any]) -> Iterator[Tiling]:
+        """Tilings of layers that the limits leave no other."""
+
+
+@dataclass(frozen=True)
+class Lowered(Generic[Spec]):
+    """A layer, whatever its tiling: `codegen.operators.lower` makes it."""
+
+    spec: Spec
+    """Canonical."""
+    geometry: Geometry
+    operator: Operator = field(repr=False)
+    _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
+    """Of tilings so far: hundreds of candidates differ in what their input does not depend on."""
+
+    def tiled(self, tiling: Tiling) -> Tiled[Spec]:
+        """The layer divided."""
+        return Tiled(self, tiling)
+
+    def candidates(self) -> Iterator[Tiling]:
+        """Tilings worth a look, in a fixed order, whether they fit or not."""
+        return self.operator.candidates(self)
+
+    def last_resort(self) -> Iterator[Tiling]:
+        """Tilings of layers that the limits leave no other."""
+        return self.operator.last_resort(self)
+
+
+@dataclass(frozen=True)
+class Tiled(Generic[Spec]):
+    """A lowered layer and how a tiling divides it; each quantity is computed once, when somebody asks for it."""
+
+    layer: Lowered[Spec]
+    tiling: Tiling
+
+    @property
+    def spec(self) -> Spec:
+        return self.layer.spec
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.layer.geometry
+
+    @cached_property
+    def streams(self) -> Streams:
+        return Streams.of(self.geometry, self.tiling)
+
+    @property
+    def sums(self) -> int:
+        """Of one row of a thread: one for each phase of each kernel of the group."""
+        return self.tiling.group_kernels * self.geometry.phase_count
+
+    @cached_property
+    def work(self) -> Work:
+        """What one stream does."""
+        return self.layer.operator.work(self)
+
+    @cached_property
+    def launch(self) -> Launch:
+        """Of one kernel that has all K groups."""
+        return self.layer.operator.launch_of(self)
+
+    def launch_of(self, part: Part) -> Launch:
+        """Of the kernel that has the K groups of this part."""
+        return self.layer.operator.launch_of(self, part)
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Blocks per image and K group: down and across."""
+        return self.layer.operator.tiles(self)
+
+    def block_region(self, block: tuple[int, int, int]) -> Region:
+        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
+        return self.layer.operator.block_region(self, block)
+
+    def sources(self) -> dict[str, str]:
+        """The generated headers that the operator's .cu includes."""
+        return self.layer.operator.sources(self)
+
+    # Of convolutions:
+
+    @cached_property
+    def pairing(self) -> Pairing:
+        """Which outputs a lane computes at once."""
+        return pairing(self.spec.data_type, self.tiling)
+
+    @property
+    def word_images(self) -> int:
+        """Images of a block, counting two that share their words once."""
+        return self.tiling.images // self.pairing.images
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.tiling.tile_width * self.tiling.tile_height * self.word_images
+
+    @cached_property
+    def input_tile(self) -> InputTile:
+        """The input of a block in shared memory."""
+        tiling, tiles, span = self.tiling, self.layer._input_tiles, self.streams.span_channels
+        block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
+        key = (*block, tiling.chunk_channels, tiling.form, span)
+        if (tile := tiles.get(key)) is None:
+            tile = tiles[key] = input_tile(self.geometry, tiling, span, self.pairing)
+        return tile
+
+
+LoweredConvolution = Lowered[Conv2d | ConvTranspose2d]
+LoweredLinear = Lowered[Linear]
+TiledConvolution = Tiled[Conv2d | ConvTranspose2d]
+TiledLinear = Tiled[Linear]
+AnyTiled = Tiled[LayerSpec]

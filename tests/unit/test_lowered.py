@@ -1,0 +1,58 @@
+"""A layer is lowered once: what is computed of it is kept, and shared between tilings where it is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from codegen import choice
+from codegen.choice import choose_tiling
+from codegen.operators import conv2d, lower, lowered, tiled
+from codegen.spec import Conv2d, Linear
+from codegen.tiling import Tiling
+
+SPEC = Conv2d(32, 28, 28, 32, 3, 3, padding=(1, 1, 1, 1))
+TILING = Tiling(28, 4, 1, 16, 8, 2)
+
+
+def test_a_tiling_is_worked_out_once_however_often_it_is_asked_about() -> None:
+    layer = tiled(SPEC, TILING)
+    assert layer.work is layer.work
+    assert layer.launch is layer.launch
+    assert layer.input_tile is layer.input_tile
+
+
+@pytest.mark.parametrize("other", [replace(TILING, group_kernels=8), replace(TILING, stages=3)])
+def test_tilings_that_read_the_same_input_share_its_layout(other: Tiling) -> None:
+    layer = lower(SPEC)
+    assert layer.tiled(TILING).input_tile is layer.tiled(other).input_tile
+
+
+@pytest.mark.parametrize(
+    "other", [replace(TILING, chunk_channels=4), replace(TILING, tile_width=14), replace(TILING, images=2)]
+)
+def test_tilings_that_read_another_input_do_not(other: Tiling) -> None:
+    layer = lower(SPEC)
+    assert layer.tiled(other).input_tile == tiled(SPEC, other).input_tile != layer.tiled(TILING).input_tile
+
+
+def test_a_layer_is_lowered_canonical() -> None:
+    assert lower(Conv2d(8, 4, 6, 8, 1, 1)).spec == Conv2d(8, 1, 24, 8, 1, 1)
+
+
+@pytest.mark.parametrize("spec", [replace(SPEC, kernels=40), Linear(300, 70)])
+def test_choosing_a_tiling_lowers_the_layer_a_few_times_not_for_every_candidate(spec: Conv2d | Linear) -> None:
+    nonzeros = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    with (
+        patch.object(choice, "lower", wraps=lower) as lowering,
+        patch.object(lowered, "input_tile", wraps=lowered.input_tile) as layouts,
+        patch.object(conv2d, "work", wraps=conv2d.work) as works,
+    ):
+        choose_tiling(spec, 3, nonzeros)
+    assert lowering.call_count == 2
+    candidates = len(list(lower(spec).candidates()))
+    assert works.call_count <= candidates + 1
+    assert layouts.call_count <= candidates / 4
