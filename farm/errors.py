@@ -45,6 +45,10 @@ class LedgerAwayError(LedgerError):
     """The database does not answer now: the same call may do later."""
 
 
+class LeaseLostError(LedgerError):
+    """A coordinator could not keep its jobs, and others may have them by now."""
+
+
 class NoWorkerError(UnreachableError):
     """No worker can serve the job."""
 

@@ -205,7 +205,12 @@ class Job:
     tries: int
     submitted_at: datetime
     started_at: datetime | None = None
+    """When the first of its cubins or templates was found, or begun; a job that was claimed may wait for others."""
     finished_at: datetime | None = None
+    running: int = 0
+    """Of its templates and cubins, those that a tool works on now."""
+    ends_at: datetime | None = None
+    """When it will end, as its coordinator predicts."""
     skipped: tuple[SkippedLayer, ...] = field(default=())
     fault: str = ""
     """Of what ended it (requests.Fault); empty unless it failed or crashed."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Sequence
 
 from codegen.toolchain import Toolchain
 from farm.coordination.claims import Claims
+from farm.coordination.clock import Clock
 from farm.coordination.flights import Flights
 from farm.coordination.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
 from farm.coordination.progress import Progress
@@ -44,7 +44,9 @@ class Coordinator:
         *,
         lease_seconds: float = LEASE_SECONDS,
         beat_seconds: float = BEAT_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or Clock()
         self._ledger = ledger.waiting(settings.away_seconds)
         self._store = store
         self._executor = executor
@@ -100,48 +102,57 @@ class Coordinator:
         coordinators.register(self.name, self.node, serves=serves, lease_seconds=self._lease_seconds)
         retries = Retries(self._settings, self._toolchain.ptxas_version)
         claims = Claims(
-            self._ledger, self.name, retries, self._progress, timeout_seconds=self._settings.job_timeout_seconds
+            self._ledger,
+            self.name,
+            retries,
+            self._progress,
+            timeout_seconds=self._settings.job_timeout_seconds,
+            clock=self._clock,
         )
         try:
             with Lease(
                 self._ledger.waiting(0),
                 self.name,
                 self._executor.workers,
+                tell=self._progress.lease_troubled,
                 lease_seconds=self._lease_seconds,
                 beat_seconds=self._beat_seconds,
-            ):
-                self._loop(claims, retries, claim, over)
+            ) as lease:
+                self._loop(claims, retries, lease, claim, over)
         except BaseException as error:
             self._executor.cancel_all()
             self._give_up(claims, error, serves=serves)
             raise
         coordinators.leave(self.name)
 
-    def _loop(self, claims: Claims, retries: Retries, claim: Callable[[], list[str]], over: Callable[[], bool]) -> None:
+    def _loop(
+        self, claims: Claims, retries: Retries, lease: Lease, claim: Callable[[], list[str]], over: Callable[[], bool]
+    ) -> None:
         run = Run(
             self._store,
             self._executor,
-            Flights(self._ledger, self.name),
+            Flights(self._ledger.coordinators, self.name, self._clock),
             retries,
             recache=self._settings.recache,
-            progress=self._progress,
+            clock=self._clock,
         )
         asked_at = -POLL_SECONDS
         while True:
-            asks = run.hungry and (not claims.job_ids or time.monotonic() - asked_at >= POLL_SECONDS)
+            lease.check()
+            asks = run.hungry and (not claims.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
             new: list[str] = []
             if asks:
-                asked_at = time.monotonic()
+                asked_at = self._clock.now()
                 if new := [*claims.take_orphans(), *claim()]:
-                    run.add(claims.begin(new, self._toolchain))
+                    run.release(new)  # one may have been lost, and claimed again before that was noticed
+                    run.add(claims.begin(new, self._toolchain), new)
             if run.busy:
-                for result in run.step():
-                    claims.take(result)
-            run.drop(claims.write())
+                claims.take(run.step())
+            run.release(claims.write())
             if asks and not new and not claims.job_ids:
                 if over():
                     return
-                time.sleep(POLL_SECONDS)
+                self._clock.sleep(POLL_SECONDS)
 
     def _give_up(self, claims: Claims, error: BaseException, *, serves: bool) -> None:
         """Ends or gives back what is claimed, also what was claimed a moment ago and not begun."""

@@ -1,12 +1,11 @@
-"""Which requests this coordinator builds now, so that of several coordinators one builds each template and cubin."""
+"""What the ledger is told of the keys that this coordinator builds, so that of several one builds each."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from farm.ledger import Ledger
-from farm.worker.requests import Request
+from farm.coordination.clock import Clock
 
 AT_ONCE = 16
 """So many keys are asked for together."""
@@ -14,58 +13,47 @@ POLL_SECONDS = 0.5
 """How often what others build is asked for again, and what has ended is given back."""
 
 
+class Tower(Protocol):
+    """Who knows of all coordinators' flights: the ledger."""
+
+    def take_off(self, coordinator: str, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that this coordinator may build now."""
+
+    def land(self, coordinator: str, keys: Sequence[str]) -> None:
+        """Others may have them."""
+
+
 class Flights:
-    """The flights of one coordinator. A key that another one builds is set aside until that one is done, or dead."""
+    """The flights of one coordinator. Its pieces say which keys it has; what it gives back is told some at a time."""
 
-    def __init__(self, ledger: Ledger, coordinator: str) -> None:
-        self._ledger = ledger
+    def __init__(self, tower: Tower, coordinator: str, clock: Clock) -> None:
+        self._tower = tower
         self._coordinator = coordinator
-        self._mine: dict[str, Request] = {}
-        self._elsewhere: dict[str, Request] = {}
-        self._asked_at = 0.0
-        self._landed: list[str] = []
-        self._landed_at = 0.0
+        self._clock = clock
+        self._landed: dict[str, None] = {}
+        self._landed_at = -POLL_SECONDS
+        self._asked_at = -POLL_SECONDS
 
-    def has(self, key: str) -> bool:
-        """Whether this coordinator may build the key already."""
-        return key in self._mine
+    def take_off(self, keys: Collection[str]) -> set[str]:
+        """Those of the keys that may be built now: nobody else builds them."""
+        for key in keys:
+            self._landed.pop(key, None)  # ours still
+        return self._tower.take_off(self._coordinator, list(keys)) if keys else set()
 
-    def take_off(self, requests: Sequence[Request]) -> set[str]:
-        """The keys that may be built now; the others are set aside."""
-        new = [request.key for request in requests if request.key not in self._mine]
-        granted = self._ledger.coordinators.take_off(self._coordinator, new)
-        for request in requests:
-            if request.key in granted:
-                self._mine[request.key] = request
-            elif request.key not in self._mine:
-                self._elsewhere[request.key] = request
-        return {request.key for request in requests} & self._mine.keys()
+    def ask_again(self, keys: Collection[str]) -> set[str]:
+        """The same for keys that others had, every now and then."""
+        if not keys or self._clock.now() - self._asked_at < POLL_SECONDS:
+            return set()
+        self._asked_at = self._clock.now()
+        return self.take_off(keys)
 
-    def come_back(self) -> list[Request]:
-        """What was set aside and is now this coordinator's; most likely the store has it."""
-        if not self._elsewhere or time.monotonic() - self._asked_at < POLL_SECONDS:
-            return []
-        self._asked_at = time.monotonic()
-        granted = self._ledger.coordinators.take_off(self._coordinator, list(self._elsewhere))
-        back = {key: self._elsewhere.pop(key) for key in granted}
-        self._mine |= back
-        return list(back.values())
-
-    def keep(self, needed: Callable[[Request], bool]) -> None:
-        """Forgets what is no longer needed."""
-        self._elsewhere = {key: request for key, request in self._elsewhere.items() if needed(request)}
-        for key in [key for key, request in self._mine.items() if not needed(request)]:
-            self.done(key)
-
-    def done(self, key: str) -> None:
+    def land(self, key: str) -> None:
         """It is built, or given up."""
-        if key in self._mine:
-            del self._mine[key]
-            self._landed.append(key)
+        self._landed[key] = None
 
-    def land(self) -> None:
-        """Lets others have what is done, once there is some of it, and at once when nothing more is to come."""
-        if self._landed and (not self._mine or time.monotonic() - self._landed_at >= POLL_SECONDS):
-            self._ledger.coordinators.land(self._coordinator, self._landed)
-            self._landed = []
-            self._landed_at = time.monotonic()
+    def tell(self, *, at_once: bool) -> None:
+        """Lets others have what has landed: some at a time, or what there is at once."""
+        if self._landed and (at_once or self._clock.now() - self._landed_at >= POLL_SECONDS):
+            self._tower.land(self._coordinator, list(self._landed))
+            self._landed = {}
+            self._landed_at = self._clock.now()

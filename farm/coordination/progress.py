@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Progress:
     """Shows nothing; a subclass overrides what it wants to show.
 
-    Calls come from the thread that runs the jobs; the last three from the one that keeps the limits.
+    Calls come from the thread that runs the jobs; the last four from those that keep the limits and the lease.
     """
 
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
@@ -42,6 +42,9 @@ class Progress:
 
     def elsewhere(self, job: Job) -> None:
         """Another coordinator runs this job; said once, before waiting for it."""
+
+    def lease_troubled(self, reason: str) -> None:
+        """The coordinator's claims could not be extended; it is tried again."""
 
     def jobs_forgotten(self, count: int) -> None:
         """Jobs beyond the ledger's age were forgotten."""

@@ -1,18 +1,16 @@
-"""All that a coordinator has to make, from the first look into the store to the last cubin."""
+"""Makes all that is still to come, from the first look into the store to the last cubin."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import time
-from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 
+from farm.coordination.clock import Clock
 from farm.coordination.flights import AT_ONCE, Flights
-from farm.coordination.plan import Plan
-from farm.coordination.progress import Progress
+from farm.coordination.pieces import Cubin, Piece, Pieces, State, Template
+from farm.coordination.plan import Plan, Target
 from farm.coordination.retries import Retries
 from farm.errors import StoreUnavailableError
 from farm.executors.contract import Executor
@@ -38,11 +36,51 @@ LOOK_SECONDS = 2.0
 LOOKERS = 8
 """Threads that look."""
 ENOUGH = 4
-"""Requests queued for each that runs: with fewer, a coordinator may claim more jobs."""
+"""Requests ready for each that runs: with fewer, a coordinator may claim more jobs."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Something that jobs wait for has begun."""
+
+    request: Request
+    targets: Sequence[Target]
+    given: bool
+    """A worker has it from now on; otherwise it has, or another coordinator builds it."""
+
+
+@dataclass(frozen=True)
+class Retried:
+    """Something failed that jobs wait for, and is tried again."""
+
+    retry: Retry
+    targets: Sequence[Target]
+
+
+@dataclass(frozen=True)
+class TemplateDone:
+    """The cubins that wait for a template can go on, or have failed with it."""
+
+    request: TemplateRequest
+    result: TemplateResult
+    targets: Sequence[Target]
+
+
+@dataclass(frozen=True)
+class CubinDone:
+    """A cubin that jobs asked for is there, or has failed for good."""
+
+    request: CubinRequest
+    """As it was asked for."""
+    result: CubinResult
+    targets: Sequence[Target]
+
+
+Event = Begun | Retried | TemplateDone | CubinDone
 
 
 class Run:
-    """Templates first, then each cubin as soon as its template is there; the most expensive ones first."""
+    """The oldest job first; templates before cubins, and the longest first. Starts no worker if the store has all."""
 
     def __init__(
         self,
@@ -52,109 +90,75 @@ class Run:
         retries: Retries,
         *,
         recache: bool,
-        progress: Progress,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._executor = executor
         self._flights = flights
         self._retries = retries
         self._recache = recache
-        self._progress = progress
-        self._wanted: dict[str, CubinRequest] = {}
-        """Every cubin that is still to come, by the key that was asked for."""
-        self._instead: dict[str, set[str]] = {}
-        """By the key of a cubin that is built at a lower level: the keys that were asked for."""
-        self._waiting: dict[str, list[CubinRequest]] = defaultdict(list)
-        """By the key of the template that they need, which is still to come."""
-        self._templates: set[str] = set()
-        """That are there."""
-        self._told: set[str] = set()
-        """Templates of the last plan of which was said that they are there."""
-        self._look_ups: deque[Request] = deque()
-        self._queue: list[tuple[bool, int, int, Request]] = []
-        """A heap: templates before cubins, then by cost, then in the plan's order."""
-        self._delayed: list[tuple[float, int, Request]] = []
-        """A heap: by when they are tried again."""
-        self._order = itertools.count()
-        self._submitted: dict[str, Request] = {}
+        self._clock = clock
+        self.pieces = Pieces()
+        self._news: list[Event] = []
+        """To be told with the next step."""
 
     @property
     def busy(self) -> bool:
         """Whether anything is still to come."""
-        return bool(self._wanted)
+        return self.pieces.busy
 
     @property
     def hungry(self) -> bool:
         """Whether workers will soon have nothing to do; asking starts none."""
-        if self._look_ups:
+        if self.pieces.count(State.LOOK_UP):
             return False
-        return not self._queue or len(self._queue) < ENOUGH * self._executor.capacity
+        ready = self.pieces.count(State.READY)
+        return not ready or ready < ENOUGH * self._executor.capacity
 
-    def add(self, plan: Plan) -> None:
-        """Takes a plan on; what it shares with an earlier one is made once."""
-        self._told.clear()
+    def add(self, plan: Plan, job_ids: Iterable[str]) -> None:
+        """Takes the plan of some jobs on, oldest first; what it shares with earlier ones is made once."""
+        for job_id in job_ids:
+            self.pieces.add_job(job_id)
         for request in plan.cubins:
-            if request.key not in self._wanted:
-                self._wanted[request.key] = request
-                if request.key not in self._instead:
-                    self._look_ups.append(request)
+            targets = plan.targets[request.key]
+            piece = self.pieces.ask(request, targets)
+            if piece.begun:
+                self._news.append(Begun(piece.request, targets, given=False))
 
-    def drop(self, keys: Collection[str]) -> None:
-        """Gives up cubins that nobody wants any more, and ends the tools that build them."""
-        if not keys:
-            return
-        for key in keys:
-            self._wanted.pop(key, None)
-        for template in list(self._waiting):
-            self._waiting[template] = [each for each in self._waiting[template] if self._needed(each)]
-            if not self._waiting[template]:
-                del self._waiting[template]
-        flying = [key for key, request in self._submitted.items() if not self._needed(request)]
-        self._executor.cancel(flying)
-        for key in flying:
-            del self._submitted[key]
-        self._look_ups = deque(filter(self._needed, self._look_ups))
-        self._queue = [entry for entry in self._queue if self._needed(entry[-1])]
-        self._delayed = [entry for entry in self._delayed if self._needed(entry[-1])]
-        heapq.heapify(self._queue)
-        heapq.heapify(self._delayed)
-        self._flights.keep(self._needed)
-        self._flights.land()  # it may have been the last: then no step follows
+    def release(self, job_ids: Collection[str]) -> None:
+        """Forgets jobs that have ended, gives up what nobody else wants, and ends the tools that build it."""
+        given_up = list(chain.from_iterable(self.pieces.release(job_id) for job_id in job_ids))
+        self._executor.cancel([each.key for each in given_up if each.was_in_flight])
+        for each in given_up:
+            if each.flew:
+                self._flights.land(each.key)
+        self._flights.tell(at_once=not self.busy)  # it may have been the last: then no step follows
 
-    def step(self) -> list[Result | Retry]:
-        """Goes on for a moment; the final result of every cubin, and of every template that one needs, as they come.
-
-        Starts no worker as long as the store has all cubins.
-        """
-        finals = self._look_up()
+    def step(self) -> list[Event]:
+        """Goes on for a moment; what came of it."""
+        events, self._news = [*self._news, *self._look_up()], []
         self._wake()
-        self._submit()
-        quick = bool(finals or self._look_ups)
-        if self._submitted:
+        events += self._submit()
+        quick = bool(events or self.pieces.count(State.LOOK_UP))
+        if self.pieces.count(State.FLIGHT):
             for result in self._executor.wait(0.0 if quick else WAIT_SECONDS):
-                finals += self._take(result)
-        elif not quick and self._wanted:
-            time.sleep(min(WAIT_SECONDS, self._pause_seconds()))
-        self._flights.land()
-        return finals
+                events += self._take(result)
+        elif not quick and self.busy:
+            self._clock.sleep(self._pause_seconds())
+        self._flights.tell(at_once=not self.busy)
+        return events
 
-    def _needed(self, request: Request) -> bool:
-        if isinstance(request, TemplateRequest):
-            return request.key in self._waiting
-        return not self._wanted.keys().isdisjoint({request.key} | self._instead.get(request.key, set()))
-
-    def _look_up(self) -> list[Result | Retry]:
+    def _look_up(self) -> list[Event]:
         """Several at a time: mostly one waits for S3."""
-        if not self._look_ups:
+        if not self.pieces.count(State.LOOK_UP):
             return []
-        finals: list[Result | Retry] = []
-        end = time.monotonic() + LOOK_SECONDS
+        events: list[Event] = []
+        end = self._clock.now() + LOOK_SECONDS
         with ThreadPoolExecutor(LOOKERS) as pool:
-            while self._look_ups and time.monotonic() < end:
-                some = [self._look_ups.popleft() for _ in range(min(LOOKERS, len(self._look_ups)))]
-                for request, found in zip(some, pool.map(self._find, some), strict=True):
-                    finals += self._take_found(request, found)
-        return finals
+            while self._clock.now() < end and (some := self.pieces.pop(State.LOOK_UP, LOOKERS)):
+                for piece, found in zip(some, pool.map(self._find, [each.request for each in some]), strict=True):
+                    events += self._take_found(piece, found)
+        return events
 
     def _find(self, request: Request) -> Result | Failure | None:
         """What the store has; several threads ask at once."""
@@ -168,110 +172,110 @@ class Run:
         except StoreUnavailableError as error:
             return Failure(Fault.AWAY, str(error))
 
-    def _take_found(self, request: Request, found: Result | Failure | None) -> list[Result | Retry]:
+    def _take_found(self, piece: Piece, found: Result | Failure | None) -> list[Event]:
         if isinstance(found, Failure):
-            return self._take_failure(request, found)
+            return self._take_failure(piece, found)
         if found is not None:
-            return self._take_final(found)
-        if isinstance(request, CubinRequest):
-            return self._await_template(request)
-        self._enqueue(request)
-        return []
-
-    def _await_template(self, request: CubinRequest) -> list[Result | Retry]:
-        template = request.template
-        if template.key in self._templates:
-            self._enqueue(request)
-            if template.key in self._told:
-                return []
-            self._told.add(template.key)
-            return [TemplateResult(template.key, hit=True)]
-        if template.key not in self._waiting:
-            self._look_ups.append(template)
-        self._waiting[template.key].append(request)
-        return []
-
-    def _enqueue(self, request: Request) -> None:
-        heapq.heappush(self._queue, (isinstance(request, CubinRequest), -request.cost, next(self._order), request))
+            return self._end(piece, found)
+        if isinstance(piece, Cubin) and piece.template.state is not State.DONE:
+            self.pieces.wait_for_template(piece)
+            template = piece.template
+            return [Begun(template.request, piece.targets_for(), given=False)] if template.begun else []
+        self.pieces.move(piece, State.READY)
+        if not isinstance(piece, Cubin):
+            return []
+        request = piece.template.request
+        return [TemplateDone(request, TemplateResult(request.key, hit=True), piece.targets_for())]
 
     def _wake(self) -> None:
         """What has waited for long enough, or is no longer built elsewhere, is looked up again."""
-        while self._delayed and self._delayed[0][0] <= time.monotonic():
-            self._look_ups.append(heapq.heappop(self._delayed)[-1])
-        self._look_ups.extend(self._flights.come_back())
+        now = self._clock.now()
+        for piece in [each for each in self.pieces.in_state(State.DELAYED) if each.due <= now]:
+            self.pieces.move(piece, State.LOOK_UP)
+        elsewhere = {piece.key: piece for piece in self.pieces.in_state(State.ELSEWHERE)}
+        for key in self._flights.ask_again(elsewhere):
+            elsewhere[key].flies = True
+            self.pieces.move(elsewhere[key], State.LOOK_UP)
 
     def _pause_seconds(self) -> float:
-        return max(0.0, self._delayed[0][0] - time.monotonic()) if self._delayed else WAIT_SECONDS
+        dues = [piece.due for piece in self.pieces.in_state(State.DELAYED)]
+        return max(0.0, min(WAIT_SECONDS, min(dues, default=0.0) - self._clock.now())) if dues else WAIT_SECONDS
 
-    def _submit(self) -> None:
-        while self._queue and (room := self._executor.capacity - len(self._submitted)) > 0:
-            first = self._pop(room)
-            if not all(self._flights.has(entry[-1].key) for entry in first):
-                first += self._pop(AT_ONCE - len(first))  # a transaction for each would be slow
-            mine = self._flights.take_off([entry[-1] for entry in first])
-            cleared = [entry for entry in first if entry[-1].key in mine]
-            for entry in cleared[:room]:
-                request = entry[-1]
-                self._submitted[request.key] = request
-                self._executor.submit(request)
-                self._progress.submitted(request)
-            for entry in cleared[room:]:
-                heapq.heappush(self._queue, entry)
+    def _submit(self) -> list[Event]:
+        events: list[Event] = []
+        while (
+            self.pieces.count(State.READY)
+            and (room := self._executor.capacity - self.pieces.count(State.FLIGHT)) > 0
+            and (first := self.pieces.pop(State.READY, room))
+        ):
+            if not all(piece.flies for piece in first):
+                first += self.pieces.pop(State.READY, AT_ONCE - len(first))  # a transaction for each would be slow
+            granted = self._flights.take_off([piece.key for piece in first if not piece.flies])
+            for piece in first:
+                piece.flies = piece.flies or piece.key in granted
+                if not piece.flies:
+                    self.pieces.move(piece, State.ELSEWHERE)
+                elif room > 0:
+                    room -= 1
+                    self.pieces.move(piece, State.FLIGHT)
+                    self._executor.submit(piece.request)
+                else:
+                    self.pieces.put_back(piece)
+                    continue
+                events.append(Begun(piece.request, piece.targets_for(), given=piece.flies))
+        return events
 
-    def _pop(self, count: int) -> list[tuple[bool, int, int, Request]]:
-        return [heapq.heappop(self._queue) for _ in range(min(count, len(self._queue)))]
+    def _take(self, result: Result) -> list[Event]:
+        """What follows from a worker's result."""
+        piece = self.pieces.in_flight(result.key)
+        return self._end(piece, result) if result.failure is None else self._take_failure(piece, result.failure)
 
-    def _take(self, result: Result) -> list[Result | Retry]:
-        """The final results that follow from this one, or that it is tried again."""
-        request = self._submitted.pop(result.key)
-        if result.failure is not None:
-            return self._take_failure(request, result.failure)
-        return self._take_final(result)
-
-    def _take_failure(self, request: Request, failure: Failure) -> list[Result | Retry]:
-        retry = self._retries.after(request, failure)
+    def _take_failure(self, piece: Piece, failure: Failure) -> list[Event]:
+        retry = self._retries.after(piece.request, failure, piece.tries, self._clock.now())
         if retry is None:
-            return self._take_final(failed(request, failure))
+            return self._end(piece, failed(piece.request, failure))
         again = retry.again
-        if again.key != request.key:
-            self._flights.done(request.key)
-            self._lower(request.key, again)
+        if isinstance(piece, Cubin) and isinstance(again, CubinRequest) and again.key != piece.key:
+            self._land_piece(piece)
+            self.pieces.wait_for_lower(piece, again)
         elif retry.delay_seconds:
-            due = time.monotonic() + retry.delay_seconds
-            heapq.heappush(self._delayed, (due, next(self._order), again))
+            piece.due = self._clock.now() + retry.delay_seconds
+            self.pieces.move(piece, State.DELAYED)
         else:
-            self._enqueue(again)
-        return [retry]
+            piece.request = again
+            self.pieces.move(piece, State.READY)
+        return [Retried(retry, piece.targets_for())]
 
-    def _lower(self, asked: str, again: Request) -> None:
-        """Builds another cubin instead, unless that one is on its way already."""
-        if again.key not in self._wanted and again.key not in self._instead:
-            self._look_ups.append(again)
-        self._instead.setdefault(again.key, set()).add(asked)
+    def _end(self, piece: Piece, result: Result) -> list[Event]:
+        self._land_piece(piece)
+        if isinstance(piece, Cubin) and isinstance(result, CubinResult):
+            return self._end_cubin(piece, result)
+        if isinstance(piece, Template) and isinstance(result, TemplateResult):
+            return self._end_template(piece, result)
+        raise TypeError(f"a {type(piece).__name__} came out as a {type(result).__name__}")
 
-    def _take_final(self, result: Result) -> list[Result | Retry]:
-        return self._end(result) if isinstance(result, CubinResult) else self._take_template(result)
-
-    def _end(self, result: CubinResult) -> list[Result | Retry]:
-        """The result, for each key that was asked for."""
-        self._flights.done(result.key)
-        finals: list[Result | Retry] = []
-        for asked in {result.key} | self._instead.pop(result.key, set()):
-            self._retries.forget(asked)
-            if self._wanted.pop(asked, None) is not None:
-                finals.append(replace(result, instead_of="" if asked == result.key else asked))
-        return finals
-
-    def _take_template(self, result: TemplateResult) -> list[Result | Retry]:
-        self._retries.forget(result.key)
-        self._flights.done(result.key)
-        cubins = self._waiting.pop(result.key, [])
+    def _end_template(self, template: Template, result: TemplateResult) -> list[Event]:
+        done = TemplateDone(template.request, result, template.targets_for())
         if result.failure is None:
-            self._templates.add(result.key)
-            self._told.add(result.key)
-            for request in cubins:
-                self._enqueue(request)
-            return [result]
+            self.pieces.template_made(template)
+            return [done]
         failure = replace(result.failure, message=f"its template failed: {result.failure.message}")
-        ends = (self._end(CubinResult(request.key, failure)) for request in cubins)
-        return [result, *itertools.chain.from_iterable(ends)]
+        events: list[Event] = [done]
+        for piece in self.pieces.template_failed(template):
+            self._land_piece(piece)
+            events += self._end_cubin(piece, CubinResult(piece.key, failure))
+        return events
+
+    def _end_cubin(self, piece: Cubin, result: CubinResult) -> list[Event]:
+        """For those who asked for it, and for those who get it instead of what took too long."""
+        instead = self.pieces.cubin_done(piece)
+        events: list[Event] = [CubinDone(piece.request, result, piece.targets)] if piece.targets else []
+        for each in instead:
+            shared = replace(result, instead_of=each.key, hit=result.hit or bool(events))
+            events += self._end_cubin(each, shared)
+        return events
+
+    def _land_piece(self, piece: Piece) -> None:
+        if piece.flies:
+            piece.flies = False
+            self._flights.land(piece.key)

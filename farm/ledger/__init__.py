@@ -13,7 +13,7 @@ from farm.ledger.ledger import Ledger
 from farm.ledger.neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
 from farm.ledger.schema import HEAD, revision, upgrade
-from farm.ledger.statistics import StageStatistics, Statistics
+from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun
 from farm.settings import Settings, redacted
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "References",
     "StageStatistics",
     "Statistics",
+    "TemplateRun",
     "database_revision",
     "open_ledger",
     "upgrade_database",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func, insert, or_, select, true, update
 
@@ -130,7 +131,7 @@ class Ledger:
             "coordinator": coordinator,
             "lease_until": now() + lease_seconds,
             "tries": jobs.c.tries + 1,
-            "started_at": now(),
+            "started_at": None,
             "finished_at": None,
         }
         with self._writing() as connection:
@@ -204,9 +205,11 @@ class Ledger:
     def set_running(
         self, job_ids: Collection[str], *, holder: str, stage: str | None = None, reason: str | None = None
     ) -> None:
-        """What runs of these jobs now, and why it waits; None: as before."""
+        """What runs of these jobs now, and why it waits; None: as before. With the first stage, they begin."""
         values = {"stage": stage, "reason": reason}
-        said = {name: value for name, value in values.items() if value is not None}
+        said: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+        if stage is not None:
+            said["started_at"] = func.coalesce(jobs.c.started_at, now())
         with self._writing() as connection:
             rows = locked(connection, and_(jobs.c.id.in_(job_ids), held_by(holder)))
             connection.execute(update(jobs).where(rows).values(said))

@@ -27,6 +27,8 @@ def state_values(status: Status, reason: str) -> dict[str, Any]:
         "status": status,
         "reason": reason,
         "stage": "",
+        "running": 0,
+        "ends_at": None,
         "coordinator": None,
         "lease_until": None,
     }

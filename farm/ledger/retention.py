@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, or_, s
 
 from farm.jobs import Outcome, Status
 from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
-from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions
+from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions, template_runs
 from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
@@ -93,7 +93,7 @@ class Retention:
             old = select(jobs.c.id).where(_ended(older_than_seconds)).order_by(jobs.c.number).limit(JOBS_AT_ONCE)
             # A job that somebody changes at this moment, such as `farm retry`, is left alone.
             found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
-            for table in (events, results, builds):
+            for table in (events, results, builds, template_runs):
                 connection.execute(delete(table).where(table.c.job.in_(found)))
             connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
             return len(found)

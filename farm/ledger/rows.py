@@ -46,6 +46,7 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
         "done": 0,
         "total": count_cubins(job.builds, job.options),
         "hits": 0,
+        "running": 0,
         "tries": 0,
         "submitted_at": at,
     }
@@ -72,9 +73,11 @@ def job_of_row(row: Any) -> Job:
         done=row.done,
         total=row.total,
         hits=row.hits,
+        running=row.running,
         tries=row.tries,
         submitted_at=datetime.fromtimestamp(row.submitted_at, UTC),
         started_at=_moment(row.started_at),
+        ends_at=_moment(row.ends_at),
         finished_at=_moment(row.finished_at),
         skipped=tuple(SkippedLayer(**layer) for layer in row.skipped),
     )

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, case, exists, func, or_, select
 
 from farm.jobs import Outcome
-from farm.ledger.engine import insert_or_replace, reading, writing
-from farm.ledger.tables import marks, now, results
+from farm.ledger.engine import insert_or_replace, patient, reading, writing
+from farm.ledger.tables import marks, now, results, template_runs
 
 MARK = "statistics"
 """From when is counted."""
+
+
+@dataclass(frozen=True)
+class TemplateRun:
+    """One run of nvcc that made a template."""
+
+    id: str
+    template_key: str
+    job: str
+    """The first of those that waited for it."""
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,16 @@ class StatisticsBook:
     def __init__(self, engine: Engine, wait_seconds: float) -> None:
         self._engine = engine
         self._wait_seconds = wait_seconds
+
+    @patient
+    def record_runs(self, runs: Sequence[TemplateRun]) -> None:
+        """Notes what nvcc made; one that is noted stays as it is."""
+        if not runs:
+            return
+        with writing(self._engine, self._wait_seconds) as connection:
+            at = connection.execute(select(now())).scalar_one()
+            statement = insert_or_replace(self._engine, template_runs, ("id",), ())
+            connection.execute(statement, [{**asdict(run), "recorded_at": at} for run in runs])
 
     def read(self, *, all_time: bool = False) -> Statistics:
         """Since the mark, or `all_time`: of everything that the ledger holds."""
@@ -107,43 +129,25 @@ def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnEle
 
 
 def _templates(connection: Connection, since: float) -> StageStatistics:
-    """A job looked for a template if it built a cubin with it; what several jobs shared, nvcc made once.
+    """A job looked for a template if it built a cubin with it, or waited for it; of those that did so, one had it made.
 
-    Jobs that share a run of nvcc have its very time, to the last bit, and nobody else has. The results are read once:
-    what a template usually takes is known from all of them, also from those before `since`.
+    What a template usually takes is known from all its runs, also from those before `since`.
     """
-    seconds = results.c.template_seconds
-    needed = and_(results.c.recorded_at >= since, or_(results.c.outcome != Outcome.FAILED, seconds > 0))
-    looked = and_(needed, or_(results.c.outcome == Outcome.BUILT, seconds > 0))
-    of_job = (
-        select(
-            results.c.template_key,
-            func.max(case((needed, 1), else_=0)).label("needed"),
-            func.max(case((looked, 1), else_=0)).label("looked"),
-            func.max(case((and_(needed, seconds > 0), seconds))).label("run"),
-            func.max(seconds).label("usual"),
-        )
-        .group_by(results.c.job, results.c.template_key)
+    runs = template_runs.c
+    made, spent = connection.execute(
+        select(func.count(), func.coalesce(func.sum(runs.seconds), 0.0)).where(runs.recorded_at >= since)
+    ).one()
+    key = results.c.template_key
+    usual = select(runs.template_key, func.max(runs.seconds).label("seconds")).group_by(runs.template_key).subquery()
+    ran = exists().where(runs.job == results.c.job, runs.template_key == key, runs.recorded_at >= since)
+    looked = or_(results.c.outcome == Outcome.BUILT, results.c.template_seconds > 0)
+    found = (
+        select(key, func.max(case((looked, 1), else_=0)).label("looked"))
+        .where(results.c.recorded_at >= since, results.c.outcome != Outcome.FAILED, ~ran)
+        .group_by(results.c.job, key)
         .subquery()
     )
-    of_template = (
-        select(
-            func.sum(of_job.c.needed).label("needed"),
-            func.sum(of_job.c.looked).label("looked"),
-            func.count(of_job.c.run.distinct()).label("made"),
-            func.sum(of_job.c.run.distinct()).label("spent"),
-            func.max(of_job.c.usual).label("usual"),
-        )
-        .group_by(of_job.c.template_key)
-        .subquery()
-    )
-    columns = (
-        of_template.c.looked,
-        of_template.c.made,
-        of_template.c.spent,
-        of_template.c.needed * of_template.c.usual,
-    )
-    query = select(*(func.coalesce(func.sum(column), 0) for column in columns))
-    lookups, made, spent, without_cache = connection.execute(query).one()
-    saved = max(0.0, float(without_cache) - float(spent))
-    return StageStatistics(int(lookups) - int(made), int(made), float(spent), saved)
+    columns = (func.coalesce(func.sum(column), 0) for column in (found.c.looked, usual.c.seconds))
+    query = select(*columns).select_from(found.outerjoin(usual, usual.c.template_key == found.c.template_key))
+    hits, saved = connection.execute(query).one()
+    return StageStatistics(int(hits), int(made), float(spent), float(saved))

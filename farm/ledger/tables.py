@@ -73,6 +73,8 @@ jobs = Table(
     Column("done", Integer, nullable=False),
     Column("total", Integer, nullable=False),
     Column("hits", Integer, nullable=False),
+    Column("running", Integer, nullable=False),
+    Column("ends_at", Double),
     Column("tries", Integer, nullable=False),
     Column("submitted_at", Double, nullable=False),
     Column("started_at", Double),
@@ -137,6 +139,18 @@ results = Table(
     Index(None, "cubin"),
     Index(None, "cubin_key"),
     Index(None, "template_key", "build"),
+)
+
+template_runs = Table(
+    "template_runs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("template_key", String(64), nullable=False),
+    Column("job", String(32), nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("recorded_at", Double, nullable=False),
+    Index(None, "template_key"),
+    Index(None, "job"),
 )
 
 keys = Table(

@@ -17,11 +17,11 @@ from farm.jobs import Job, JobSet, Status
 from farm.ledger import Ledger
 from farm.ledger.tables import coordinators, jobs
 from farm.worker.build import find_cubin, find_template
-from farm.worker.requests import CubinRequest, Request, Result, TemplateRequest, TemplateResult
+from farm.worker.requests import CubinRequest, Request, Result, TemplateResult
 from tests.services.conftest import Database
-from tests.services.ledger_rows import SPEC, new_job, result, submit
+from tests.services.ledger_rows import new_job, result, submit
 from tests.services.meeting import BARRIER, will_meet
-from tests.unit.farmyard import Farmyard, PlayedExecutor
+from tests.unit.farmyard import Farmyard, PlayedClock, PlayedExecutor
 
 TILING = Tiling(8, 8, 1, 4, 3, 2)
 KEYS = [f"{i:064x}" for i in range(40)]
@@ -217,17 +217,30 @@ def test_flights_set_aside_what_others_build_and_get_it_back(ledger: Ledger) -> 
     for name in ("me", "other"):
         alive.register(name, "node", serves=True, lease_seconds=60)
     alive.take_off("other", [KEYS[1]])
-    flights = Flights(ledger, "me")
-    mine, theirs = (TemplateRequest(SPEC, TILING, "compute_80", key, 1) for key in KEYS[:2])
-    assert flights.take_off([mine, theirs]) == {KEYS[0]}
-    assert flights.come_back() == []
+    clock = PlayedClock()
+    flights = Flights(alive, "me", clock)
+    assert flights.take_off(KEYS[:2]) == {KEYS[0]}
+    assert flights.ask_again([KEYS[1]]) == set()
     alive.land("other", [KEYS[1]])
-    flights._asked_at = 0.0
-    assert flights.come_back() == [theirs]
-    flights.done(KEYS[0])
-    flights.land()
+    assert flights.ask_again([KEYS[1]]) == set()  # not so soon
+    clock.sleep(1)
+    assert flights.ask_again([KEYS[1]]) == {KEYS[1]}
+    flights.land(KEYS[0])
+    flights.tell(at_once=False)
     assert alive.take_off("other", KEYS[:2]) == {KEYS[0]}
-    flights.keep(lambda request: False)
-    flights._landed_at = 0.0
-    flights.land()
+    flights.land(KEYS[1])
+    flights.tell(at_once=True)
     assert alive.take_off("other", KEYS[:2]) == set(KEYS[:2])
+
+
+def test_a_key_that_was_given_back_and_is_built_again_stays_ours(ledger: Ledger) -> None:
+    alive = ledger.coordinators
+    for name in ("me", "other"):
+        alive.register(name, "node", serves=True, lease_seconds=60)
+    flights = Flights(alive, "me", PlayedClock())
+    for _ in range(2):
+        assert flights.take_off([KEYS[0]]) == {KEYS[0]}
+        flights.land(KEYS[0])
+    assert flights.take_off([KEYS[0]]) == {KEYS[0]}
+    flights.tell(at_once=True)
+    assert alive.take_off("other", [KEYS[0]]) == set()

@@ -209,6 +209,14 @@ def test_results_of_other_parts_fit_beside_those_of_0001(empty_database: Databas
     ledger.close()
 
 
+def test_what_0001_knew_of_nvcc_is_one_run_of_it(empty_database: Database) -> None:
+    fill_0001(empty_database)
+    ledger = opened(empty_database)
+    found = ledger.statistics.read(all_time=True).template
+    ledger.close()
+    assert (found.misses, found.hits, found.spent_seconds) == (1, 0, 0.5)  # of two results with the same time
+
+
 def test_a_migrated_database_keeps_its_references_and_indexes(empty_database: Database) -> None:
     fill_0001(empty_database)
     empty_database.upgrade()

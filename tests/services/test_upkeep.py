@@ -8,14 +8,22 @@ import pytest
 from sqlalchemy import update
 
 from farm.jobs import BuildResult, Outcome, Status
-from farm.ledger import Ledger, References
+from farm.ledger import Ledger, References, TemplateRun
 from farm.ledger.tables import jobs
 from tests.services.ledger_rows import new_job, result, submit
 
 
-def finish(ledger: Ledger, job_id: str, *results: BuildResult, status: Status = Status.SUCCEEDED) -> None:
-    """A job whose layers, in order, have these results."""
+def finish(
+    ledger: Ledger,
+    job_id: str,
+    *results: BuildResult,
+    status: Status = Status.SUCCEEDED,
+    ran: tuple[tuple[str, float], ...] = (),
+) -> None:
+    """A job whose layers, in order, have these results, and for which nvcc ran that long for these templates."""
     ledger.claim(job_id, "c", 60)
+    runs = [TemplateRun(f"{job_id}-{i}", key * 32, job_id, seconds) for i, (key, seconds) in enumerate(ran)]
+    ledger.statistics.record_runs(runs)
     ids = [build.id for build in ledger.builds(job_id)]
     ledger.record_results([replace(each, build=ids[each.build]) for each in results])
     ledger.add_event(job_id, "info", "planned")
@@ -119,7 +127,8 @@ def test_a_template_is_looked_up_once_by_each_job_that_builds_and_made_once_for_
 ) -> None:
     submit(ledger, *(new_job(name, name) for name in "abcd"))
     # a and b run together and share the run of nvcc; c finds the template, d all its cubins.
-    finish(ledger, "a", made(0, seconds=2.5), made(1, template="12", cubin="23", seconds=1.0))
+    a = (made(0, seconds=2.5), made(1, template="12", cubin="23", seconds=1.0))
+    finish(ledger, "a", *a, ran=(("11", 2.5), ("12", 1.0)))
     finish(ledger, "b", made(0, cubin="24", seconds=2.5))
     finish(ledger, "c", made(0, cubin="25"))
     finish(ledger, "d", hit(0))
@@ -129,9 +138,20 @@ def test_a_template_is_looked_up_once_by_each_job_that_builds_and_made_once_for_
     assert found.saved_seconds == pytest.approx(7.5)  # b, c and d would have run nvcc too
 
 
+def test_each_run_of_nvcc_counts_whatever_became_of_the_jobs_and_however_alike_they_are(ledger: Ledger) -> None:
+    submit(ledger, *(new_job(name, name) for name in "ab"))
+    # Two templates that took the very same time; a was cancelled before it had results of one of them.
+    finish(ledger, "a", made(0, seconds=1.5), ran=(("11", 1.5), ("12", 1.5)))
+    ledger.statistics.record_runs([TemplateRun("a-0", "11" * 32, "a", 1.5)])  # told twice: the database was away
+    # b found the first in the store, and its second was gone from there: nvcc ran again.
+    finish(ledger, "b", made(0, cubin="24"), made(1, template="12", cubin="25", seconds=1.5), ran=(("12", 1.5),))
+    found = ledger.statistics.read().template
+    assert (found.misses, found.hits, found.spent_seconds, found.saved_seconds) == (3, 1, 4.5, 1.5)
+
+
 def test_after_zero_only_what_comes_later_counts_and_nothing_is_lost(ledger: Ledger) -> None:
     submit(ledger, new_job("a", "a"), new_job("b", "b"))
-    finish(ledger, "a", made(0, seconds=2.0), made(1, cubin="23", seconds=2.0))
+    finish(ledger, "a", made(0, seconds=2.0), made(1, cubin="23", seconds=2.0), ran=(("11", 2.0),))
     zero = ledger.statistics.zero()
     found = ledger.statistics.read()
     assert (found.since, found.cubin.misses, found.template.misses, found.fmas_deleted) == (zero, 0, 0, 0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from codegen.tiling import Part
+from farm.coordination.clock import Clock
 from farm.coordination.coordinator import Coordinator
 from farm.coordination.progress import Progress
 from farm.executors.contract import Executor, WorkerState
@@ -33,6 +34,19 @@ ARCHS = ("sm_80", "sm_90")
 
 Play = Callable[[Request], Result | None]
 """What becomes of a request; None is success."""
+
+
+class PlayedClock(Clock):
+    """Stands still but for those who sleep."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
 
 
 class PlayedExecutor(Executor):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.coordination.coordinator import NO_COORDINATOR
+from farm.coordination.coordinator import NO_COORDINATOR, POLL_SECONDS
 from farm.coordination.lease import Lease
 from farm.coordination.progress import Progress
 from farm.errors import UnreachableError
@@ -90,6 +90,22 @@ def test_jobs_that_run_together_build_what_they_share_once(farm: Farmyard) -> No
     assert outcomes(farm.results(first.id)) == {Outcome.BUILT}
     assert outcomes(farm.results(second.id)) == {Outcome.HIT}
     assert {result.cubin for result in farm.results(first.id)} == {result.cubin for result in farm.results(second.id)}
+
+
+def test_a_later_job_that_finds_a_template_takes_nothing_from_what_is_told_of_its_run(farm: Farmyard) -> None:
+    [first] = farm.submit("a")
+    late: list[str] = []
+
+    def play(request: Request) -> None:
+        if isinstance(request, CubinRequest) and not late:
+            late.extend(farm.submit("b", parts=2))
+            time.sleep(POLL_SECONDS)  # until new jobs are asked for again
+
+    farm.coordinator(PlayedExecutor(farm.store, play, capacity=1)).serve(drain=True)
+    assert {result.template_seconds for result in farm.results(first)} == {1.5}
+    assert {result.template_seconds for result in farm.results(late[0])} == {0.0}
+    found = farm.ledger.statistics.read().template
+    assert (found.misses, found.hits, found.spent_seconds) == (2, 2, 3.0)
 
 
 def test_cubins_do_not_wait_for_templates_that_they_do_not_need(farm: Farmyard) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.exit_codes import exit_code_of_job
-from farm.coordination.retries import Retries
+from farm.coordination.retries import Retries, Tries
 from farm.errors import StoreUnavailableError, UnreachableError
 from farm.jobs import JobSet, Status
 from farm.store.contract import Record
@@ -52,7 +53,7 @@ def test_memory_is_never_raised_above_what_the_settings_allow(farm: Farmyard) ->
     [job_id] = farm.submit("a")
     farm.run([job_id])
     request = farm.executor.submitted[0]
-    assert retries.after(request, Failure(Fault.MEMORY, "m")) is None
+    assert retries.after(request, Failure(Fault.MEMORY, "m"), Tries(), 0.0) is None
 
 
 def test_of_a_lower_level_that_is_asked_for_too_one_cubin_is_built_and_both_get_it(farm: Farmyard) -> None:
@@ -203,3 +204,61 @@ def test_a_retry_builds_only_what_did_not_succeed(farm: Farmyard) -> None:
     assert (job.status, job.hits, job.tries, job.fault) == (Status.SUCCEEDED, 2, 2, "")
     assert {type(each) for each in farm.executor.submitted} == {CubinRequest}
     assert all(isinstance(each, CubinRequest) and each.arch == "sm_90" for each in farm.executor.submitted)
+
+
+class Fallback(PlayedExecutor):
+    """ptxas runs into its time limit at -O3; while it runs at -O1 the job is cancelled, and then asked for at -O1."""
+
+    def __init__(self, farm: Farmyard, job_id: str) -> None:
+        super().__init__(farm.store, self.time_out)
+        self.farm = farm
+        self.job_id = job_id
+        self.again: list[str] = []
+
+    def time_out(self, request: Request) -> Result | None:
+        slow = isinstance(request, CubinRequest) and request.options == ("-O3",)
+        return failed(request, Failure(Fault.TIME, "ptxas ran into its time limit of 600 s")) if slow else None
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        flies = {each.options for each in self._waiting if isinstance(each, CubinRequest)}
+        if self.again or flies != {("-O1",)}:
+            return super().wait(timeout_seconds)
+        self.farm.ledger.cancel(JobSet(ids=(self.job_id,)), "cancelled by ada")
+        return []  # until the coordinator notices
+
+    def cancel(self, keys: Collection[str]) -> None:
+        super().cancel(keys)
+        if keys and not self.again:
+            self.again = self.farm.submit("again", archs=("sm_90",), optimisation=1)
+
+
+def test_a_cancelled_fallback_is_built_for_a_job_that_asks_for_it_later(farm: Farmyard) -> None:
+    farm.settings = replace(farm.settings, job_timeout_seconds=5)
+    [job_id] = farm.submit("a", archs=("sm_90",))
+    executor = Fallback(farm, job_id)
+    farm.coordinator(executor).serve(drain=True)
+    assert farm.ledger.job(job_id).status is Status.CANCELLED
+    [again] = executor.again
+    job = farm.ledger.job(again)
+    assert (job.status, job.reason, job.done) == (Status.SUCCEEDED, "", 2)
+
+
+def test_a_job_that_shares_what_is_in_flight_has_begun_and_has_its_time_limit(farm: Farmyard) -> None:
+    farm.settings = replace(farm.settings, job_timeout_seconds=0.5)
+    [first] = farm.submit("a", archs=("sm_90",))
+    later: list[str] = []
+
+    class Endless(PlayedExecutor):
+        def wait(self, timeout_seconds: float) -> list[Result]:
+            if not later and any(isinstance(each, CubinRequest) for each in self._waiting):
+                later.extend(farm.submit("b", archs=("sm_90",)))
+            if later:
+                time.sleep(0.02)
+                return []
+            return super().wait(timeout_seconds)
+
+    farm.coordinator(Endless(farm.store)).serve(drain=True)
+    for job_id in (first, *later):
+        job = farm.ledger.job(job_id)
+        assert (job.status, job.fault) == (Status.FAILED, "time")
+        assert job.started_at is not None

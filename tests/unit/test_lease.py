@@ -1,0 +1,87 @@
+"""A coordinator's lease lives through whatever goes wrong with a beat, and its coordinator hears when it is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from farm.coordination.coordinator import Coordinator
+from farm.coordination.lease import Lease
+from farm.coordination.progress import Progress
+from farm.errors import LeaseLostError
+from farm.executors.contract import WorkerState
+from farm.jobs import Status
+from farm.ledger import Ledger
+from farm.worker.requests import Request, Result
+from tests.samples import fixed_toolchain
+from tests.unit.farmyard import Farmyard, PlayedExecutor
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farmyard]:
+    farm = Farmyard(tmp_path)
+    yield farm
+    farm.ledger.close()
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_a_lease_survives_an_error_of_any_kind(farm: Farmyard) -> None:
+    told: list[str] = []
+    beats, recovered = [0], threading.Event()
+
+    def workers() -> Sequence[WorkerState]:
+        beats[0] += 1
+        if beats[0] <= 3:
+            raise RuntimeError("Ray has lost its head")
+        recovered.set()
+        return ()
+
+    with Lease(farm.ledger, "me", workers, tell=told.append, beat_seconds=0.01) as lease:
+        wait_for(recovered)
+        lease.check()
+    assert told == ["the lease could not be extended, and is tried again: RuntimeError: Ray has lost its head"]
+
+
+class Broken(Ledger):
+    """Cannot extend a lease."""
+
+    def waiting(self, seconds: float) -> Broken:
+        return self
+
+    def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
+        raise RuntimeError("a bug")
+
+
+def test_a_coordinator_whose_lease_is_lost_gives_its_jobs_back_and_says_why(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+
+    class Waits(PlayedExecutor):
+        def wait(self, timeout_seconds: float) -> list[Result]:
+            time.sleep(0.02)  # what it has never ends
+            return []
+
+        def submit(self, request: Request) -> None:
+            self._waiting.append(request)
+
+    coordinator = Coordinator(
+        Broken(farm.ledger._engine),
+        farm.store,
+        Waits(farm.store),
+        fixed_toolchain(),
+        farm.settings,
+        Progress(),
+        lease_seconds=0.3,
+        beat_seconds=0.02,
+    )
+    with pytest.raises(LeaseLostError, match=r"could not be extended \(RuntimeError: a bug\)"):
+        coordinator.serve()
+    job = farm.ledger.job(job_id)
+    assert job.status is Status.PENDING
+    assert "a bug" in job.reason

@@ -1,0 +1,239 @@
+"""Whatever jobs, workers, stores and other coordinators do: every job ends, and nothing is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from codegen.tiling import Part, Tiling
+from farm.coordination.flights import Flights
+from farm.coordination.pieces import ALLOWED_MOVES, Cubin, Pieces, State, Template
+from farm.coordination.plan import Plan, Target
+from farm.coordination.retries import Retries
+from farm.coordination.run import CubinDone, Run
+from farm.errors import StoreUnavailableError
+from farm.settings import load_settings
+from farm.store.contract import Record
+from farm.store.memory import MemoryStore
+from farm.worker.requests import (
+    CubinRequest,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    failed,
+)
+from tests.samples import SMALL
+from tests.unit.farmyard import PlayedClock, PlayedExecutor
+
+SETTINGS = load_settings({})
+RETRIES = Retries(SETTINGS, "13.0.88")
+TILING = Tiling(8, 8, 1, 4, 3, 2)
+TEMPLATES = tuple(TemplateRequest(SMALL, TILING, f"compute_{i}0", f"{i}" * 64, 10 * i) for i in (7, 8))
+
+
+def cubin(i: int, level: int) -> CubinRequest:
+    """One of four layers, two of each template, at -O3 or at -O1."""
+    high = CubinRequest(TEMPLATES[i % 2], f"{i:064}", Part(0, 1), "sm_90", ("-O3",), f"c{i}" * 32, 100 + i)
+    return high if level == 3 else RETRIES.lower(high)
+
+
+def plan_of(job: str, layers: Sequence[int], level: int) -> Plan:
+    requests = tuple(cubin(i, level) for i in layers)
+    targets = {request.key: (Target(job, i, "sm_90", 0),) for i, request in zip(layers, requests, strict=True)}
+    return Plan(TEMPLATES, requests, targets, {}, {})
+
+
+class Tower:
+    """The ledger's flights: of this coordinator and of another."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, str] = {}
+
+    def take_off(self, coordinator: str, keys: Sequence[str]) -> set[str]:
+        return {key for key in keys if self.of.setdefault(key, coordinator) == coordinator}
+
+    def land(self, coordinator: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            assert self.of.pop(key) == coordinator
+
+
+class MoodyStore(MemoryStore):
+    """Is away at times."""
+
+    away = False
+
+    def get_record(self, stage: str, key: str) -> Record | None:
+        if self.away:
+            raise StoreUnavailableError("the store does not answer")
+        return super().get_record(stage, key)
+
+
+class StagedExecutor(PlayedExecutor):
+    """Gives the results that it was told to give."""
+
+    def __init__(self, store: MemoryStore, tower: Tower) -> None:
+        super().__init__(store, capacity=3)
+        self.tower = tower
+        self.flying: dict[str, Request] = {}
+        self.staged: list[Result] = []
+
+    def submit(self, request: Request) -> None:
+        assert request.key not in self.flying, "built twice at once"
+        assert self.tower.of[request.key] == "me", "another coordinator may build it too"
+        assert len(self.flying) < self.capacity
+        self.flying[request.key] = request
+
+    def stage(self, key: str, fault: Fault | None) -> None:
+        request = self.flying[key]
+        self.staged.append(failed(request, Failure(fault, "m")) if fault else self._succeed(request))
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        results, self.staged = {each.key: each for each in self.staged}, []
+        for key in results:
+            del self.flying[key]
+        return list(results.values())
+
+    def cancel(self, keys: Sequence[str]) -> None:  # type: ignore[override]
+        self.staged = [each for each in self.staged if each.key not in keys]
+        for key in keys:
+            del self.flying[key]
+
+
+class Coordination(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = PlayedClock()
+        self.store = MoodyStore()
+        self.tower = Tower()
+        self.executor = StagedExecutor(self.store, self.tower)
+        flights = Flights(self.tower, "me", self.clock)
+        self.run = Run(self.store, self.executor, flights, RETRIES, recache=False, clock=self.clock)
+        self.jobs: dict[str, set[int]] = {}
+        """By id, the layers still to come."""
+        self.count = 0
+
+    @rule(layers=st.sets(st.integers(0, 3), min_size=1), level=st.sampled_from([3, 1]))
+    def submit(self, layers: set[int], level: int) -> None:
+        self.count += 1
+        name = f"job{self.count}"
+        self.jobs[name] = set(layers)
+        self.run.add(plan_of(name, sorted(layers), level), [name])
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.jobs)))
+        del self.jobs[name]
+        self.run.release([name])
+
+    @precondition(lambda self: self.executor.flying)
+    @rule(data=st.data(), fault=st.sampled_from([None, None, Fault.TIME, Fault.TIME, *Fault]))
+    def end_one(self, data: st.DataObject, fault: Fault | None) -> None:
+        self.executor.stage(data.draw(st.sampled_from(sorted(self.executor.flying))), fault)
+
+    @rule()
+    def lose_the_workers(self) -> None:
+        for key in self.executor.flying:
+            self.executor.stage(key, Fault.CRASH)
+
+    @rule(key=st.sampled_from([*(each.key for each in TEMPLATES), *(cubin(i, 3).key for i in range(4))]))
+    def another_takes_off_or_lands(self, key: str) -> None:
+        if self.tower.of.setdefault(key, "another") == "another" and self.count % 2:
+            del self.tower.of[key]
+
+    @rule()
+    def the_store_comes_or_goes(self) -> None:
+        self.store.away = not self.store.away
+
+    @rule()
+    def the_store_is_emptied(self) -> None:
+        self.store._records.clear()
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 30.0, 1000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+    @rule()
+    def step(self) -> None:
+        for event in self.run.step():
+            if isinstance(event, CubinDone):
+                for target in event.targets:
+                    self.jobs[target.job].remove(target.build)  # of a live job, and not told twice
+        ended = [name for name, layers in self.jobs.items() if not layers]
+        self.run.release(ended)
+        for name in ended:
+            del self.jobs[name]
+
+    @invariant()
+    def every_piece_is_wanted_and_goes_on(self) -> None:
+        pieces = {piece.key: piece for piece in self.run.pieces}
+        assert {key for key, piece in pieces.items() if piece.state is State.FLIGHT} == set(self.executor.flying)
+        for piece in pieces.values():
+            if isinstance(piece, Template):
+                assert piece.users
+                assert bool(piece.waiting) == (piece.state not in (State.RESTS, State.DONE))
+            elif isinstance(piece, Cubin):
+                assert piece.wanted
+                assert (piece.awaits is not None) == (piece.state in (State.TEMPLATE, State.LOWER))
+                if piece.awaits is not None:
+                    assert pieces[piece.awaits.key] is piece.awaits
+                    assert piece.awaits.waiting[piece.key] is piece
+                    assert piece.awaits.order <= piece.order
+            for each in piece.waiting.values():
+                assert each.awaits is piece
+
+    @invariant()
+    def every_job_has_a_piece_for_each_layer_to_come(self) -> None:
+        found = {(target.job, target.build) for p in self.run.pieces if isinstance(p, Cubin) for target in p.targets}
+        assert found == {(name, layer) for name, layers in self.jobs.items() for layer in layers}
+
+    def teardown(self) -> None:
+        """From wherever it stands, all goes well: then every job ends, and nothing is left."""
+        self.store.away = False
+        self.tower.of = {key: who for key, who in self.tower.of.items() if who == "me"}
+        for _ in range(100):
+            if not self.jobs:
+                break
+            for key in self.executor.flying:
+                self.executor.stage(key, None)
+            self.step()
+            self.every_piece_is_wanted_and_goes_on()
+            self.clock.sleep(25.0)
+        assert self.jobs == {}
+        assert len(self.run.pieces) == 0
+        assert self.tower.of == {}
+        assert not any(self.run.pieces.in_state(state) for state in State)
+
+
+TestCoordination = Coordination.TestCase
+TestCoordination.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_move_that_makes_no_sense_is_refused() -> None:
+    pieces = Pieces()
+    pieces.add_job("a")
+    request = cubin(0, 3)
+    pieces.ask(request, [Target("a", 0, "sm_90", 0)])
+    [piece] = pieces.in_state(State.LOOK_UP)
+    with pytest.raises(AssertionError, match="cannot move from 'look-up' to 'in flight'"):
+        pieces.move(piece, State.FLIGHT)
+    assert set(ALLOWED_MOVES) == set(State)
+
+
+def test_what_an_older_job_wants_too_is_built_with_the_older_job() -> None:
+    pieces = Pieces()
+    for name in ("old", "young"):
+        pieces.add_job(name)
+    pieces.ask(cubin(0, 3), [Target("young", 0, "sm_90", 0)])
+    pieces.ask(cubin(1, 3), [Target("young", 1, "sm_90", 0)])
+    pieces.ask(cubin(0, 3), [Target("old", 0, "sm_90", 0)])
+    assert [piece.key for piece in pieces.pop(State.LOOK_UP, 1)] == ["c0" * 32]
+    assert replace(cubin(1, 3)) == pieces.pop(State.LOOK_UP, 9)[0].request
+    assert pieces.pop(State.LOOK_UP, 9) == []
