@@ -308,7 +308,7 @@ class Claims:
             claim.began = self._clock.now() if claim.began is None else claim.began
         if changed:
             ids = [claim.job.id for claim in changed]
-            self._ledger.set_running(ids, holder=self._coordinator, stage=stage)
+            self._ledger.running.set_stage(ids, stage, holder=self._coordinator)
 
     def _set_waits(self, claims: Sequence[Claim], reason: str) -> None:
         changed = [claim for claim in claims if claim.waits != bool(reason)]
@@ -316,7 +316,7 @@ class Claims:
             claim.waits = bool(reason)
         if changed:
             ids = [claim.job.id for claim in changed]
-            self._ledger.set_running(ids, holder=self._coordinator, reason=reason)
+            self._ledger.running.set_reason(ids, reason, holder=self._coordinator)
 
 
 def _plan(claims: Sequence[Claim], toolchain: Toolchain) -> Plan:

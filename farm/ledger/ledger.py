@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func, insert, or_, select, true, update
 
@@ -16,6 +15,7 @@ from farm.ledger.moves import held_by, locked, state_values
 from farm.ledger.neighbours import Neighbours
 from farm.ledger.retention import Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.running import RunningJobs
 from farm.ledger.statistics import StatisticsBook
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
 from farm.ledger.tuning import TuningTable
@@ -50,6 +50,11 @@ class Ledger:
     def coordinators(self) -> Coordinators:
         """Who is alive, and what each builds."""
         return Coordinators(self._engine, self._wait_seconds)
+
+    @property
+    def running(self) -> RunningJobs:
+        """What coordinators say of the jobs they run."""
+        return RunningJobs(self._engine, self._wait_seconds)
 
     @property
     def tuning(self) -> TuningTable:
@@ -200,19 +205,6 @@ class Ledger:
         statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
         with self._writing() as connection:
             return list(connection.execute(statement.returning(jobs.c.id)).scalars())
-
-    @patient
-    def set_running(
-        self, job_ids: Collection[str], *, holder: str, stage: str | None = None, reason: str | None = None
-    ) -> None:
-        """What runs of these jobs now, and why it waits; None: as before. With the first stage, they begin."""
-        values = {"stage": stage, "reason": reason}
-        said: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        if stage is not None:
-            said["started_at"] = func.coalesce(jobs.c.started_at, now())
-        with self._writing() as connection:
-            rows = locked(connection, and_(jobs.c.id.in_(job_ids), held_by(holder)))
-            connection.execute(update(jobs).where(rows).values(said))
 
     @patient
     def record_results(self, batch: Sequence[BuildResult], *, holder: str | None = None) -> None:

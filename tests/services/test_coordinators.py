@@ -15,6 +15,7 @@ from codegen.tiling import Tiling
 from farm.coordination.flights import Flights
 from farm.jobs import Job, JobSet, Status
 from farm.ledger import Ledger
+from farm.ledger.running import Outlook
 from farm.ledger.tables import coordinators, jobs
 from farm.worker.build import find_cubin, find_template
 from farm.worker.requests import CubinRequest, Request, Result, TemplateResult
@@ -70,7 +71,9 @@ def test_no_state_of_a_job_that_was_lost_can_be_changed(ledger: Ledger) -> None:
     before = ledger.job("aaaa1111"), ledger.results("aaaa1111")
     ledger.record_results([result(build, "sm_90")], holder="slow")
     ledger.forget_results("aaaa1111", holder="slow")
-    ledger.set_running(["aaaa1111"], holder="slow", stage="assemble", reason="asleep")
+    ledger.running.set_stage(["aaaa1111"], "assemble", holder="slow")
+    ledger.running.set_reason(["aaaa1111"], "asleep", holder="slow")
+    ledger.running.set_outlooks({"aaaa1111": Outlook(2, 60.0)}, holder="slow")
     ledger.release("slow", "asleep")
     assert not ledger.finish("aaaa1111", Status.FAILED, "asleep", holder="slow")
     assert (ledger.job("aaaa1111"), ledger.results("aaaa1111")) == before

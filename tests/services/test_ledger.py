@@ -194,7 +194,7 @@ def test_a_job_moves_only_as_allowed(ledger: Ledger, source: Status, target: Sta
 def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
     submit(ledger, new_job())
     ledger.claim("aaaa1111", "c", 60)
-    ledger.set_running(["aaaa1111"], holder="c", stage="template")
+    ledger.running.set_stage(["aaaa1111"], "template", holder="c")
     assert ledger.job("aaaa1111").stage == "template"
     ledger.release("somebody else", "no")
     assert ledger.job("aaaa1111").status is Status.RUNNING

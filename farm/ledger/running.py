@@ -1,0 +1,56 @@
+"""What a coordinator says of the jobs that it runs: where each stands, and when it will end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, and_, func, update
+
+from farm.ledger.engine import patient, writing
+from farm.ledger.moves import held_by, locked
+from farm.ledger.tables import jobs, now
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How a job goes on, as its coordinator predicts."""
+
+    running: int
+    """Of its templates and cubins, those that a tool works on now."""
+    left_seconds: float | None
+    """Until its end; None: it cannot be told."""
+
+
+class RunningJobs:
+    """Of jobs that `holder` no longer has, nothing is written. Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    @patient
+    def set_stage(self, job_ids: Collection[str], stage: str, *, holder: str) -> None:
+        """What is done for these jobs now; with the first stage, they begin."""
+        self._set(job_ids, holder, {"stage": stage, "started_at": func.coalesce(jobs.c.started_at, now())})
+
+    @patient
+    def set_reason(self, job_ids: Collection[str], reason: str, *, holder: str) -> None:
+        """Why they wait; empty: they go on."""
+        self._set(job_ids, holder, {"reason": reason})
+
+    @patient
+    def set_outlooks(self, outlooks: Mapping[str, Outlook], *, holder: str) -> None:
+        """What is predicted of each job."""
+        with writing(self._engine, self._wait_seconds) as connection:
+            rows = locked(connection, and_(jobs.c.id.in_(outlooks), held_by(holder)))
+            for job_id, outlook in outlooks.items():
+                ends_at = None if outlook.left_seconds is None else now() + outlook.left_seconds
+                said = {"running": outlook.running, "ends_at": ends_at}
+                connection.execute(update(jobs).where(rows, jobs.c.id == job_id).values(said))
+
+    def _set(self, job_ids: Collection[str], holder: str, said: Mapping[str, Any]) -> None:
+        with writing(self._engine, self._wait_seconds) as connection:
+            rows = locked(connection, and_(jobs.c.id.in_(job_ids), held_by(holder)))
+            connection.execute(update(jobs).where(rows).values(said))
