@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 
 def upgrade() -> None:
@@ -26,7 +26,7 @@ def upgrade() -> None:
     # Before, jobs that shared a run had its very time, and nobody else had.
     op.execute(
         "insert into template_runs (id, template_key, job, seconds, recorded_at)"
-        " select 'before-0008-' || cast(row_number() over (order by min(recorded_at)) as text), template_key, min(job),"
+        " select 'before-0009-' || cast(row_number() over (order by min(recorded_at)) as text), template_key, min(job),"
         " template_seconds, min(recorded_at) from results where template_seconds > 0"
         " group by template_key, template_seconds"
     )
