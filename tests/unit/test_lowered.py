@@ -20,9 +20,11 @@ TILING = Tiling(28, 4, 1, 16, 8, 2)
 
 def test_a_tiling_is_worked_out_once_however_often_it_is_asked_about() -> None:
     layer = tiled(SPEC, TILING)
-    assert layer.work is layer.work
-    assert layer.launch is layer.launch
-    assert layer.input_tile is layer.input_tile
+    with patch.object(conv2d, "work", wraps=conv2d.work) as work, patch.object(conv2d, "launch_of") as launch:
+        for _ in range(3):
+            assert layer.work.streams == 2
+            assert layer.launch
+    assert (work.call_count, launch.call_count) == (1, 1)
 
 
 @pytest.mark.parametrize("other", [replace(TILING, group_kernels=8), replace(TILING, stages=3)])
