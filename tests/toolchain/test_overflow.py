@@ -9,7 +9,7 @@ import pytest
 
 from codegen.choice import choose_parts, choose_tiling
 from codegen.layers import Weights
-from codegen.spec import AddResidual, Clip, Conv2d, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.spec import AddResidual, Clip, Conv2d, DataType, Gelu, LayerSpec, LeakyRelu, Linear, Swish
 from codegen.template import Template, make_template
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_input, random_residual, verify_layer, verify_output
@@ -22,6 +22,8 @@ SPECS: tuple[LayerSpec, ...] = (
     Conv2d(6, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1)),
     Conv2d(6, 8, 8, 4, 3, 3, epilogue=(Clip(0.0, 6.0),)),
     Linear(24, 8, epilogue=(LeakyRelu(0.25), AddResidual())),
+    Linear(24, 8, epilogue=(Swish(),)),
+    Linear(24, 8, epilogue=(Gelu(),)),
 )
 
 
