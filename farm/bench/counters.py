@@ -51,7 +51,8 @@ def profile(operators: Sequence[str], batch: int, sparsity: float) -> dict[str, 
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoCountersError("ncu is not on the path: install Nsight Compute")
-    child = [sys.executable, "-m", "farm.bench.profiled", str(batch), f"{sparsity:g}", *operators]
+    # -P: nothing in the current folder takes the place of a module.
+    child = [sys.executable, "-P", "-m", "farm.bench.profiled", str(batch), f"{sparsity:g}", *operators]
     command = [ncu, "--csv", "--profile-from-start", "off", "--metrics", ",".join(METRICS), *child]
     try:
         text = run_tool(command, limits=LIMITS).stdout

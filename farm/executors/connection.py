@@ -11,8 +11,10 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import farm
 from codegen.scratch import ScratchFolder, remove_abandoned
 from farm.errors import NoWorkerError, UnreachableError
 from farm.executors.address import host_and_port, knock
@@ -144,7 +146,7 @@ class RayConnection:
         self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         obeyed = signal.getsignal(signal.SIGTERM)
         try:
-            self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+            self._ray.init(**options, job_config=_job_config(), log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, self._ray.exceptions.AuthenticationError) as error:
             if address is None:
                 raise
@@ -169,6 +171,22 @@ def _node(found: Mapping[str, Any]) -> Node:
         gpus=int(resources.get("GPU", 0)),
         memory_bytes=int(resources.get("memory", 0)),
     )
+
+
+def _job_config() -> Any:
+    """Workers find modules where this program is, and not in the folder where it was typed, as Ray would have it.
+
+    A file farm.py or numpy.py that happens to lie there would be imported instead.
+    """
+    from ray.job_config import JobConfig
+
+    class OwnPath(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True  # else Ray puts the script's and the current folder before everything
+
+    program = Path(farm.__file__).parents[1]
+    is_checkout = program.name not in ("site-packages", "dist-packages")
+    return OwnPath(_py_driver_sys_path=[str(program)] if is_checkout else [])
 
 
 def _local_environment() -> dict[str, str]:
