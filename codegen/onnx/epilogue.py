@@ -34,12 +34,15 @@ def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None
     return (LeakyRelu(slope),) if slope is not None and isfinite(slope) else None
 
 
-def residual(node: Node, graph: Graph, tensor: str) -> str:
-    """What an Add adds to `tensor`, if it is computed too and known to have the same shape; else empty."""
+def residual(node: Node, graph: Graph, tensor: str, reshaped: str = "") -> str:
+    """What an Add adds to `tensor`, if it is computed too and known to have the same shape; else empty.
+
+    `tensor` may be another tensor `reshaped`.
+    """
     if node.operator != "Add" or len(node.inputs) != 2:
         return ""
     other = node.inputs[1] if node.inputs[0] == tensor else node.inputs[0]
-    fits = other not in graph.constants and graph.same_shape(tensor, other)
+    fits = other not in graph.constants and graph.same_shape(tensor, other, reshaped)
     return other if fits else ""
 
 

@@ -15,6 +15,7 @@ from codegen.onnx.graph import Graph
 from codegen.onnx.nodes import ONNX_DOMAINS, Node
 from codegen.onnx.product import Product
 from codegen.onnx.reasons import UnsupportedError
+from codegen.onnx.views import Axes, axes_after, passes, reshapes
 from codegen.spec import AddResidual, Step
 
 EPSILON = 1e-5
@@ -28,6 +29,8 @@ class _Fusion:
     product: Product
     graph: Graph
     output: str
+    axes: Axes
+    """Of the output."""
     affine: Affine
     steps: list[Step] = field(default_factory=list)
     residual: str = ""
@@ -36,42 +39,49 @@ class _Fusion:
     def take(self, taken: Set[int]) -> Sequence[Node]:
         """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
 
-        A node at a position in `taken` is left. Gives the nodes.
+        Nodes before that which only reshape the output are taken with it. A node at a position in `taken` is left.
+        Gives the nodes.
         """
+        output, axes = self.output, self.axes
+        reshaping: list[Node] = []
+        try:
+            while not (nodes := self._next(taken, output)) and (node := self._reader(taken)):
+                if not reshaping and passes(node, self.graph, self.output):
+                    nodes = [node]
+                    break
+                if not (passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output)):
+                    break
+                reshaping.append(node)
+                before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
+                self.axes = axes_after(self.axes, before, after, self.product.spec.kernels)
+                self.output = node.outputs[0]
+        except UnsupportedError:  # one of the constants cannot be computed
+            nodes = []
+        if not nodes:
+            self.output, self.axes = output, axes
+            return []
+        self.output = nodes[-1].outputs[0]
+        self.nodes += [*reshaping, *nodes]
+        return [*reshaping, *nodes]
+
+    def _next(self, taken: Set[int], reshaped: str) -> Sequence[Node]:
+        """What computes something of the output, which is the tensor `reshaped`; that is in the layer from here on."""
         whole = composed(self.graph, self.output, self.product.spec.data_type)
         if whole is not None and taken.isdisjoint(node.position for node in whole.nodes):
             self.steps.append(whole.step)
-            self.nodes += whole.nodes
-            self.output = whole.nodes[-1].outputs[0]
             return whole.nodes
-        reader = self.graph.only_reader(self.output)
-        return [reader] if reader and reader.position not in taken and self._takes(reader) else []
+        node = self._reader(taken)
+        return [node] if node and (self._folds(node) or self._steps(node) or self._adds(node, reshaped)) else []
 
-    def _takes(self, node: Node) -> bool:
-        if node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
-            return False
-        if any(self.graph.is_read(name) for name in node.outputs[1:]):
-            return False
-        try:
-            taken = self._passes(node) or self._folds(node) or self._steps(node) or self._adds(node)
-        except UnsupportedError:  # one of its constants cannot be computed
-            return False
-        if taken:
-            self.nodes.append(node)
-            self.output = node.outputs[0]
-        return taken
-
-    def _passes(self, node: Node) -> bool:
-        """Identity, and Dropout, which does nothing but in training."""
-        if node.input(0) != self.output:
-            return False
-        if node.operator == "Dropout" and node.input(2):
-            constants = self.graph.constants
-            return node.input(2) in constants and not constants.read(node.input(2)).any()
-        return node.operator in ("Identity", "Dropout")
+    def _reader(self, taken: Set[int]) -> Node | None:
+        """The only reader of the output, if its first output is all that is read of it."""
+        node = self.graph.only_reader(self.output)
+        if node is None or node.position in taken or node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
+            return None
+        return None if any(self.graph.is_read(name) for name in node.outputs[1:]) else node
 
     def _folds(self, node: Node) -> bool:
-        affine = None if self.steps else _affine(node, self.output, self.product, self.graph)
+        affine = None if self.steps else _affine(node, self.output, self.axes, self.product.spec.kernels, self.graph)
         if affine is None:
             return False
         affine = affine.after(self.affine)
@@ -85,9 +95,9 @@ class _Fusion:
         self.steps += steps or ()
         return steps is not None
 
-    def _adds(self, node: Node) -> bool:
+    def _adds(self, node: Node, reshaped: str) -> bool:
         # What is added cannot depend on this layer: nothing but this node reads the layer's output.
-        added = "" if self.residual else residual(node, self.graph, self.output)
+        added = "" if self.residual else residual(node, self.graph, self.output, reshaped)
         if added:
             self.residual = added
             self.steps.append(AddResidual())
@@ -112,7 +122,7 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     affine = Affine(np.ones(kernels), np.zeros(kernels))
     if not _stays_finite(product, affine):
         raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
-    fusion = _Fusion(product, graph, product.output, affine)
+    fusion = _Fusion(product, graph, product.output, Axes(product.output_rank, product.channel_axis), affine)
     while nodes := fusion.take(taken):
         taken.update(node.position for node in nodes)
     layer = Layer(
@@ -134,9 +144,9 @@ def _stays_finite(product: Product, affine: Affine) -> bool:
     return bool(np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all())
 
 
-def _affine(node: Node, tensor: str, product: Product, graph: Graph) -> Affine | None:
-    """What a node computes of the product's output, None if that cannot be folded."""
-    kernels, rank, axis = product.spec.kernels, product.output_rank, product.channel_axis
+def _affine(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -> Affine | None:
+    """What a node computes of a tensor with the product's kernels in it, None if that cannot be folded."""
+    rank, axis = axes.rank, axes.channel
     if node.operator == "BatchNormalization":
         names = node.inputs[1:5]
         # Before opset 14, outputs beside the first one say that it trains.

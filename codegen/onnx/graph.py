@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,7 +85,19 @@ class Graph:
         shape = self.shapes.get(tensor)
         return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
 
-    def same_shape(self, first: str, second: str) -> bool:
-        """Whether it is known that two tensors always have one shape."""
-        shape = self.shapes.get(first)
-        return shape is not None and None not in shape and shape == self.shapes.get(second)
+    def same_shape(self, first: str, second: str, reshaped: str = "") -> bool:
+        """Whether it is known that two tensors always have one shape; `reshaped` has as many elements as the first."""
+        shape, other, source = (self.shapes.get(name) for name in (first, second, reshaped))
+        if shape is None or other is None or None in other or len(shape) != len(other):
+            return False
+        unequal = sum(a != b for a, b in zip(shape, other, strict=True))
+        if unequal != 1:
+            return not unequal
+        # One size is unknown, or has another name: the others are equal, so it is too if there are as many elements.
+        return source is not None and None not in source and _elements(source) == _elements(other)
+
+
+def _elements(shape: Shape) -> tuple[int, list[str]]:
+    """How many: a number times names."""
+    names = sorted(each for each in shape if isinstance(each, str))
+    return prod(each for each in shape if isinstance(each, int)), names

@@ -124,8 +124,8 @@ class DrawnLayer:
         rng = np.random.default_rng([self.recipe.seed, 1])
         x = np.clip(rng.standard_normal(geometry.input_shape), -4, 4)
         arrays = {"x": (x * scale).astype(dtype)}
-        if {"residual", "residual_first"} & set(geometry.steps):
-            arrays["r"] = rng.standard_normal(geometry.result_shape).astype(dtype)
+        if {"residual", "residual_first", "residual_of_rows"} & set(geometry.steps):
+            arrays["r"] = rng.standard_normal(geometry.final_shape).astype(dtype)
         return arrays
 
 
@@ -152,7 +152,7 @@ class _Builder:
             self.nodes,
             "drawn",
             [helper.make_tensor_value_info(name, element_type, shape) for name, shape in inputs.items()],
-            [helper.make_tensor_value_info("y", element_type, geometry.result_shape)],
+            [helper.make_tensor_value_info("y", element_type, geometry.final_shape)],
             self.constants,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
@@ -209,6 +209,9 @@ class _Builder:
                 self._node("Add", before, "r")
             case "residual_first":
                 self._node("Add", "r", before)
+            case "residual_of_rows":
+                self._node("Flatten", before)
+                self._node("Add", self._last, "r")
             case "sigmoid" | "tanh" | "mish" | "gelu":
                 self._node(step.capitalize(), before)
             case "hard_swish":

@@ -150,6 +150,11 @@ def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
     return replace(Tensor.exact(value), dtype=x.dtype)
 
 
+def _flatten(attributes: Attributes, x: Tensor) -> Tensor:
+    arrays = {name: getattr(x, name).reshape(len(x.value), -1) for name in ("value", "error", "magnitude", "reach")}
+    return replace(x, **arrays)
+
+
 def _clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     value = x.value
     if low is not None:
@@ -272,6 +277,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "ConvTranspose": _conv_transpose,
     "Div": _div,
     "Erf": _function(math.erf, 1.13),
+    "Flatten": _flatten,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "HardSigmoid": _hard_sigmoid,

@@ -35,8 +35,10 @@ STEPS = (
     "gelu_of_nodes",
     "tanh",
     "mish",
+    "residual_of_rows",
 )
-"""The nodes that may follow: `residual` adds a second input of the model, `residual_first` adds to it."""
+"""The nodes that may follow: `residual` adds a second input of the model, `residual_first` adds to it, and
+`residual_of_rows`, which comes last, adds to each image or row as one row."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Geometry:
         if not self.convolves:
             return self.batch, *self.size, self.kernels
         return self.batch, self.kernels, *(self._result_size(axis) for axis in range(len(self.size)))
+
+    @property
+    def final_shape(self) -> tuple[int, ...]:
+        """Of the last node's output."""
+        result = self.result_shape
+        return (result[0], prod(result[1:])) if "residual_of_rows" in self.steps else result
 
     @property
     def runs_in_onnxruntime(self) -> bool:
@@ -184,6 +192,8 @@ GEOMETRIES: dict[str, Geometry] = {
     ),
     "Mish and tanh, transposed": Geometry("ConvTranspose", 4, 5, (5, 4), (3, 3), (2, 2), steps=("mish", "tanh")),
     "GELU of nodes, of sequences": Geometry("MatMul", 16, 9, (4,), bias=False, steps=("add", "gelu_of_nodes")),
+    "residual of flat maps": Geometry("Conv", 4, 6, (7, 8), (3, 3), steps=("silu", "residual_of_rows")),
+    "residual of flat sequences": Geometry("MatMul", 12, 7, (3,), bias=False, steps=("add", "residual_of_rows")),
     "float16 GELU by tanh": Geometry("Gemm", 20, 9, steps=("gelu_by_tanh",), data_type="float16"),
     "bfloat16 SiLU": Geometry("Conv", 6, 5, (6, 6), (3, 3), steps=("silu", "residual"), data_type="bfloat16"),
     "1-D": Geometry("Conv", 6, 8, (20,), (5,), pads=(2, 2), steps=("relu",)),
@@ -257,6 +267,8 @@ def geometries(draw: st.DrawFn) -> Geometry:
     """Any small geometry."""
     kind = draw(st.sampled_from(("Conv", "Conv", "Conv", "Conv", "ConvTranspose", "ConvTranspose", "Gemm", "MatMul")))
     steps = tuple(draw(st.lists(st.sampled_from(STEPS), max_size=4, unique=True)))
+    if "residual_of_rows" in steps:
+        steps = (*(step for step in steps if not step.startswith("residual")), "residual_of_rows")
     if "residual" in steps:
         steps = tuple(step for step in steps if step != "residual_first")
     data_type = draw(st.sampled_from(("float32", "float32", "float32", "float16", "bfloat16")))

@@ -122,7 +122,7 @@ def test_a_drawn_model_is_valid_and_onnxruntime_is_within_its_bound(geometry: Ge
     assert DrawnLayer.from_line(layer.line) == layer
     onnx.checker.check_model(layer.model, full_check=True)
     exact = evaluate(layer.model, layer.inputs)
-    assert exact["y"].value.shape == geometry.result_shape
+    assert exact["y"].value.shape == geometry.final_shape
     if geometry.runs_in_onnxruntime:
         for name, theirs in run_onnxruntime(layer.model, layer.inputs).items():
             assert share(theirs.astype(np.float64), exact[name].value, exact[name].error) <= 1
