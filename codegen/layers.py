@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.spec import LayerSpec, SkippedLayer
+from codegen.spec import LIKELY_ROWS, LayerSpec, SkippedLayer
 
 FloatArray = NDArray[np.float32]
 
@@ -69,10 +69,17 @@ class Layer:
     output: str
     residual: str = ""
     """What AddResidual adds; empty without one."""
-    rows: int = 1
-    """Of a Linear, rows per image as far as the model says: the length of a sequence."""
+    rows: int | None = 1
+    """Of a Linear, rows per image, as the length of a sequence; None if that is not known before the model runs."""
     folded: tuple[str, ...] = ()
     """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
+    operator: str = ""
+    """The node's, by ONNX's name."""
+
+    @property
+    def likely_rows(self) -> int:
+        """Rows per image to choose a tiling by; it is right for any number of rows."""
+        return LIKELY_ROWS if self.rows is None else self.rows
 
 
 class Rest(Protocol):
@@ -95,3 +102,5 @@ class Checkpoint:
     skipped: tuple[SkippedLayer, ...] = field(default=())
     rest: Rest | None = field(default=None, compare=False, repr=False)
     """None of layers that come from no model."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the file although it compiles."""

@@ -10,6 +10,9 @@ from typing import Any, Literal, cast
 DataType = Literal["float32", "float16", "bfloat16"]
 """Of inputs, outputs and weights. bfloat16 is computed in float32."""
 
+LIKELY_ROWS = 128
+"""Of a Linear, per image, where the model does not say how many: a sequence of common length."""
+
 
 @dataclass(frozen=True)
 class Clip:

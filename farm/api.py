@@ -86,7 +86,9 @@ class Farm(Keeper):
         """
         jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
-        warnings = {warning: None for job in jobs for warning in dense_warnings(job.builds)}
+        notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
+        dense = (warning for job in jobs for warning in dense_warnings(job.builds))
+        warnings = dict.fromkeys((*notes, *dense))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def warm(self, checkpoints: Sequence[Checkpoint], options: BuildOptions, tell: Tell = tell_nobody) -> Warmed:

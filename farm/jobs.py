@@ -118,8 +118,8 @@ class Build:
     """In order; each is one cubin per architecture."""
     residual: str = ""
     """Name of the tensor that is added to the output; empty without one."""
-    rows: int = 1
-    """Of a Linear, rows per image; 1 of the others."""
+    rows: int | None = 1
+    """Of a Linear, rows per image, None if the model does not say; 1 of the others."""
     folded: tuple[str, ...] = ()
     """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
     choices: tuple[TilingChoice, ...] = ()

@@ -95,7 +95,7 @@ def _builds(
     """One for each tiling that the layer has on some architecture: mostly one for all of them."""
     nonzeros = layer.weights.nonzeros_per_kernel
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
-    for tiling, choice in book.tilings(layer.spec, options.batch * layer.rows, nonzeros, options):
+    for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
         by_tiling.setdefault(tiling, []).append(choice)
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
     return [
@@ -122,8 +122,7 @@ def _builds(
 
 def _skipped(layer: Layer, reason: str) -> SkippedLayer:
     spec = layer.spec
-    operator = str(spec.to_json()["operator"])
-    return SkippedLayer(layer.name, operator, reason, spec.weights_count, spec.multiply_adds * layer.rows)
+    return SkippedLayer(layer.name, layer.operator, reason, spec.weights_count, spec.multiply_adds * layer.likely_rows)
 
 
 def _check(

@@ -39,8 +39,9 @@ def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: 
     of_build = {build.id: build for build in builds}
     for result in results:
         build, limit = of_build[result.build], result.known_launch.images_limit
-        if batch * build.rows > limit:
-            fewer = limit // build.rows
+        rows = build.rows or 1
+        if batch * rows > limit:
+            fewer = limit // rows
             raise UsageError(f"{batch:,} images are more than a launch of {build.layer} takes: give at most {fewer:,}")
 
 
@@ -49,10 +50,11 @@ def verify_on_cpu(
 ) -> Iterator[LayerVerification]:
     """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
 
-    Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images.
+    Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images,
+    or in rows of layers of which the model does not say how many an image has.
     Raises BlobLostError if the store has lost a template or weights.
     """
-    verified: dict[tuple[str, str, tuple[Part, ...], int, tuple[Launch, ...]], Verification] = {}
+    verified: dict[tuple[str, str, tuple[Part, ...], int | None, tuple[Launch, ...]], Verification] = {}
     for build in builds:
         archs: dict[tuple[str, tuple[str | None, ...], tuple[Launch, ...]], list[str]] = {}
         for arch, kernels in _by_arch(build, results).items():
@@ -96,7 +98,7 @@ def _verify_kernels(
                 return _wrong(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
-        return verify_layer(template, weights, build.parts, launches, batch=batch * build.rows, seed=seed)
+        return verify_layer(template, weights, build.parts, launches, batch=batch * (build.rows or 1), seed=seed)
     except TemplateError as error:
         return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:
@@ -118,7 +120,7 @@ def verify_on_gpu(
         for build in builds:
             made = _by_arch(build, results).get(arch, [])
             if made:
-                verification = _verify_cubins(store, device, build, made, batch * build.rows, seed)
+                verification = _verify_cubins(store, device, build, made, batch * (build.rows or 1), seed)
                 yield LayerVerification(build.layer, len(build.parts), (arch,), device.name, verification)
 
 

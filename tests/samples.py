@@ -14,7 +14,7 @@ from codegen.choice import choose_tiling
 from codegen.launch import GridSize, Launch
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks import prune
-from codegen.spec import Conv2d, LayerSpec, SkippedLayer
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, SkippedLayer
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain
 
@@ -23,12 +23,14 @@ SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
 LAUNCH = Launch("conv2d", (GridSize(2), GridSize(images=4), GridSize(3)), (96, 1, 1), 1536)
 """Of no kernel."""
 
+OPERATORS = {Conv2d: "Conv", ConvTranspose2d: "ConvTranspose", Linear: "Gemm"}
+
 
 def layer(name: str = "conv1", spec: LayerSpec = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
     rng = np.random.default_rng(seed)
     kernel = prune(rng.standard_normal(spec.weights_shape, dtype=np.float32), sparsity)
     weights = Weights(kernel, rng.standard_normal(spec.kernels, dtype=np.float32))
-    return Layer(name, spec, weights, f"{name}.in", f"{name}.out")
+    return Layer(name, spec, weights, f"{name}.in", f"{name}.out", operator=OPERATORS[type(spec)])
 
 
 def checkpoint(*layers: Layer, name: str = "net", skipped: tuple[SkippedLayer, ...] = ()) -> Checkpoint:

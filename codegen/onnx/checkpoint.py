@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
-from codegen.onnx.constants import Constants, external_data, stored_constants
-from codegen.onnx.evaluation import SMALL_TENSOR
+from codegen.onnx.computed_shapes import shape_of
+from codegen.onnx.constants import stored_constants
+from codegen.onnx.dimensions import Images, Inputs, images_of
 from codegen.onnx.functions import inline_functions, sub_graphs
-from codegen.onnx.graph import Graph, Shape
-from codegen.onnx.input_shapes import Size, check_input_shapes
+from codegen.onnx.graph import Graph
+from codegen.onnx.inference import Inference
+from codegen.onnx.input_shapes import MissingShapes, check_input_shapes
 from codegen.onnx.layers import COMPILED, read_layers
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, text
 from codegen.onnx.reasons import NOT_COMPILED
 from codegen.onnx.rest import OnnxRest
-from codegen.spec import SkippedLayer
+from codegen.spec import LIKELY_ROWS, SkippedLayer
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 OLDEST_OPSET = 7
 LARGEST_FILE_BYTES = 2**31 - 1
@@ -45,13 +47,20 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         model = _parse(path)
         _opset(model)
         model = inline_functions(model)
-        _set_input_shapes(model.graph, input_shapes or {})
-        layers, skipped, constants = _read_graph(model, path.resolve().parent)
+        inputs, images = _set_input_shapes(model.graph, input_shapes or {})
+        inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        layers, skipped, notes = _read_graph(model.graph, inference, inputs, images)
         _check_not_empty(layers, skipped)
     except CheckpointError as error:
         raise CheckpointError(" ".join(f"{path}: {error}".splitlines())) from error
     return Checkpoint(
-        path.stem, str(path), _digest(layers, skipped), tuple(layers), tuple(skipped), OnnxRest(model, constants)
+        path.stem,
+        str(path),
+        _digest(layers, skipped),
+        tuple(layers),
+        tuple(skipped),
+        OnnxRest(model, inference.constants),
+        tuple(notes),
     )
 
 
@@ -94,70 +103,30 @@ def _opset(model: ModelProto) -> int:
     return opset
 
 
-def _inputs(graph: GraphProto) -> dict[str, Size | None]:
-    """Without the weights, which ONNX lists among the inputs of old models."""
+def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Inputs, Images]:
+    """The inputs without the weights, which ONNX lists among those of old models; all their dimensions have names."""
     weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
-    return {text(value.name): _size(value) for value in graph.input if value.name not in weights}
-
-
-def _size(value: ValueInfoProto) -> Size | None:
-    shape = _shape(value)
-    return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
-
-
-def _shape(value: ValueInfoProto) -> Shape | None:
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(
-        dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or None
-        for dimension in tensor.shape.dim
-    )
-
-
-def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
-    check_input_shapes(_inputs(graph), input_shapes)
-    for value in graph.input:
-        if value.name in input_shapes:
-            dimensions = value.type.tensor_type.shape.dim
-            del dimensions[:]
-            for dimension in input_shapes[value.name]:
-                dimensions.add(dim_value=dimension)
+    values = {text(value.name): value for value in graph.input if value.name not in weights}
+    for name, value in values.items():
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if dimension.dim_value <= 0 and not dimension.dim_param:
+                dimension.dim_param = f"{name}[{axis}]"  # so that shapes that go back to it can be compared
+    inputs = {name: shape_of(value.type) for name, value in values.items()}
+    check_input_shapes(inputs, input_shapes)
+    images = images_of(inputs, input_shapes)
+    for name, shape in input_shapes.items():
+        dimensions = values[name].type.tensor_type.shape.dim
+        del dimensions[:]
+        for size in shape:
+            dimensions.add(dim_value=size)
     if input_shapes:  # the shapes that the exporter wrote down are those of other inputs
         del graph.value_info[:]
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
+    return {**inputs, **input_shapes}, images
 
 
-def _infer_shapes(model: ModelProto, folder: Path) -> dict[str, ValueInfoProto]:
-    """Every tensor that shape inference knows something about; of large weights it sees the shape only."""
-    import onnx
-
-    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    for field in ("node", "input", "output", "value_info"):
-        getattr(slim.graph, field).extend(getattr(model.graph, field))
-    for value in slim.graph.input:
-        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
-            if not dimension.dim_value and not dimension.dim_param:
-                dimension.dim_param = f"{text(value.name)}[{axis}]"  # so that shapes that go back to it can be compared
-    for tensor in model.graph.initializer:
-        stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
-        external = external_data(tensor, folder)  # checked even if no layer needs it
-        if prod(tensor.dims) > SMALL_TENSOR:
-            continue
-        if external is None:
-            stub.CopyFrom(tensor)
-        else:
-            stub.raw_data = external.read()
-    for sparse in model.graph.sparse_initializer:
-        slim.graph.initializer.add(name=text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
-    try:
-        graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
-        raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
-    return {value.name: value for value in (*graph.value_info, *graph.output, *graph.input)}
-
-
+@cache
 def _element_type(number: int) -> str:
     """NumPy's name of an ONNX element type where there is one."""
     import onnx
@@ -167,19 +136,35 @@ def _element_type(number: int) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _read_graph(model: ModelProto, folder: Path) -> tuple[list[Layer], list[SkippedLayer], Constants]:
-    values = _infer_shapes(model, folder)
-    nodes = tuple(_plain(node, position=i) for i, node in enumerate(model.graph.node))
-    constants = Constants(model.graph, folder, _opset(model))
-    with_weights = list(_nodes_with_weights(model.graph, constants.names, nodes))
-    graph = Graph(
+def _read_graph(
+    graph: GraphProto, inference: Inference, inputs: Inputs, images: Images
+) -> tuple[list[Layer], list[SkippedLayer], list[str]]:
+    nodes = tuple(_plain(node, position=i) for i, node in enumerate(graph.node))
+    with_weights = list(_nodes_with_weights(graph, inference.constants.names, nodes))
+    tensors = inference.tensors
+    known = Graph(
         nodes,
-        frozenset(output.name for output in model.graph.output) | frozenset(_read_in_sub_graphs(model.graph)),
-        constants,
-        {name: _element_type(number) for name, value in values.items() if (number := value.type.tensor_type.elem_type)},
-        {name: _shape(value) for name, value in values.items()},
+        frozenset(output.name for output in graph.output) | frozenset(_read_in_sub_graphs(graph)),
+        inference.constants,
+        {name: _element_type(tensor.element_type) for name, tensor in tensors.items() if tensor.element_type},
+        {name: tensor.shape for name, tensor in tensors.items()},
+        images,
     )
-    return (*read_layers(with_weights, graph, _inputs(model.graph)), constants)
+    missing = MissingShapes(inputs, known, inference.shapes_of_given_inputs)
+    layers, skipped = read_layers(with_weights, known, missing)
+    return layers, skipped, _notes(layers, missing)
+
+
+def _notes(layers: Sequence[Layer], missing: MissingShapes) -> list[str]:
+    """What holds for the checkpoint as a whole."""
+    unknown = [layer for layer in layers if layer.rows is None]
+    if not unknown:
+        return []
+    options = next(filter(None, (missing.options(layer.input, slice(-1)) for layer in unknown)), "")
+    return [
+        f"how many rows an image has in {len(unknown)} of {len(layers)} layers does not follow from the file; they are "
+        f"tiled for {LIKELY_ROWS}{f', for other lengths give {options}' if options else ''}"
+    ]
 
 
 def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:

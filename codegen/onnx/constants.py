@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
-from codegen.onnx.evaluation import Evaluator, is_computable
+from codegen.onnx.evaluation import SMALL_TENSOR, Evaluator, is_computable
 from codegen.onnx.external_data import ExternalData, find_external_data
 from codegen.onnx.nodes import text
 from codegen.onnx.reasons import UnsupportedError
@@ -51,6 +51,15 @@ class Constants:
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored or name in self._producers
+
+    def small(self, name: str) -> NDArray[Any] | None:
+        """The values of a stored constant of few elements, which may be a shape; None if it is none, or damaged."""
+        if name not in self._stored or _elements(self._stored[name]) > SMALL_TENSOR:
+            return None
+        try:
+            return self._read_stored(name)
+        except (CheckpointError, UnsupportedError):  # said of the layer that needs it
+            return None
 
     def read(self, name: str) -> NDArray[Any]:
         """A constant's values, of the type that the graph gives them.
@@ -142,6 +151,10 @@ def _byte_count(tensor: TensorProto) -> int | None:
         return None
     packed = dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
     return None if packed or dtype.hasobject else prod(tensor.dims) * dtype.itemsize
+
+
+def _elements(stored: Stored) -> int:
+    return stored.size if isinstance(stored, np.ndarray) else prod(stored.dims)
 
 
 def _bytes_in_memory(stored: Stored) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from codegen.errors import CheckpointError
 from codegen.layers import FloatArray
+from codegen.onnx.dimensions import Size, in_words
 from codegen.onnx.graph import Graph
-from codegen.onnx.input_shapes import Size, size_in_words
 from codegen.onnx.nodes import Node
 from codegen.onnx.product import Product, read_operands
 from codegen.onnx.reasons import UnknownSizeError, UnsupportedError
@@ -132,7 +132,7 @@ def convolution(node: Node, graph: Graph) -> Product:
         spec = ConvTranspose2d(**vars(spec), output_padding=(y.output_padding, x.output_padding))
         kernel = kernels_first(kernel, attributes.group)
     if min(spec.output_height, spec.output_width) < 1:
-        raise _misfit(shape, f"an input of the shape {size_in_words(size)} with pads {list(spec.padding)}")
+        raise _misfit(shape, f"an input of the shape {in_words(size)} with pads {list(spec.padding)}")
     bias = np.zeros(kernels) if operands.bias is None else operands.bias.astype(np.float64)
     if bias.shape != (kernels,):
         raise CheckpointError(
@@ -155,7 +155,7 @@ def _axes(
     if size is None:
         raise UnknownSizeError
     if len(size) != len(shape) or size[1] not in (None, channels):
-        raise _misfit(shape, f"an input of the shape {size_in_words(size)}")
+        raise _misfit(shape, f"an input of the shape {in_words(size)}")
     axes = [Axis()]
     for i, elements in enumerate(size[2:]):
         if elements is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.onnx.functions import sub_graphs
-from codegen.onnx.nodes import ONNX_DOMAINS
+from codegen.onnx.nodes import ONNX_DOMAINS, text
 from codegen.onnx.reasons import UnsupportedError
 
 if TYPE_CHECKING:
@@ -66,6 +67,24 @@ def is_computable(node: NodeProto, opset: int) -> bool:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A node apart from its names: inputs x0, x1, ..., outputs y0, y1, ..."""
+
+    node: NodeProto
+    key: bytes
+    """Equal for nodes that compute the same."""
+
+    @classmethod
+    def of(cls, node: NodeProto) -> Operation:
+        import onnx
+
+        anonymous = onnx.NodeProto(op_type=text(node.op_type), domain=text(node.domain), attribute=node.attribute)
+        anonymous.input.extend(f"x{i}" if name else "" for i, name in enumerate(node.input))
+        anonymous.output.extend(f"y{i}" if name else "" for i, name in enumerate(node.output))
+        return cls(anonymous, anonymous.SerializeToString(deterministic=True))
+
+
 class Evaluator:
     """Computes the nodes of one opset. Nodes that differ in nothing but names share what is prepared for them."""
 
@@ -76,40 +95,32 @@ class Evaluator:
     def outputs(self, node: NodeProto, values: Arrays) -> dict[str, NDArray[Any]]:
         """The outputs of one node. Raises UnsupportedError if onnx cannot compute it, or if they would be too large."""
         opset = max(self._opset, _EVALUATED_AS.get(node.op_type, 0))
-        inputs = {name: values[name] for name in node.input if name}
+        operation = Operation.of(node)
+        places = {f"x{i}": values[name] for i, name in enumerate(node.input) if name}
         try:
-            _check_extent(node, inputs, opset)
+            _check_extent(operation.node, places, opset)
             with np.errstate(all="ignore"):
-                places = {f"x{i}": inputs[name] for i, name in enumerate(node.input) if name}
-                outputs = self._evaluator(node, opset).run(None, places)
+                outputs = self._evaluator(operation, opset).run(None, places)
         except Exception as error:  # whatever the library meets: shapes that do not fit, an attribute it does not know
             which, reason = f"{node.op_type} '{node.name or node.output[0]}'", " ".join(str(error).split())
             raise UnsupportedError(f"a constant that it needs cannot be computed: {which} ({reason})") from error
         named = [name for name in node.output if name]
         return {name: np.asarray(output) for name, output in zip(named, outputs, strict=True)}
 
-    def _evaluator(self, node: NodeProto, opset: int) -> ReferenceEvaluator:
-        import onnx
+    def _evaluator(self, operation: Operation, opset: int) -> ReferenceEvaluator:
         from onnx import helper, reference
 
-        anonymous = onnx.NodeProto()
-        anonymous.CopyFrom(node)
-        anonymous.ClearField("name")
-        anonymous.ClearField("doc_string")
-        anonymous.ClearField("metadata_props")
-        anonymous.input[:] = [f"x{i}" if name else "" for i, name in enumerate(node.input)]
-        anonymous.output[:] = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
-        key = anonymous.SerializeToString(deterministic=True)
-        if key not in self._prepared:
+        if operation.key not in self._prepared:
+            node = operation.node
             graph = helper.make_graph(
-                [anonymous],
+                [node],
                 "constant",
-                [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(anonymous.input) if name],
-                [helper.make_empty_tensor_value_info(name) for name in anonymous.output if name],
+                [helper.make_empty_tensor_value_info(name) for name in node.input if name],
+                [helper.make_empty_tensor_value_info(name) for name in node.output if name],
             )
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-            self._prepared[key] = reference.ReferenceEvaluator(model)
-        return self._prepared[key]
+            self._prepared[operation.key] = reference.ReferenceEvaluator(model)
+        return self._prepared[operation.key]
 
 
 def _check_extent(node: NodeProto, inputs: Arrays, opset: int) -> None:

@@ -134,6 +134,7 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
         fusion.residual,
         product.rows,
         tuple(map(str, fusion.nodes)),
+        node.operator,
     )
     return FusedLayer(layer, fusion.nodes[-1].position if fusion.nodes else node.position)
 

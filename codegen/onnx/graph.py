@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.onnx.input_shapes import Size
+from codegen.onnx.dimensions import Images, PerImage, Shape, Size
 from codegen.onnx.nodes import Node
 from codegen.onnx.reasons import compiled_type
-
-Shape = tuple[int | str | None, ...]
-"""Dimensions of a tensor: a number, a name (equal names are equal numbers), or nothing known."""
 
 
 class ConstantTensors(Protocol):
@@ -39,6 +35,7 @@ class Graph:
     element_types: Mapping[str, str]
     """NumPy's names of them."""
     shapes: Mapping[str, Shape | None]
+    images: Images
 
     @cached_property
     def _readers(self) -> dict[str, list[Node]]:
@@ -59,6 +56,27 @@ class Graph:
             of_tensor.update(dict.fromkeys(node.outputs, depth))
             depths.append(depth)
         return depths
+
+    @cached_property
+    def _sources(self) -> tuple[list[str], dict[str, int]]:
+        """What no node computes; and for each tensor the bits of those that it depends on."""
+        sources: list[str] = []
+        of_tensor: dict[str, int] = {}
+        for node in self.nodes:
+            bits = 0
+            for name in filter(None, node.inputs):
+                if name not in of_tensor and name not in self.constants:
+                    of_tensor[name] = 1 << len(sources)
+                    sources.append(name)
+                bits |= of_tensor.get(name, 0)
+            of_tensor.update((name, bits | of_tensor.get(name, 0)) for name in node.outputs)
+        return sources, of_tensor
+
+    def inputs_of(self, tensor: str) -> list[str]:
+        """The inputs of the graph that a tensor depends on, in the order in which they are read."""
+        sources, of_tensor = self._sources
+        bits = of_tensor.get(tensor, 0)
+        return [source for i, source in enumerate(sources) if bits >> i & 1]
 
     def is_read(self, tensor: str) -> bool:
         """Whether anything reads the tensor; what has no name is not read."""
@@ -85,6 +103,11 @@ class Graph:
         shape = self.shapes.get(tensor)
         return None if shape is None else tuple(each if isinstance(each, int) else None for each in shape)
 
+    def rows(self, tensor: str, axes: slice) -> int | None:
+        """Rows per image of a tensor whose rows lie along these axes; None if that is not known."""
+        shape = self.shapes.get(tensor)
+        return None if shape is None else self.images.rows(shape[axes])
+
     def same_shape(self, first: str, second: str, reshaped: str = "") -> bool:
         """Whether it is known that two tensors always have one shape; `reshaped` has as many elements as the first."""
         shape, other, source = (self.shapes.get(name) for name in (first, second, reshaped))
@@ -99,5 +122,13 @@ class Graph:
 
 def _elements(shape: Shape) -> tuple[int, list[str]]:
     """How many: a number times names."""
-    names = sorted(each for each in shape if isinstance(each, str))
-    return prod(each for each in shape if isinstance(each, int)), names
+    number, names = 1, []
+    for dimension in shape:
+        if isinstance(dimension, int):
+            number *= dimension
+        elif isinstance(dimension, PerImage) and not dimension.offset:
+            number *= dimension.factor
+            names.append(str(PerImage(1)))
+        else:
+            names.append(str(dimension))
+    return number, sorted(names)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 from codegen.errors import CheckpointError
-
-Size = tuple[int | None, ...]
-"""Dimensions of a tensor; None is a dimension that is not known before the model runs."""
-
-
-def size_in_words(size: Size | None) -> str:
-    """[?, 3, ?, ?], or that nothing is known."""
-    return "of unknown shape" if size is None else "[" + ", ".join("?" if n is None else str(n) for n in size) + "]"
+from codegen.onnx.dimensions import Inputs, Shape, in_words, is_known
+from codegen.onnx.graph import Graph
 
 
-def check_input_shapes(inputs: Mapping[str, Size | None], given: Mapping[str, tuple[int, ...]]) -> None:
+def check_input_shapes(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> None:
     """Raises CheckpointError, naming the model's inputs, if a given shape is for none of them or has another rank."""
-    known = "the model's inputs are " + ", ".join(f"{name} {size_in_words(size)}" for name, size in inputs.items())
+    known = "the model's inputs are " + ", ".join(f"{name} {in_words(shape)}" for name, shape in inputs.items())
     for name, shape in given.items():
         fact = f"the shape {list(shape)} cannot be set for input '{name}'"
         if name not in inputs:
@@ -29,15 +24,38 @@ def check_input_shapes(inputs: Mapping[str, Size | None], given: Mapping[str, tu
             raise CheckpointError(f"{fact}: it has {len(size)} dimensions, not {len(shape)}; {known}")
 
 
-def unknown_size_reason(inputs: Mapping[str, Size | None]) -> str:
-    """Why a layer's height and width are not known: which --input-shape is missing, if that is what is missing."""
-    options = []
-    for name, size in inputs.items():
-        if size is None:
-            options.append(f"--input-shape {name}:1,CHANNELS,HEIGHT,WIDTH")
-        elif None in size:
-            numbers = [str(n or ("SIZE" if i else 1)) for i, n in enumerate(size)]
-            options.append(f"--input-shape {name}:{','.join(numbers)}")
-    if options:
-        return f"height and width of its input are not known; give them with {' '.join(options)}"
-    return "height and width of its input do not follow from the model's inputs; only fixed sizes are compiled"
+class MissingShapes:
+    """Why the shape of a tensor is not known, and whether --input-shape would help."""
+
+    def __init__(
+        self, inputs: Inputs, graph: Graph, given_shapes: Callable[[], Iterator[Mapping[str, Shape | None]]]
+    ) -> None:
+        """`given_shapes` tells what the shapes would be if all the inputs' were given, for a few sizes."""
+        self._inputs = inputs
+        self._graph = graph
+        self._given_shapes = cache(lambda: list(given_shapes()))
+
+    def options(self, tensor: str, axes: slice) -> str:
+        """The options that would make a tensor's dimensions along these axes known, empty if none would."""
+        open_inputs = [name for name in self._graph.inputs_of(tensor) if name in self._inputs]
+        open_inputs = [name for name in open_inputs if not is_known(self._inputs[name])]
+        if not all(self._inputs[name] is None or self._would_help(tensor, axes) for name in open_inputs):
+            return ""
+        return " ".join(f"--input-shape {_option(name, self._inputs[name])}" for name in open_inputs)
+
+    def _would_help(self, tensor: str, axes: slice) -> bool:
+        shapes = (shapes.get(tensor) for shapes in self._given_shapes())
+        return any(shape is not None and is_known(shape[axes]) for shape in shapes)
+
+    def reason(self, tensor: str) -> str:
+        """Of a convolution's input."""
+        if options := self.options(tensor, slice(2, None)):
+            return f"height and width of its input are not known; give them with {options}"
+        return "height and width of its input do not follow from the model's inputs; only fixed sizes are compiled"
+
+
+def _option(name: str, shape: Shape | None) -> str:
+    if shape is None:
+        return f"{name}:1,CHANNELS,HEIGHT,WIDTH"
+    numbers = [str(each) if isinstance(each, int) else "SIZE" if axis else "1" for axis, each in enumerate(shape)]
+    return f"{name}:{','.join(numbers)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from codegen.errors import CheckpointError
@@ -10,7 +10,7 @@ from codegen.layers import Layer
 from codegen.onnx.convolution import convolution
 from codegen.onnx.fusion import FusedLayer, fuse
 from codegen.onnx.graph import Graph
-from codegen.onnx.input_shapes import Size, unknown_size_reason
+from codegen.onnx.input_shapes import MissingShapes
 from codegen.onnx.linear import gemm, matmul
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
 from codegen.onnx.product import Product
@@ -21,12 +21,11 @@ from codegen.spec import SkippedLayer
 COMPILED = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "MatMul": matmul}
 
 
-def read_layers(
-    nodes: Sequence[Node], graph: Graph, inputs: Mapping[str, Size | None]
-) -> tuple[list[Layer], list[SkippedLayer]]:
+def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> tuple[list[Layer], list[SkippedLayer]]:
     """The layers, in an order in which they can run, and the skipped nodes, in graph order.
 
-    `inputs` are those of the model. Raises CheckpointError, naming the layer, for a node that no program could run.
+    `missing` says why a size is not known. Raises CheckpointError, naming the layer, for a node that no program could
+    run.
     """
     names = unique_names(nodes)
     products: dict[int, Product] = {}
@@ -39,7 +38,7 @@ def read_layers(
         except UnsupportedError as reason:
             skipped[i] = skipped_layer(nodes[i], names[i], str(reason), graph)
         except UnknownSizeError:
-            skipped[i] = skipped_layer(nodes[i], names[i], unknown_size_reason(inputs), graph)
+            skipped[i] = skipped_layer(nodes[i], names[i], missing.reason(nodes[i].inputs[0]), graph)
         except CheckpointError as error:
             raise CheckpointError(f"layer '{names[i]}': {error}") from error
 

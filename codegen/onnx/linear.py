@@ -8,8 +8,8 @@ import numpy as np
 
 from codegen.errors import CheckpointError
 from codegen.layers import FloatArray
+from codegen.onnx.dimensions import in_words
 from codegen.onnx.graph import Graph
-from codegen.onnx.input_shapes import size_in_words
 from codegen.onnx.nodes import Node
 from codegen.onnx.product import Operands, Product, read_operands
 from codegen.onnx.reasons import UnsupportedError
@@ -53,6 +53,7 @@ def gemm(node: Node, graph: Graph) -> Product:
         output_rank=2,
         channel_axis=0 if left else 1,
         alpha=node.floats.get("alpha", ALPHA),
+        rows=graph.rows(activation, slice(1) if channels_last else slice(1, 2)),
     )
 
 
@@ -90,7 +91,7 @@ def matmul(node: Node, graph: Graph) -> Product:
         node.outputs[0],
         output_rank=rank,
         channel_axis=None if single else last,
-        rows=prod(each or 1 for each in (size or ())[1:last]),
+        rows=graph.rows(activation, slice(last)),
     )
 
 
@@ -118,7 +119,7 @@ def _gemm_bias(operands: Operands, outputs: int, left: bool) -> Doubles:
 
 def _columns(activation: str, graph: Graph) -> UnsupportedError:
     return UnsupportedError(
-        f"its input {size_in_words(graph.size(activation))} is multiplied by columns; only rows, or one column, are "
+        f"its input {in_words(graph.size(activation))} is multiplied by columns; only rows, or one column, are "
         "compiled: export it as x * W"
     )
 
@@ -126,5 +127,5 @@ def _columns(activation: str, graph: Graph) -> UnsupportedError:
 def _misfit(kernel: FloatArray, activation: str, graph: Graph) -> CheckpointError:
     return CheckpointError(
         f"its weights of the shape {list(kernel.shape)} do not fit an input of the shape "
-        f"{size_in_words(graph.size(activation))}: export the model again"
+        f"{in_words(graph.size(activation))}: export the model again"
     )

@@ -31,8 +31,8 @@ class Product:
     channel_axis: int | None
     """Of the output, the axis of the K kernels, counted from the end if negative; None if it has no such axis."""
     alpha: float = 1.0
-    rows: int = 1
-    """Of a Linear, rows per image."""
+    rows: int | None = 1
+    """Of a Linear, rows per image; None if that is not known."""
 
     @cached_property
     def peaks(self) -> FloatArray:

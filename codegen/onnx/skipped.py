@@ -9,7 +9,7 @@ from codegen.errors import CheckpointError
 from codegen.onnx.graph import Graph
 from codegen.onnx.nodes import Node
 from codegen.onnx.reasons import UnsupportedError
-from codegen.spec import SkippedLayer
+from codegen.spec import LIKELY_ROWS, SkippedLayer
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "DeformConv", "FusedConv", "QLinearConv"})
 _PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"})
@@ -48,8 +48,10 @@ def _multiply_adds(node: Node, graph: Graph, shapes: Mapping[int, Shape], weight
         [(place, shape), *_] = shapes.items()
         transposed = bool(node.integer("transB" if place else "transA", 0))
         terms = shape[-1] if len(shape) == 1 or transposed != (place == 0) else shape[-2]
-        # Rows whose number is open count as one, as they do in the layers that are compiled.
-        return terms * prod(each or 1 for each in size[1:])
+        elements = graph.rows(node.outputs[0], slice(None))
+        if elements is None:  # as in the layers that are compiled
+            elements = None if not size or size[-1] is None else LIKELY_ROWS * size[-1]
+        return None if elements is None else terms * elements
     is_sequence = not (produces or node.operator == "ConvTranspose")
     positions = [each for each in (size[:1] if is_sequence else size[2:]) if each is not None]
     return weights * prod(positions) if len(positions) == (1 if is_sequence else len(size) - 2) else None

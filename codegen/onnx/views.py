@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.onnx.dimensions import Size
 from codegen.onnx.graph import Graph
-from codegen.onnx.input_shapes import Size
 from codegen.onnx.nodes import Node
 
 _RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")

@@ -114,7 +114,7 @@ def _cases(layer: Layer, choice: Choice) -> Iterator[Case]:
                 spec = replace(layer.spec, data_type=data_type)
                 weights = Weights(_rounded(kernel, data_type), _rounded(layer.weights.bias, data_type))
                 named = round(layer.weights.sparsity, 4) if sparsity is None else sparsity
-                yield Case(CaseKey(layer.name, batch, named, data_type), spec, weights, layer.rows)
+                yield Case(CaseKey(layer.name, batch, named, data_type), spec, weights, layer.likely_rows)
 
 
 def _rounded(values: np.ndarray, data_type: DataType) -> np.ndarray:

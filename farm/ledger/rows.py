@@ -97,7 +97,7 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
         "nonzeros": build.nonzeros,
         "parts": [[part.first, part.end] for part in build.parts],
         "residual": build.residual,
-        "rows": build.rows,
+        "rows": build.rows or 0,
         "folded": list(build.folded),
         "choices": [asdict(choice) for choice in build.choices],
     }
@@ -118,7 +118,7 @@ def build_of_row(row: Any) -> Build:
         nonzeros=row.nonzeros,
         parts=tuple(Part(first, end) for first, end in row.parts),
         residual=row.residual,
-        rows=row.rows,
+        rows=row.rows or None,
         folded=tuple(row.folded),
         choices=tuple(TilingChoice(**choice) for choice in row.choices),
     )

@@ -102,7 +102,7 @@ builds = Table(
     Column("nonzeros", Integer, nullable=False),
     Column("parts", JSON, nullable=False),
     Column("residual", _Words, nullable=False),
-    Column("rows", Integer, nullable=False),
+    Column("rows", Integer, nullable=False),  # 0: not known
     Column("folded", JSON, nullable=False),
     Column("choices", JSON, nullable=False),
     Index(None, "job"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from codegen.spec import SkippedLayer
+from codegen.spec import LIKELY_ROWS, SkippedLayer
 from farm.jobs import Build
 
 
@@ -56,4 +56,4 @@ def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Cov
 
 def multiply_adds_of(build: Build) -> int:
     """Of one image, if no weight were zero."""
-    return build.spec.multiply_adds * build.rows
+    return build.spec.multiply_adds * (build.rows or LIKELY_ROWS)

@@ -10,6 +10,7 @@ from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
+from codegen.spec import LIKELY_ROWS
 from codegen.tool_time import nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
 from farm.coordination.plan import Plan, plan
@@ -103,7 +104,7 @@ def forecast(
 
     def layer(job: NewJob, build: Build) -> LayerForecast:
         asked = requests[job.id, build.id]
-        batch, density = job.options.batch * build.rows, build.nonzeros / build.spec.weights_count
+        batch, density = job.options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
         return LayerForecast(
             build=build,
             archs=build.archs(job.options),

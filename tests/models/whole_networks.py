@@ -71,7 +71,7 @@ def verified(layer: Layer, build: Build) -> Verification:
     """Runs the PTX of a layer in the emulator: of its first part and of the one with the most non-zeros."""
     template = _template(canonical(build.spec), build.tiling)
     parts = _first_and_fullest(layer, build.tiling, build.parts)
-    return verify_layer(template, layer.weights, parts, batch=IMAGES * build.rows)
+    return verify_layer(template, layer.weights, parts, batch=IMAGES * (build.rows or 1))
 
 
 def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:

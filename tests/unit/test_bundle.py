@@ -197,13 +197,17 @@ def test_the_schema_takes_no_step_that_is_not_whole(step: dict[str, Any], tmp_pa
     assert not validator().is_valid(manifest)
 
 
-def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore) -> dict[str, Any]:
+def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, rows: int | None = 7) -> dict[str, Any]:
     """The manifest's layer of a spec."""
-    manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, rows=7))
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, rows=rows))
     validator().validate(manifest)
     [layer] = manifest["layers"]
     assert isinstance(layer, dict)
     return layer
+
+
+def test_a_linear_layer_whose_rows_the_model_does_not_say_says_so(tmp_path: Path, store: MemoryStore) -> None:
+    assert described(Linear(12, 5), tmp_path, store, rows=None)["rows_per_image"] is None
 
 
 def test_a_linear_layer_has_rows_instead_of_images(tmp_path: Path, store: MemoryStore) -> None:

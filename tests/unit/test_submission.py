@@ -9,7 +9,7 @@ import pytest
 
 from codegen.errors import TilingError
 from codegen.layers import Checkpoint
-from codegen.spec import Linear
+from codegen.spec import LIKELY_ROWS, Linear
 from codegen.tiling import Part, Tiling
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob
@@ -47,7 +47,9 @@ def test_the_parts_of_a_layer_are_those_chosen_for_its_tiling_and_weights(monkey
     assert (spec, tiling, nonzeros.tolist()) == (SMALL, build.tiling, sample.weights.nonzeros_per_kernel.tolist())
 
 
-def test_the_rows_of_an_image_count_as_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usual_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batches: list[int] = []
 
     def choose(spec: Any, batch: int, nonzeros: Any, **_: Any) -> Tiling:
@@ -56,10 +58,11 @@ def test_the_rows_of_an_image_count_as_batch(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("farm.tuning.book.choose_tiling", choose)
     monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
-    net = checkpoint(layer("fc1", spec=Linear(16, 8)), replace(layer("fc2", spec=Linear(16, 8)), rows=197))
+    rows = [1, 197, None]
+    net = checkpoint(*(replace(layer(f"fc{each}", spec=Linear(16, 8)), rows=each) for each in rows))
     builds = submitted(net, replace(OPTIONS, batch=4)).builds
-    assert batches == [4, 4 * 197]
-    assert [build.rows for build in builds] == [1, 197]
+    assert batches == [4, 4 * 197, 4 * LIKELY_ROWS]
+    assert [build.rows for build in builds] == rows
 
 
 def test_a_layer_with_more_code_than_allowed_is_skipped_with_its_size() -> None:
@@ -69,7 +72,7 @@ def test_a_layer_with_more_code_than_allowed_is_skipped_with_its_size() -> None:
     job = submitted(net, replace(OPTIONS, code_limit_bytes=100_000))
     assert [build.layer for build in job.builds] == ["small"]
     [skipped] = job.skipped
-    assert (skipped.name, skipped.operator) == ("large", "conv2d")
+    assert (skipped.name, skipped.operator) == ("large", "Conv")
     assert skipped.reason.startswith("its code would be ")
 
 
@@ -78,7 +81,7 @@ def test_a_layer_that_cannot_be_cut_is_skipped_too(monkeypatch: pytest.MonkeyPat
         raise TilingError("one K group is too large for ptxas")
 
     monkeypatch.setattr("farm.submission.choose_parts", refuse)
-    with pytest.raises(UsageError, match=r"no layer can be compiled: conv1 \(conv2d\): one K group is too large"):
+    with pytest.raises(UsageError, match=r"no layer can be compiled: conv1 \(Conv\): one K group is too large"):
         submitted(checkpoint(layer()))
 
 

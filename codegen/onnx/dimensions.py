@@ -1,0 +1,86 @@
+"""The dimensions of a tensor, as far as they are known before the model runs; and which of them counts the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+
+@dataclass(frozen=True)
+class PerImage:
+    """A dimension of factor * images + offset."""
+
+    factor: int
+    offset: int = 0
+
+
+Dimension: TypeAlias = int | PerImage | str | None
+"""A number, a multiple of the images, a name (equal names are equal numbers), or nothing known."""
+Shape: TypeAlias = tuple[Dimension, ...]
+Size: TypeAlias = tuple[int | None, ...]
+"""A shape of which only the numbers are of interest."""
+Inputs: TypeAlias = Mapping[str, Shape | None]
+"""A model's inputs by their names."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """How a model's inputs count the images of a batch."""
+
+    name: str = ""
+    """Of dimensions that are the number of images; empty where the file fixes it."""
+    fixed: int | None = None
+    """The number that the file fixes."""
+
+    def rows(self, dimensions: Iterable[Dimension]) -> int | None:
+        """How many rows of such a tensor belong to an image, None if that is not known or not one number."""
+        rows, multiples = 1, 0
+        for dimension in dimensions:
+            if isinstance(dimension, int):
+                rows *= dimension
+            elif isinstance(dimension, PerImage) and not dimension.offset and not multiples:
+                rows, multiples = rows * dimension.factor, 1
+            else:
+                return None
+        if multiples or (rows == 1 and self.fixed):
+            return rows
+        return rows // self.fixed if self.fixed and rows % self.fixed == 0 else None
+
+
+def images_of(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> Images:
+    """Which dimension counts the images, of inputs as the file has them, before some are `given` other shapes.
+
+    An open one that is called a batch; else the first one, but for a file that fixes it at more than 1 and leaves only
+    the second one open (sequences come first there).
+    """
+    rank = min(2, max((len(shape or ()) for shape in inputs.values()), default=0))
+    places = [
+        (dimension, name, axis)
+        for name, shape in inputs.items()
+        if len(shape or ()) >= rank
+        for axis, dimension in enumerate(shape or ())
+    ]
+    open_ones = [place for place in places if isinstance(place[0], str)]
+    first = [place for place in places if place[2] == 0]
+    chosen = [place for place in open_ones if "batch" in str(place[0]).lower()]
+    if not chosen and len(open_ones) == 1 and open_ones[0][2] == 1 and first[0][0] != 1:
+        chosen = open_ones
+    for dimension, name, axis in [*chosen, *(place for place in first if place in open_ones), *first][:1]:
+        count = given[name][axis] if name in given else dimension
+        if isinstance(count, str):
+            return Images(name=count)
+        return Images(fixed=count if rank > 1 and isinstance(count, int) else 1)
+    return Images()
+
+
+def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
+    """Whether all dimensions are numbers."""
+    return shape is not None and all(isinstance(dimension, int) for dimension in shape)
+
+
+def in_words(shape: Shape | None) -> str:
+    """[?, 3, ?, ?], or that nothing is known."""
+    if shape is None:
+        return "of unknown shape"
+    return "[" + ", ".join(str(each) if isinstance(each, int) else "?" for each in shape) + "]"
