@@ -1,27 +1,57 @@
-"""`farm fetch`: a job's cubins and their manifest."""
+"""`farm fetch`: the cubins of jobs and their manifests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from cli.render import counted, stdout
+from cli.exit_codes import OK, exit_code_of
+from cli.render import counted, print_error, stdout
+from cli.selection import JobsOrLatest, OfSubmission, selected_jobs
+from farm.errors import FarmError
+from farm.jobs import Job
 
 
 def fetch(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = Path(
-        "bundle"
-    ),
-) -> None:
-    """Copy a job's bundle: cubins per layer and architecture, and manifest.json that says how to launch them."""
+    job: JobsOrLatest = None,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="DIR", help="The folder to write; of several jobs, one below it each."),
+    ] = Path("bundle"),
+    submission: OfSubmission = None,
+) -> int:
+    """Copy the bundles of jobs: cubins per layer and architecture, and manifest.json that says how to launch them."""
     from farm.api import Farm
     from farm.settings import load_settings
 
+    code = OK
     with Farm.open(load_settings()) as farm:
-        manifest = farm.fetch(job, output)
-    cubins = sum(1 for _ in output.rglob("*.cubin"))
-    stdout().print(Text(f"{manifest}: {counted(cubins, 'cubin')}"), soft_wrap=True)
+        jobs = selected_jobs(farm, job, submission)
+        for each, folder in zip(jobs, bundle_folders(jobs, output), strict=True):
+            try:
+                manifest = farm.fetch(each.id, folder)
+            except FarmError as error:
+                if len(jobs) == 1:
+                    raise
+                print_error(f"{each.name}: {error}")  # the others are wanted nevertheless
+                code = max(code, exit_code_of(error) or 0)
+                continue
+            cubins = sum(1 for _ in folder.rglob("*.cubin"))
+            stdout().print(Text(f"{manifest}: {counted(cubins, 'cubin')}"), soft_wrap=True)
+    return code
+
+
+def bundle_folders(jobs: Sequence[Job], output: Path) -> list[Path]:
+    """Where each job's bundle goes: one alone into the folder itself, several into folders of their names below it."""
+    from farm.bundle import safe_names
+
+    if len(jobs) == 1:
+        return [output]
+    names = [job.name for job in jobs]
+    # Jobs of one name are told apart by their ids.
+    own = [name if names.count(name) == 1 else f"{name}-{job.id[:8]}" for name, job in zip(names, jobs, strict=True)]
+    return [output / name for name in safe_names(own)]

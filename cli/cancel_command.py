@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.render import counted, job_json, print_json, stderr, stdout
+from cli.selection import Jobs, OfSubmission
 from cli.submit_command import warn_if_unserved
 from farm.errors import UsageError
 from farm.jobs import Job, JobSet, Status
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 LISTED = 20
 """Jobs named one by one; of more, only the number is told."""
 
-Jobs = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="JOB", help="Job ids, unique prefixes of ids, or latest.", show_default=False),
-]
-OfSubmission = Annotated[
-    str | None,
-    typer.Option("--submission", metavar="ID", help="All jobs of one submission, by the id that farm submit prints."),
-]
 Everything = Annotated[bool, typer.Option("-a", "--all", help="All jobs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

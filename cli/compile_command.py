@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.bundle_command import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
-from cli.layers import compiled_line, failure_lines, layer_table, lowered_lines, skipped_lines
+from cli.failures import failure_lines
+from cli.layers import compiled_line, layer_table, lowered_lines, skipped_lines
 from cli.options import check_output_folder, input_shapes_of
 from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
 from cli.submission import (
@@ -100,9 +102,8 @@ def compile_models(
             _print_end([farm.inspect(job_id) for job_id in ids], seconds, fetched=output is not None)
         code = max(exit_code_of_job(job) for job in done)
         if output is not None:
-            for job in done:
+            for job, folder in zip(done, bundle_folders(done, output), strict=True):
                 if job.status is Status.SUCCEEDED:
-                    folder = output if len(done) == 1 else output / f"{job.name}-{job.id[:8]}"
                     manifest = farm.fetch(job.id, folder)
                     if not as_json:
                         stdout().print(Text(f"bundle: {manifest}"), soft_wrap=True)
@@ -126,17 +127,19 @@ def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:
 def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -> None:
     console = stdout()
     if len(details) > LAYERS_OF_JOBS:
-        console.print(job_table([detail.job for detail in details], console.width))
+        console.print(job_table([detail.job for detail in details], console.width), soft_wrap=True)
         console.print()
     for detail in details:
         if len(details) <= LAYERS_OF_JOBS:
             head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
             console.print(head.append_text(status_text(detail.job.status)))
-            console.print(layer_table(detail, console.width))
-        for line in (*lowered_lines(detail), *failure_lines(detail), *skipped_lines(detail.job)):
+            console.print(layer_table(detail, console.width), soft_wrap=True)
+        for line in (*lowered_lines(detail), *skipped_lines(detail.job)):
             console.print(line, soft_wrap=True)
         if len(details) <= LAYERS_OF_JOBS:
             console.print()
+    for line in failure_lines(details):
+        console.print(line, soft_wrap=True)
     counts: dict[Status, int] = {}
     for detail in details:
         counts[detail.job.status] = counts.get(detail.job.status, 0) + 1

@@ -41,8 +41,7 @@ def demo(
         code = code or verify(job)
     bundle = folder / "bundle"
     _say(f"$ farm fetch {jobs[0]} -o {bundle}")
-    fetch(jobs[0], bundle)
-    return code
+    return code or fetch([jobs[0]], bundle)
 
 
 def _say(text: str) -> None:

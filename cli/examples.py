@@ -26,14 +26,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": (
         "farm status --watch",
         "farm status --state FAILED --state CRASHED",
+        "farm status --submission c040f5064d89",
         "farm status --arch h100 --json",
     ),
     "inspect": ("farm inspect", "farm inspect 093ec891"),
     "logs": ("farm logs --follow", "farm logs 093ec891"),
+    "wait": ("farm wait 093ec891", "farm wait --submission c040f5064d89 --timeout 2h"),
     "explain": ("farm explain 093ec891/conv1", "farm explain latest/conv1/sm_90"),
     "cancel": ("farm cancel 093ec891", "farm cancel --all --yes"),
     "retry": ("farm retry 093ec891", "farm retry --all"),
-    "fetch": ("farm fetch 093ec891 -o bundle",),
+    "fetch": ("farm fetch 093ec891 -o bundle", "farm fetch --submission c040f5064d89 -o bundles"),
     "verify": ("farm verify", "farm verify 093ec891 --gpu"),
     "tune": (
         "farm tune model.onnx --batch 1,64",

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from cli.failures import failure_lines, failures_json
 from cli.layers import (
     code_table,
-    failure_lines,
     folded_lines,
     layer_json,
     layer_table,
@@ -18,7 +18,8 @@ from cli.layers import (
     skipped_lines,
     tuning_lines,
 )
-from cli.render import duration, job_json, job_seconds, moment, print_json, size, status_text, stdout
+from cli.render import duration, job_json, job_seconds, job_state, moment, print_json, size, stdout
+from cli.totals import totals_json
 from farm.jobs import JobDetail
 
 
@@ -34,7 +35,8 @@ def inspect(
         detail = farm.inspect(job)
     if as_json:
         layers = [layer_json(build, detail.results_of(build), detail.job.options) for build in detail.builds]
-        print_json({**job_json(detail.job), "layers": layers})
+        more = {"totals": totals_json(detail), "failures": failures_json(detail)}
+        print_json({**job_json(detail.job), "layers": layers, **more})
         return
     _print(detail)
 
@@ -43,7 +45,7 @@ def _print(detail: JobDetail) -> None:
     console = stdout()
     job = detail.job
     now = datetime.now(UTC)
-    console.print(Text(f"job {job.id}  {job.name}  ", style="bold").append_text(status_text(job.status)))
+    console.print(Text(f"job {job.id}  {job.name}  ", style="bold").append_text(job_state(job)))
     if job.reason:
         console.print(Text(job.reason), soft_wrap=True)
     options = job.options
@@ -52,13 +54,13 @@ def _print(detail: JobDetail) -> None:
     seconds = job_seconds(job, now)
     ran = f"ran {duration(seconds)}" if seconds is not None else "has not run yet"
     tries = f" in {job.tries} tries" if job.tries > 1 else ""
-    console.print(Text(f"{job.model}, {how}, {limit}"))
-    console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"))
+    console.print(Text(f"{job.model}, {how}, {limit}"), soft_wrap=True)
+    console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"), soft_wrap=True)
     console.print()
-    console.print(layer_table(detail, console.width))
+    console.print(layer_table(detail, console.width, totals=True), soft_wrap=True)
     console.print()
     if any(result.cubin for result in detail.results):
-        console.print(code_table(detail, console.width))
+        console.print(code_table(detail, console.width), soft_wrap=True)
     notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail))
-    for line in (*notes, *failure_lines(detail), *skipped_lines(job)):
+    for line in (*notes, *failure_lines([detail]), *skipped_lines(job)):
         console.print(line, soft_wrap=True)

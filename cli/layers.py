@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from cli.render import counted, duration, magnitude, plain_table, size
+from cli.render import counted, duration, size
+from cli.tables import EXTRA, Column, fitted_table
+from cli.totals import arch_totals
 from codegen.spec import Linear
 from codegen.tiling import Part
 from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, TilingChoice
-
-if TYPE_CHECKING:
-    from farm.reports.coverage import Coverage
 
 MODEL = "cost model"
 """Where a tiling comes from that no tuning record gave."""
@@ -67,64 +65,96 @@ def _layer_code(arch: str, results: Sequence[BuildResult]) -> LayerCode:
     )
 
 
-def layer_table(detail: JobDetail, width: int) -> Table:
-    """One row per layer and architecture. A long name is wrapped, never cut."""
+LAYER_COLUMNS = (
+    Column("LAYER", least=12),
+    Column("SHAPE", leaves=EXTRA + 1),
+    Column("NON-ZERO", "right", leaves=EXTRA),
+    Column("SPARSITY", "right", leaves=2),
+    Column("PARTS", "right", leaves=EXTRA),
+    Column("ARCH"),
+    Column("CUBIN"),
+    Column("PTXAS", "right"),
+    Column("REGS", "right"),
+    Column("SPILL", "right", leaves=1),
+    Column("SIZE", "right"),
+)
+CODE_COLUMNS = (
+    Column("LAYER", least=12),
+    Column("FMAS KEPT", "right"),
+    Column("DELETED", "right"),
+    Column("TEMPLATE"),
+    Column("REWRITE", "right"),
+    Column("THREADS", "right", leaves=1),
+    Column("ROWS", "right", leaves=1),
+    Column("OUT CH.", "right", leaves=1),
+    Column("IN CH.", "right", leaves=1),
+    Column("TILING FROM", least=9, cut_end=True),
+)
+
+
+def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
+    """One line per layer and architecture, with `totals` one more per architecture for all layers."""
     several = any(len(build.parts) > 1 for build in detail.builds)
-    table = plain_table(width)
-    table.add_column("LAYER", overflow="fold")
-    table.add_column("SHAPE", no_wrap=True)
-    for name in ("NON-ZERO", "SPARSITY", "PARTS") if several else ("NON-ZERO", "SPARSITY"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ARCH", no_wrap=True)
-    table.add_column("CUBIN", no_wrap=True)
-    for name in ("PTXAS", "REGS", "SPILL", "SIZE"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows: list[list[str | Text]] = []
     position = -1
     for build in detail.builds:
         first = [build.layer, shape_of(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
         if build.position == position:  # the same layer, for other architectures
             first = [""] * len(first)
         position = build.position
-        if several:
-            first.append(str(len(build.parts)))
+        first.append(str(len(build.parts)))
         codes = codes_of(detail, build)
         for code in codes:
-            table.add_row(*first, code.arch, *_cells(code, len(build.parts)))
+            rows.append([*first, code.arch, *_cells(code, len(build.parts))])
             first = [""] * len(first)
         if not codes:
-            table.add_row(*first, "-", "to come", "", "", "", "")
-    return table
+            rows.append([*first, "-", "to come", "", "", "", ""])
+    if totals:
+        rows += _total_rows(detail)
+    shown = [i for i, column in enumerate(LAYER_COLUMNS) if several or column.name != "PARTS"]
+    return fitted_table([LAYER_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], width)
 
 
-def code_table(detail: JobDetail, width: int) -> Table:
-    """One row per layer: what the rewriter made of its template."""
-    table = plain_table(width)
-    table.add_column("LAYER", overflow="fold")
-    for name in ("FMAS KEPT", "DELETED"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("TEMPLATE", no_wrap=True)
-    for name in ("REWRITE", "THREADS", "ROWS", "OUT CH.", "IN CH."):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("TILING FROM", overflow="fold")
+def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
+    layers = {build.position: build for build in detail.builds}.values()
+    nonzeros, weights = sum(build.nonzeros for build in layers), sum(build.spec.weights_count for build in layers)
+    first = [f"all {len(layers)} layers", "", f"{nonzeros:,}", f"{1 - nonzeros / weights:.1%}" if weights else "-"]
+    rows: list[list[str | Text]] = []
+    for total in arch_totals(detail):
+        facts = ["-", "-", "-", "-"]
+        if total.cubins:
+            spilled = size(total.spill_bytes) if total.spill_bytes else "-"
+            facts = [duration(total.ptxas_seconds), str(total.registers), spilled, size(total.cubin_bytes)]
+        counts = f"{total.cubins} of {total.cubins_of}"
+        rows.append([*first, str(total.cubins_of), total.arch, counts, *facts])
+        first = [""] * len(first)
+    return rows
+
+
+def code_table(detail: JobDetail, width: int) -> Text:
+    """One line per layer: what the rewriter made of its template."""
+    rows: list[list[str]] = []
     for build in detail.builds:
         made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts))]
         if not made:
             continue
         template_seconds = max(code.template_seconds for code in made)
         tiling = build.tiling
-        table.add_row(
-            build.layer,
-            f"{made[0].fmas_kept:,}",
-            f"{made[0].fmas_deleted:,}",
-            f"made in {duration(template_seconds)}" if template_seconds else "hit",
-            f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
-            f"{tiling.tile_width}x{tiling.tile_height}",
-            f"{tiling.rows}",
-            f"{tiling.group_kernels}",
-            f"{tiling.chunk_channels}",
-            _tiling_of(build),
+        rows.append(
+            [
+                build.layer,
+                f"{made[0].fmas_kept:,}",
+                f"{made[0].fmas_deleted:,}",
+                f"made in {duration(template_seconds)}" if template_seconds else "hit",
+                f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
+                f"{tiling.tile_width}x{tiling.tile_height}",
+                f"{tiling.rows}",
+                f"{tiling.group_kernels}",
+                f"{tiling.chunk_channels}",
+                _tiling_of(build),
+            ]
         )
-    return table
+    return fitted_table(CODE_COLUMNS, rows, width)
 
 
 def _tiling_of(build: Build) -> str:
@@ -176,19 +206,6 @@ def tuning_lines(builds: Sequence[Build]) -> list[Text]:
     ]
 
 
-def failure_lines(detail: JobDetail) -> list[Text]:
-    """What failed, and how to run the tool again by hand."""
-    lines = []
-    for build in detail.builds:
-        for result in detail.results_of(build):
-            if result.error:
-                name = build.cubin_name(result.arch, result.part)
-                lines.append(Text(f"{name}: {result.error}", style="red"))
-                if result.command:
-                    lines.append(Text(f"  rerun: {result.command}", style="dim"))
-    return lines
-
-
 def lowered_lines(detail: JobDetail) -> list[Text]:
     """What ptxas took too long for at the level that was asked for."""
     asked = detail.job.options.optimisation
@@ -207,35 +224,6 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
 def skipped_lines(job: Job) -> list[Text]:
     """What was not compiled, and why."""
     return [Text(f"skipped {layer.name} ({layer.operator}): {layer.reason}", style="yellow") for layer in job.skipped]
-
-
-def coverage_line(coverage: Coverage) -> str:
-    """How much of a model is compiled."""
-    left = f", {coverage.skipped} skipped" if coverage.skipped else ""
-    most = " at most" if coverage.of_unknown_size else ""
-    weights = coverage.share_of_weights(coverage.weights)
-    multiply_adds = coverage.share_of_multiply_adds(coverage.multiply_adds)
-    return (
-        f"{counted(coverage.compiled, 'layer')} compiled{left}:{most} {weights:.1%} of "
-        f"{magnitude(coverage.all_weights)} weights, {multiply_adds:.1%} of {magnitude(coverage.all_multiply_adds)} "
-        "multiply-adds an image"
-    )
-
-
-def coverage_json(coverage: Coverage) -> dict[str, Any]:
-    """The same as --json gives it."""
-    return {
-        "layers": coverage.compiled,
-        "layers_skipped": coverage.skipped,
-        "layers_of_unknown_size": coverage.of_unknown_size,
-        "weights": coverage.weights,
-        "weights_total": coverage.all_weights,
-        "nonzeros": coverage.nonzeros,
-        "multiply_adds": coverage.multiply_adds,
-        "multiply_adds_total": coverage.all_multiply_adds,
-        "share_of_weights": coverage.share_of_weights(coverage.weights),
-        "share_of_multiply_adds": coverage.share_of_multiply_adds(coverage.multiply_adds),
-    }
 
 
 def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:

@@ -35,6 +35,7 @@ from cli.submit_command import submit
 from cli.tune_command import tune
 from cli.tuning_command import app as tuning_app
 from cli.verify_command import verify
+from cli.wait_command import wait
 from cli.workers_command import workers
 
 DISTRIBUTION = "sparse-compile-farm"
@@ -87,6 +88,7 @@ _add("demo", demo, COMPILE)
 _add("status", status, JOBS)
 _add("inspect", inspect, JOBS)
 _add("logs", logs, JOBS)
+_add("wait", wait, JOBS)
 _add("explain", explain, JOBS)
 _add("cancel", cancel, JOBS)
 _add("retry", retry, JOBS)

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import OK, USAGE
-from cli.layers import coverage_json, coverage_line, shape_of
+from cli.layers import shape_of
 from cli.options import input_shapes_of
 from cli.render import counted, duration, print_json, size, skipped_json, stdout
 from cli.submission import (
@@ -26,7 +26,8 @@ from cli.submission import (
     build_options_of,
     read_checkpoints,
 )
-from cli.tables import Column, fitted_table
+from cli.tables import EXTRA, Column, fitted_table
+from cli.totals import coverage_json, coverage_line
 
 if TYPE_CHECKING:
     from codegen.spec import SkippedLayer
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("LAYER", least=14),
-    Column("SHAPE", leaves=1),
-    Column("SPARSITY", "right"),
+    Column("SHAPE", leaves=EXTRA),
+    Column("SPARSITY", "right", leaves=1),
     Column("WEIGHTS", "right"),
     Column("MULT-ADDS", "right"),
-    Column("ARCHS", leaves=2),
+    Column("ARCHS", leaves=EXTRA + 1),
     Column("CUBINS", "right"),
     Column("CODE", "right"),
     Column("PTXAS", "right"),
@@ -93,7 +94,7 @@ def _print(found: Forecast) -> None:
     for model in found.models:
         console.print(Text(f"{model.job.name}  {', '.join(model.job.options.archs)}", style="bold"), soft_wrap=True)
         rows = [_cells(layer, model.coverage) for layer in model.layers]
-        console.print(fitted_table(COLUMNS, rows, console.width))
+        console.print(fitted_table(COLUMNS, rows, console.width), soft_wrap=True)
         for layer in model.job.skipped:
             console.print(Text(f"skipped {_skipped(layer, model.coverage)}", style="yellow"), soft_wrap=True)
         for line in (coverage_line(model.coverage), _kernels_line(model)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.streams import StreamConsole, discard
+from cli.tables import EXTRA, WIDE, Column, fitted_table
 from codegen.spec import SkippedLayer
 from farm.jobs import Job, Status
 
@@ -28,6 +28,8 @@ STATUS_STYLES = {
     Status.CRASHED: "magenta",
     Status.CANCELLED: "dim",
 }
+
+CLAIMED, CLAIMED_STYLE = "CLAIMED", "blue"
 
 
 def stdout() -> StreamConsole:
@@ -67,6 +69,11 @@ def print_json(document: Any) -> None:
 def status_text(status: Status) -> Text:
     """A state in its colour."""
     return Text(str(status), style=STATUS_STYLES[status])
+
+
+def job_state(job: Job) -> Text:
+    """The same of a job; one that is RUNNING without a worker that has begun is only CLAIMED."""
+    return Text(CLAIMED, style=CLAIMED_STYLE) if job.claimed else status_text(job.status)
 
 
 def counted(count: int, noun: str) -> str:
@@ -141,8 +148,11 @@ def job_json(job: Job) -> dict[str, Any]:
         "started_at": job.started_at.isoformat() if job.started_at else None,
         "finished_at": job.finished_at.isoformat() if job.finished_at else None,
         "seconds": job_seconds(job, now),
+        "running": job.running,
+        "ends_at": job.ends_at.isoformat() if job.ends_at else None,
         "tries": job.tries,
         "status": str(job.status),
+        "claimed": job.claimed,
         "reason": job.reason,
         "skipped": [skipped_json(layer) for layer in job.skipped],
     }
@@ -160,86 +170,63 @@ def skipped_json(layer: SkippedLayer) -> dict[str, Any]:
 
 
 JOB_COLUMNS = (
-    "ID",
-    "SUBMITTER",
-    "NAME",
-    "MODEL",
-    "ARCHS",
-    "STAGE",
-    "DONE",
-    "CACHE",
-    "SUBMITTED",
-    "DURATION",
-    "TRIES",
-    "STATUS",
-    "REASON",
+    Column("ID"),
+    Column("SUBMITTER", leaves=EXTRA),
+    Column("NAME", least=12),
+    Column("MODEL", least=12, leaves=EXTRA),
+    Column("ARCHS", least=7, cut_end=True, leaves=1),
+    Column("STAGE", leaves=4),
+    Column("DONE", "right"),
+    Column("CACHE", "right", leaves=3),
+    Column("SUBMITTED", leaves=4),
+    Column("DURATION", "right", leaves=2),
+    Column("LEFT", "right", leaves=EXTRA),
+    Column("TRIES", "right", leaves=EXTRA),
+    Column("STATUS"),
+    Column("REASON", least=8, cut_end=True),
 )
-SHARES = {"NAME": 0.35, "MODEL": 0.3, "ARCHS": 0.3, "REASON": 1.0}
-"""Columns that are wrapped, and how much of the room that the others leave each may take at most."""
-LEAVE_FIRST = (("MODEL", "SUBMITTER", "TRIES"), ("STAGE", "SUBMITTED"))
-"""Columns that leave a terminal of fewer than 150 and of fewer than 95 columns."""
-
-REASON_LENGTH = 90
-"""Of a reason in the status table; `farm inspect` has it whole."""
 
 
 def plain_table(width: int) -> Table:
     """Without lines; the gaps are as wide as the terminal allows."""
-    return Table(box=None, padding=(0, _gap(width), 0, 0), pad_edge=False, header_style="bold")
+    return Table(box=None, padding=(0, 2 if width >= WIDE else 1, 0, 0), pad_edge=False, header_style="bold")
 
 
-def _gap(width: int) -> int:
-    return 2 if width >= 120 else 1
-
-
-def job_table(jobs: Sequence[Job], width: int) -> Table:
-    """The status table. What does not fit is wrapped, never cut; columns that matter least leave a narrow terminal."""
+def job_table(jobs: Sequence[Job], width: int) -> Text:
+    """The status table: one line a job, however narrow the screen."""
     now = datetime.now(UTC)
-    rows = [_job_cells(job, now) for job in jobs]
-    left_out = LEAVE_FIRST[0] * (width < 150) + LEAVE_FIRST[1] * (width < 95)
-    columns = [name for name in JOB_COLUMNS if name not in left_out]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    room = width - sum(widths[name] for name in columns if name not in SHARES) - _gap(width) * (len(columns) - 1)
-    crowded = sum(widths[name] for name in columns if name in SHARES) > room
-    table = plain_table(width)
-    for name in columns:
-        wraps = crowded and name in SHARES
-        table.add_column(
-            name,
-            max_width=max(len(name), int(room * SHARES[name])) if wraps else None,
-            no_wrap=not wraps,
-            overflow="fold",
-            justify="right" if name in ("DONE", "CACHE", "DURATION", "TRIES") else "left",
-        )
-    for row in rows:
-        table.add_row(*(row[name] for name in columns))
-    return table
+    return fitted_table(JOB_COLUMNS, [_job_cells(job, now) for job in jobs], width)
 
 
-def _job_cells(job: Job, now: datetime) -> dict[str, str | Text]:
-    return {
-        "ID": job.id[:8],
-        "SUBMITTER": job.submitter,
-        "NAME": job.name,
-        "MODEL": job.model,
-        "ARCHS": " ".join(arch.removeprefix("sm_") for arch in job.options.archs),
-        "STAGE": job.stage or "-",
-        "DONE": f"{job.done}/{job.total}",
-        "CACHE": str(job.hits),
-        "SUBMITTED": moment(job.submitted_at, now),
-        "DURATION": duration(job_seconds(job, now)),
-        "TRIES": str(job.tries),
-        "STATUS": status_text(job.status),
-        "REASON": textwrap.shorten(job.reason, REASON_LENGTH, placeholder=" ...") or "-",
-    }
+def _job_cells(job: Job, now: datetime) -> list[str | Text]:
+    return [
+        job.id[:8],
+        job.submitter,
+        job.name,
+        job.model,
+        " ".join(arch.removeprefix("sm_") for arch in job.options.archs),
+        job.stage or "-",
+        f"{job.done}/{job.total}",
+        str(job.hits),
+        moment(job.submitted_at, now),
+        duration(job_seconds(job, now)),
+        duration(max(0.0, (job.ends_at - now).total_seconds())) if job.ends_at else "-",
+        str(job.tries),
+        job_state(job),
+        " ".join(job.reason.split()) or "-",
+    ]
 
 
-def counts_line(counts: Mapping[Status, int]) -> Text:
-    """One line of how many jobs are in each state."""
+def counts_line(counts: Mapping[Status, int], claimed: int = 0) -> Text:
+    """One line of how many jobs are in each state; those that are claimed only are counted apart."""
     text = Text()
     for status in Status:
         if text:
             text.append("  ")
         count = counts.get(status, 0)
+        if status is Status.RUNNING:
+            if claimed:
+                text.append(f"{claimed} {CLAIMED}  ", style=CLAIMED_STYLE)
+            count -= claimed
         text.append(f"{count} {status}", style=STATUS_STYLES[status] if count else "dim")
     return text

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from cli.options import arch_of
 from cli.render import counts_line, job_json, job_table, print_json, stdout
+from cli.selection import OfSubmission
 from farm.errors import UsageError
-from farm.jobs import Status
+from farm.jobs import Job, Status
 
 REFRESH_SECONDS = 0.5
+FIXED_LINES = 3
+"""Beside the jobs: counts, heading, and how many are left out."""
 
 
 def status(
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C; as many jobs as the screen has room for.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     state: Annotated[
         list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.")
@@ -26,47 +33,90 @@ def status(
         str | None, typer.Option("--model", metavar="TEXT", help="Only jobs whose model path contains this.")
     ] = None,
     arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="Only jobs for this architecture.")] = None,
+    submission: OfSubmission = None,
     limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs.")] = 20,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs, however many.")] = False,
 ) -> None:
-    """Show jobs, newest first, with a line of counts per state."""
-    from farm.ledger import open_ledger
+    """Show jobs, newest first, one line each, with a line of counts per state."""
+    from farm.ledger import Which, open_ledger
     from farm.settings import load_settings
 
     states = _states(state or [])
-    arch = arch_of(arch) if arch else None
+    of: Which = {"model": model, "arch": arch_of(arch) if arch else None, "submission": submission}
+    shown: Which = {**of, "states": states}
     ledger = open_ledger(load_settings())
+    if submission is not None:
+        ledger.check_submission(submission)
+
+    def look(most: int | None) -> View:
+        return View(ledger.jobs(limit=most, **shown), ledger.counts(**of), ledger.count_claimed(**of), states)
+
     most = None if everything else limit
-
-    def render(console: Console) -> RenderableType:
-        jobs = ledger.jobs(states=states, model=model, arch=arch, limit=most)
-        counts = ledger.counts()
-        nothing = (
-            "none of these jobs is what you asked for: farm status --all shows all"
-            if counts
-            else "no jobs: farm compile model.onnx --arch sm_90 makes one"
-        )
-        return Group(counts_line(counts), job_table(jobs, console.width) if jobs else nothing)
-
     if as_json:
-        jobs = ledger.jobs(states=states, model=model, arch=arch, limit=most)
-        counts = {str(key): value for key, value in ledger.counts().items()}
-        print_json({"counts": counts, "jobs": [job_json(job) for job in jobs]})
-        return
-    console = stdout()
-    if not watch:
-        console.print(render(console))
-        return
+        view = look(most)
+        counts = {str(key): value for key, value in view.counts.items()}
+        print_json({"counts": counts, "claimed": view.claimed, "jobs": [job_json(job) for job in view.jobs]})
+    elif watch:
+        _watch(look, most)
+    else:
+        console = stdout()
+        console.print(look(most).shown(console.width), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class View:
+    """What one look at the ledger has found."""
+
+    jobs: Sequence[Job]
+    counts: Mapping[Status, int]
+    """Of all jobs of that model, architecture and submission."""
+    claimed: int
+    states: Sequence[Status] | None
+    """Of the jobs."""
+
+    @property
+    def left_out(self) -> int:
+        """Jobs of these states that are not shown."""
+        return sum(count for status, count in self.counts.items() if not self.states or status in self.states) - len(
+            self.jobs
+        )
+
+    def shown(self, width: int, height: int | None = None) -> Text:
+        """Lines of at most that width; of at most so many, where that matters."""
+        room = len(self.jobs) if height is None else max(1, height - FIXED_LINES)
+        lines = [counts_line(self.counts, self.claimed)]
+        if self.jobs:
+            lines.append(job_table(self.jobs[:room], width))
+        elif self.counts:
+            lines.append(Text("none of these jobs is what you asked for: farm status --all shows all"))
+        else:
+            lines.append(Text("no jobs: farm compile model.onnx --arch sm_90 makes one"))
+        if left_out := self.left_out + len(self.jobs[room:]):
+            way_on = "-n" if height is None else "a higher screen"
+            lines.append(Text(f"{left_out:,} more: {way_on}", style="dim"))
+        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+
+
+def _watch(look: Callable[[int | None], View], most: int | None) -> None:
+    """Until Ctrl-C, or until nobody reads any more: the jobs go on."""
     from rich.live import Live
 
+    console = stdout()
     try:
-        with Live(render(console), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        if not console.is_terminal:
+            last = ""
+            while not console.reader_gone:
+                if (now := look(most).shown(console.width)).plain != last:
+                    console.print(now, soft_wrap=True)
+                    last = now.plain
+                time.sleep(REFRESH_SECONDS)
+            return
+        with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:
-                live.update(render(console), refresh=True)
+                live.update(look(most).shown(*console.size), refresh=True)
                 time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
-        # Watching ends, the jobs go on.
-        console.print(render(console))
+        console.print(look(most).shown(console.width), soft_wrap=True)
 
 
 def _states(names: list[str]) -> tuple[Status, ...] | None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 Cell = str | Text
 ELLIPSIS = "…"
+WIDE = 120
+"""Columns of a screen from which on there is more room between those of a table."""
 
 
 @dataclass(frozen=True)
@@ -24,73 +26,94 @@ class Column:
     cut_end: bool = False
     """Cut at the end, as a sentence is; a name loses its middle, since its end often tells it from others."""
     leaves: int = 0
-    """Goes where the room is too small; those with larger numbers first, with 0 never."""
+    """Goes where the room is too small, those with larger numbers first: with 0 never, below EXTRA before the table is
+    wider than the screen, from EXTRA on already before a name is cut."""
 
 
-def gap(width: int | None) -> int:
-    """Between two columns."""
-    return 2 if width is None or width >= 120 else 1
+EXTRA = 5
 
 
-def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """A table of at most that width, or of any where there is none; each row is one line.
-
-    First the columns with the largest `leaves` go until all others fit, cut as far as they may be; then cells are cut.
-    """
-    wanted = [max(len(column.name), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
-    least = [
-        wanted[i] if column.least is None else min(wanted[i], max(column.least, len(column.name)))
+def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Text:
+    """A table of at most that width; each row is one line."""
+    texts = [[_one_line(cell) for cell in row] for row in rows]
+    wanted = [
+        max(cell_len(column.name), *(text.cell_len for text in _of(texts, i))) if texts else cell_len(column.name)
         for i, column in enumerate(columns)
     ]
-    shown = _shown(columns, least, width)
-    widths = _widths(shown, wanted, least, width)
-    table = Table(box=None, padding=(0, gap(width), 0, 0), pad_edge=False, header_style="bold")
-    for i in shown:
-        table.add_column(columns[i].name, justify=columns[i].align, no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cut(row[i], widths[i], at_end=columns[i].cut_end) for i in shown))
+    gap = 2 if width >= WIDE else 1
+    shown = _shown(columns, wanted, width, gap)
+    widths = _widths(columns, shown, wanted, width, gap)
+    lines = [Text(" " * gap).join(_fitted(Text(columns[i].name, "bold"), columns[i], widths[i]) for i in shown)]
+    lines += [Text(" " * gap).join(_fitted(row[i], columns[i], widths[i]) for i in shown) for row in texts]
+    for line in lines:
+        line.truncate(width)  # where not even the columns that stay have room
+        line.rstrip()
+    table = Text("\n", no_wrap=True, overflow="ignore").join(lines)
+    table.no_wrap, table.overflow = True, "ignore"
     return table
 
 
-def _shown(columns: Sequence[Column], least: Sequence[int], width: int | None) -> list[int]:
+def _of(texts: Sequence[Sequence[Text]], column: int) -> list[Text]:
+    return [row[column] for row in texts]
+
+
+def _one_line(cell: Cell) -> Text:
+    """Names and what tools say may hold anything."""
+    text = cell if isinstance(cell, Text) else Text(cell)
+    plain = "".join(each if each.isprintable() else " " for each in text.plain)
+    return text if plain == text.plain else Text(plain, text.style)
+
+
+def _least(column: Column, wanted: int) -> int:
+    return wanted if column.least is None else min(wanted, max(column.least, cell_len(column.name)))
+
+
+def _shown(columns: Sequence[Column], wanted: Sequence[int], width: int, gap: int) -> list[int]:
     """Numbers of the columns that stay."""
     shown = list(range(len(columns)))
-    while width is not None and sum(least[i] for i in shown) + gap(width) * (len(shown) - 1) > width:
-        leaves = max(columns[i].leaves for i in shown)
-        if leaves == 0:
-            break
+
+    def taken(*, uncut: bool) -> int:
+        """With names uncut, or with all cut as far as they may be."""
+        widths = [wanted[i] if uncut and not columns[i].cut_end else _least(columns[i], wanted[i]) for i in shown]
+        return sum(widths) + gap * (len(shown) - 1)
+
+    while (leaves := max(columns[i].leaves for i in shown)) and taken(uncut=leaves >= EXTRA) > width:
         shown = [i for i in shown if columns[i].leaves < leaves]
     return shown
 
 
-def _widths(shown: Sequence[int], wanted: Sequence[int], least: Sequence[int], width: int | None) -> dict[int, int]:
-    """The room beyond what each takes at least is given out evenly, to none more than it wants."""
-    if width is None:
-        return {i: wanted[i] for i in shown}
-    widths = {i: least[i] for i in shown}
-    room = width - sum(widths.values()) - gap(width) * (len(shown) - 1)
-    while room > 0 and (hungry := [i for i in shown if widths[i] < wanted[i]]):
-        for i in hungry[:room]:
-            widths[i] += 1
-        room -= len(hungry[:room])
+def _widths(
+    columns: Sequence[Column], shown: Sequence[int], wanted: Sequence[int], width: int, gap: int
+) -> dict[int, int]:
+    """The room beyond what each takes at least is given out evenly, to none more than it wants; names come first."""
+    widths = {i: _least(columns[i], wanted[i]) for i in shown}
+    room = width - sum(widths.values()) - gap * (len(shown) - 1)
+    for sentences in (False, True):
+        while room > 0 and (
+            hungry := [i for i in shown if widths[i] < wanted[i] and columns[i].cut_end is sentences][:room]
+        ):
+            for i in hungry:
+                widths[i] += 1
+            room -= len(hungry)
     return widths
 
 
-def _cut(cell: Cell, width: int, *, at_end: bool) -> Cell:
-    if len(cell) <= width:
-        return cell
-    text = str(cell)
-    return cut_end(text, width) if at_end else cut_middle(text, width)
+def _fitted(text: Text, column: Column, width: int) -> Text:
+    if text.cell_len > width:
+        cut = cut_end if column.cut_end else cut_middle
+        text = Text(cut(text.plain, width), text.style)
+    filling = Text(" " * (width - text.cell_len))
+    return filling + text if column.align == "right" else text + filling
 
 
 def cut_middle(text: str, width: int) -> str:
-    """At most so many characters: of a longer text the beginning and the end."""
-    if len(text) <= width:
+    """At most so many columns of a screen: of a longer text the beginning and the end."""
+    if cell_len(text) <= width:
         return text
     end = (width - 1) // 2
-    return text[: width - 1 - end] + ELLIPSIS + (text[-end:] if end else "")
+    return set_cell_size(text, width - 1 - end) + ELLIPSIS + set_cell_size(text[::-1], end)[::-1]
 
 
 def cut_end(text: str, width: int) -> str:
-    """At most so many characters, the first ones."""
-    return text if len(text) <= width else text[: width - 1].rstrip() + ELLIPSIS
+    """At most so many columns of a screen: the beginning."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + ELLIPSIS

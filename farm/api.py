@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
@@ -19,12 +19,11 @@ from farm.compiled import CompiledModel, check_succeeded, compiled_model
 from farm.coordination.coordinator import Coordinator
 from farm.coordination.plan import plan
 from farm.coordination.progress import Progress
-from farm.errors import NotFoundError
 from farm.executors import open_executor
 from farm.executors.gpu import open_gpu
 from farm.executors.gpu_host import Notice, no_notice
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
-from farm.ledger import CoordinatorState, Statistics, open_ledger
+from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
 from farm.reports import doctor
 from farm.reports.explanation import Explanation, explain
 from farm.reports.forecast import Forecast, forecast
@@ -203,17 +202,9 @@ class Farm(Keeper):
         """
         return compiled_model(self._succeeded(job_id), self._store)
 
-    def jobs(
-        self,
-        *,
-        states: Sequence[Status] | None = None,
-        model: str | None = None,
-        arch: str | None = None,
-        name: str | None = None,
-        limit: int | None = None,
-    ) -> list[Job]:
+    def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
         """Newest first."""
-        return self._ledger.jobs(states=states, model=model, arch=arch, name=name, limit=limit)
+        return self._ledger.jobs(limit=limit, **which)
 
     def counts(self) -> dict[Status, int]:
         """How many jobs are in each state."""
@@ -229,8 +220,7 @@ class Farm(Keeper):
 
     def check_submission(self, submission: str) -> None:
         """Raises NotFoundError if there is no such submission."""
-        if not self._ledger.has_submission(submission):
-            raise NotFoundError(f"there is no submission '{submission}': farm submit names it, farm status --json too")
+        self._ledger.check_submission(submission)
 
     def inspect(self, job_id: str) -> JobDetail:
         """A job with its layers and cubins."""

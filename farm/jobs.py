@@ -198,7 +198,7 @@ class Job:
     stage: str
     """What runs now: template, assemble, or empty."""
     done: int
-    """Cubins finished."""
+    """Cubins that are there; not those that failed."""
     total: int
     """The layers' parts times architectures."""
     hits: int
@@ -216,6 +216,11 @@ class Job:
     """Of what ended it (requests.Fault); empty unless it failed or crashed."""
     network: str | None = None
     """Digest of the blob with what is left of the model beside its compiled layers; None: it was not kept."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it is RUNNING for the coordinator that has it, while nothing of it was found or begun."""
+        return self.status is Status.RUNNING and self.started_at is None
 
 
 @dataclass(frozen=True)

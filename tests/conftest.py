@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -43,6 +44,10 @@ LACKS: dict[str, Callable[[], str | None]] = {
     "toolchain": cache(lacks_toolchain),
 }
 """By folder; what tests/gpu/, tests/services/ and tests/chaos/ need is found out by themselves."""
+
+
+def pytest_configure() -> None:
+    os.environ.pop("COLUMNS", None)  # of xdist's workers: what a test prints goes to a pipe, which has no width
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

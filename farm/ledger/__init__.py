@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from farm.errors import LedgerError
 from farm.ledger.coordinators import CoordinatorState
 from farm.ledger.engine import open_engine
+from farm.ledger.filters import Which
 from farm.ledger.ledger import Ledger
 from farm.ledger.neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
@@ -25,6 +26,7 @@ __all__ = [
     "StageStatistics",
     "Statistics",
     "TemplateRun",
+    "Which",
     "database_revision",
     "open_ledger",
     "upgrade_database",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Unpack
 
-from sqlalchemy import ColumnElement, Connection, Engine, Text, and_, cast, func, insert, or_, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, insert, or_, select, true, update
 
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, reading, writing
+from farm.ledger.filters import CLAIMED, Which, chosen
 from farm.ledger.moves import held_by, locked, state_values
 from farm.ledger.neighbours import Neighbours
 from farm.ledger.retention import Retention
@@ -226,8 +228,8 @@ class Ledger:
             if written:
                 connection.execute(insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS), written)
                 of_job = select(func.count()).select_from(results).where(results.c.job == jobs.c.id)
-                hits = of_job.where(results.c.outcome == "hit")
-                counts = {"done": of_job.scalar_subquery(), "hits": hits.scalar_subquery()}
+                done, hits = of_job.where(results.c.outcome != "failed"), of_job.where(results.c.outcome == "hit")
+                counts = {"done": done.scalar_subquery(), "hits": hits.scalar_subquery()}
                 connection.execute(update(jobs).where(rows).values(counts))
 
     @patient
@@ -253,34 +255,23 @@ class Ledger:
         with self._reading() as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar()
 
-    def jobs(
-        self,
-        *,
-        states: Sequence[Status] | None = None,
-        name: str | None = None,
-        model: str | None = None,
-        arch: str | None = None,
-        limit: int | None = None,
-    ) -> list[Job]:
-        """Jobs, newest first; `name` and `model` are parts of the text, in either case; `arch` is whole."""
-        query = _JOB.order_by(jobs.c.number.desc())
-        if states is not None:
-            query = query.where(jobs.c.status.in_(states))
-        if name is not None:
-            query = query.where(jobs.c.name.icontains(name, autoescape=True))
-        if model is not None:
-            query = query.where(jobs.c.model.icontains(model, autoescape=True))
-        if arch is not None:
-            # The options are JSON text; an architecture's quotes keep sm_90 apart from sm_90a.
-            query = query.where(cast(jobs.c.options, Text).contains(f'"{arch}"', autoescape=True))
+    def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
+        """Newest first."""
+        query = _JOB.where(chosen(which)).order_by(jobs.c.number.desc())
         with self._reading() as connection:
             return [job_of_row(row) for row in connection.execute(query.limit(limit) if limit else query)]
 
-    def counts(self) -> dict[Status, int]:
+    def counts(self, **which: Unpack[Which]) -> dict[Status, int]:
         """How many jobs are in each state."""
-        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
+        query = select(jobs.c.status, func.count()).where(chosen(which)).group_by(jobs.c.status)
         with self._reading() as connection:
             return {Status(status): count for status, count in connection.execute(query)}
+
+    def count_claimed(self, **which: Unpack[Which]) -> int:
+        """How many of the running jobs no worker has begun with."""
+        query = select(func.count()).select_from(jobs).where(CLAIMED, chosen(which))
+        with self._reading() as connection:
+            return connection.execute(query).scalar_one()
 
     @patient
     def job(self, prefix: str) -> Job:
@@ -305,11 +296,13 @@ class Ledger:
             found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
             return {row.id: job_of_row(row) for row in found}
 
-    def has_submission(self, submission: str) -> bool:
-        """Whether there is a submission with this id."""
+    def check_submission(self, submission: str) -> None:
+        """Raises NotFoundError if there is no such submission."""
         query = select(submissions.c.id).where(submissions.c.id == submission)
         with self._reading() as connection:
-            return connection.execute(query).first() is not None
+            if connection.execute(query).first() is None:
+                words = "farm submit names it, farm status --json too"
+                raise NotFoundError(f"there is no submission '{submission}': {words}")
 
     @patient
     def builds(self, job_id: str) -> list[Build]:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.layers import code_table, compiled_line, failure_lines, folded_lines, layer_json, layer_table, tuning_lines
-from cli.render import counted, counts_line, duration, job_json, job_table, moment, size
+from cli.failures import failure_lines
+from cli.layers import code_table, compiled_line, folded_lines, layer_json, layer_table, tuning_lines
+from cli.render import PIPE_WIDTH, counted, counts_line, duration, job_json, job_state, job_table, moment, size
+from cli.totals import totals_json
 from cli.tuning_tables import outcome_table, record_table
 from codegen.spec import Conv2d, Linear
 from codegen.tiling import Part, Tiling
@@ -123,37 +125,66 @@ def test_a_status_table_of_100_columns_has_all_that_matters() -> None:
     assert shown(job_table([LARGE], 100), 100)[0].split() == COLUMNS_AT_100
 
 
-@pytest.mark.parametrize("width", [80, 100])
-def test_what_does_not_fit_is_wrapped_not_cut(width: int) -> None:
-    lines = shown(job_table([LARGE], width), width)
-    assert column(lines, "NAME").replace(" ", "") == LARGE.name
-    assert column(lines, "ARCHS").split() == ["75", "80", "86", "90", "90a", "100", "120"]
-    assert column(lines, "REASON").split() == REASON.split()
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_job_is_one_line_and_its_name_is_cut_in_the_middle(width: int) -> None:
+    [_, line] = shown(job_table([LARGE], width), width)
+    name = line.split()[2] if width == 200 else line.split()[1]
+    assert name.startswith("small_")
+    assert name.endswith("runed")
+    assert (name == LARGE.name) == (width == 200)
+    assert "1/40" in line.split()
 
 
-def test_names_are_not_wrapped_where_there_is_room() -> None:
-    assert len(shown(job_table([job(name="alexnet_cifar10"), job()], 100), 100)) == 3
+def test_names_are_whole_where_there_is_room() -> None:
+    lines = shown(job_table([job(name="alexnet_cifar10"), job()], 100), 100)
+    assert lines[1].split()[1] == "alexnet_cifar10"
+
+
+def test_where_there_is_no_screen_nothing_is_cut() -> None:
+    endless = job(reason="word " * 200, name="name" * 50)
+    [_, line] = shown(job_table([endless], PIPE_WIDTH), PIPE_WIDTH)
+    assert "name" * 50 in line
+    assert line.endswith(" ".join(["word"] * 200))
+
+
+def test_a_job_that_no_worker_has_begun_with_is_claimed_not_running() -> None:
+    waits = job(status=Status.RUNNING, done=0, started_at=None)
+    assert job_state(waits).plain == "CLAIMED"
+    assert job_state(replace(waits, started_at=NOW)).plain == "RUNNING"
+    document = job_json(waits)
+    assert (document["status"], document["claimed"]) == ("RUNNING", True)
+    assert counts_line({Status.RUNNING: 3}, claimed=2).plain.split("  ")[1:3] == ["2 CLAIMED", "1 RUNNING"]
 
 
 def test_a_wide_terminal_has_all_columns() -> None:
     header = shown(job_table([job()], 160), 160)[0].split()
-    assert {"SUBMITTER", "MODEL", "TRIES"} < set(header)
+    assert {"SUBMITTER", "MODEL", "LEFT", "TRIES"} < set(header)
 
 
-def test_an_endless_reason_is_shortened_at_a_word() -> None:
-    endless = job(reason="word " * 200, status=Status.FAILED)
-    lines = shown(job_table([endless], 100), 100)
-    assert len(lines) < 12
-    assert column(lines, "REASON").endswith("...")
+def test_a_reason_with_line_breaks_is_one_line() -> None:
+    assert len(shown(job_table([job(reason="one\ntwo", name="a\nb")], 100), 100)) == 2
 
 
-def test_a_layer_table_fits_100_columns_and_wraps_a_long_name() -> None:
-    lines = shown(layer_table(detail(Outcome.BUILT, Outcome.HIT), 100), 100)
-    assert max(map(len, lines)) <= 100
-    assert "/layer4/layer4.1/conv2/Conv" in "".join(column(lines, "LAYER").split())
-    assert "512x14x14 -> 512, 3x3, /2" in lines[1]
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_layer_keeps_its_name_and_is_one_line(width: int) -> None:
+    lines = shown(layer_table(detail(Outcome.BUILT, Outcome.HIT), width), width)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= width
+    assert lines[1].split()[0] == "/layer4/layer4.1/conv2/Conv"
     assert "90.0%" in lines[1]
     assert "1.2 MB" in lines[1]
+    assert ("512x14x14 -> 512, 3x3, /2" in lines[1]) == (width == 160)
+
+
+def test_the_end_of_a_layer_table_is_the_whole_job_for_each_architecture() -> None:
+    two = in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT)
+    lines = shown(layer_table(two, 160, totals=True), 160)
+    assert lines[-2].startswith("all 1 layers")
+    assert lines[-2].split("90.0%")[1].split() == ["3", "sm_80", "3", "of", "3", "6.0s", "128", "24", "B", "3.0", "MB"]
+    assert lines[-1].split() == ["3", "sm_120", "0", "of", "3", "-", "-", "-", "-"]
+    [sm_80, sm_120] = totals_json(two)["archs"]
+    assert (sm_80["cubins"], sm_80["hits"], sm_80["cubin_bytes"], sm_80["registers"]) == (3, 2, 3_000_000, 128)
+    assert sm_120["cubins"] == 0
 
 
 def test_a_layer_in_parts_is_one_line_of_sums_and_the_most_registers() -> None:
@@ -174,8 +205,29 @@ def test_a_layer_one_of_whose_parts_failed_has_failed_and_the_part_is_named() ->
     failed = in_parts(Outcome.BUILT, Outcome.FAILED, Outcome.HIT)
     lines = shown(layer_table(failed, 160), 160)
     assert (column(lines, "CUBIN"), column(lines, "SIZE")) == ("failed", "-")
-    assert [line.plain for line in failure_lines(failed)] == [
-        "/layer4/layer4.1/conv2/Conv sm_80 part 2 of 3: ptxas ran out of memory"
+    assert [line.plain for line in failure_lines([failed])] == [
+        "failed: ptxas ran out of memory",
+        "  /layer4/layer4.1/conv2/Conv sm_80 part 2 of 3",
+    ]
+
+
+def test_failures_of_one_cause_are_one_block_with_one_command() -> None:
+    def failing(name: str, line: int) -> JobDetail:
+        cut = in_parts(Outcome.FAILED, Outcome.FAILED, Outcome.FAILED)
+        results = tuple(
+            replace(each, error=f"ptxas failed: kernel.ptx, line {line + i}; error : bad", command=f"ptxas {line + i}")
+            for i, each in enumerate(cut.results)
+        )
+        return replace(cut, job=job(name=name), results=results)
+
+    other = in_parts(Outcome.FAILED)
+    assert [line.plain for line in failure_lines([failing("a", 7), failing("b", 9999), other])] == [
+        "failed: ptxas failed: kernel.ptx, line 7; error : bad",
+        "  6 cubins of 2 layers in 2 jobs, sm_80: a /layer4/layer4.1/conv2/Conv sm_80 part 1 of 3, "
+        "a /layer4/layer4.1/conv2/Conv sm_80 part 2 of 3, a /layer4/layer4.1/conv2/Conv sm_80 part 3 of 3, 3 more",
+        "  rerun: ptxas 7",
+        "failed: ptxas ran out of memory",
+        "  lenet5 /layer4/layer4.1/conv2/Conv sm_80 part 1 of 3",
     ]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cli.tables import Column, cut_end, cut_middle, fitted_table
+from cli.tables import EXTRA, Column, cut_end, cut_middle, fitted_table
 from tests.unit.test_cli_render import shown
 
 COLUMNS = (
     Column("NAME", least=9),
-    Column("MODEL", leaves=2),
+    Column("MODEL", leaves=EXTRA),
     Column("COUNT", "right", leaves=1),
     Column("WHY", least=6, cut_end=True),
 )
@@ -19,7 +19,14 @@ WIDE = ["NAME", "MODEL", "COUNT", "WHY"]
 
 @pytest.mark.parametrize(
     ("width", "columns"),
-    [(80, WIDE), (60, WIDE), (40, WIDE), (30, ["NAME", "COUNT", "WHY"]), (20, ["NAME", "WHY"])],
+    [
+        (80, WIDE),
+        (60, WIDE),
+        (40, ["NAME", "COUNT", "WHY"]),
+        (24, ["NAME", "COUNT", "WHY"]),
+        (20, ["NAME", "WHY"]),
+        (10, ["NAME"]),
+    ],
 )
 def test_each_row_is_one_line_as_wide_as_the_screen_at_most(width: int, columns: list[str]) -> None:
     lines = shown(fitted_table(COLUMNS, ROWS, width), width)
@@ -29,7 +36,7 @@ def test_each_row_is_one_line_as_wide_as_the_screen_at_most(width: int, columns:
 
 
 def test_where_there_is_no_screen_nothing_is_cut() -> None:
-    lines = shown(fitted_table(COLUMNS, ROWS, None), 1000)
+    lines = shown(fitted_table(COLUMNS, ROWS, 1000), 1000)
     assert lines[1].split("  ") == list(ROWS[0])
 
 
