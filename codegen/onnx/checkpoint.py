@@ -22,6 +22,7 @@ from codegen.onnx.layers import COMPILED, read_layers
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, text
 from codegen.onnx.reasons import NOT_COMPILED
 from codegen.onnx.rest import OnnxRest
+from codegen.onnx.skipped import PRODUCTS, weights_places
 from codegen.spec import LIKELY_ROWS, SkippedLayer
 
 if TYPE_CHECKING:
@@ -152,11 +153,22 @@ def _read_graph(
     )
     missing = MissingShapes(inputs, known, inference.shapes_of_given_inputs)
     layers, skipped = read_layers(with_weights, known, missing)
-    return layers, skipped, _notes(layers, missing)
+    return layers, skipped, [*_notes_on_rows(layers, missing), *_notes_on_integers(layers, nodes)]
 
 
-def _notes(layers: Sequence[Layer], missing: MissingShapes) -> list[str]:
-    """What holds for the checkpoint as a whole."""
+def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[str]:
+    dequantized = {name for node in nodes if node.operator == "DequantizeLinear" for name in node.outputs}
+    quantized = [layer for layer in layers if layer.input in dequantized]
+    if not quantized:
+        return []
+    return [
+        f"{len(quantized)} of {len(layers)} layers are of a network quantized to integers (QuantizeLinear and "
+        "DequantizeLinear around them); they are compiled in floating point, and these nodes stay outside: give the "
+        "model as it was before quantization"
+    ]
+
+
+def _notes_on_rows(layers: Sequence[Layer], missing: MissingShapes) -> list[str]:
     unknown = [layer for layer in layers if layer.rows is None]
     if not unknown:
         return []
@@ -170,8 +182,10 @@ def _notes(layers: Sequence[Layer], missing: MissingShapes) -> list[str]:
 def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:
     """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
     for proto, node in zip(graph.node, nodes, strict=True):
-        if node.operator in ("Gemm", "MatMul"):
-            if any(name in constants for name in node.inputs[:2]):
+        if constants.issuperset(node.outputs):  # what it computes is a constant, of whoever reads that
+            continue
+        if node.operator in PRODUCTS:  # one of two activations, as in attention, has no weights
+            if any(node.input(place) in constants for place in weights_places(node)):
                 yield node
         elif node.operator in COMPILED or node.operator in NOT_COMPILED:
             yield node

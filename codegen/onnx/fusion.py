@@ -123,6 +123,9 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     if not _stays_finite(product, affine):
         raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
     fusion = _Fusion(product, graph, product.output, Axes(product.output_rank, product.channel_axis), affine)
+    if product.residual:
+        fusion.residual = product.residual
+        fusion.steps.append(AddResidual())
     while nodes := fusion.take(taken):
         taken.update(node.position for node in nodes)
     layer = Layer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -22,10 +23,13 @@ ALPHA = BETA = 1.0
 def gemm(node: Node, graph: Graph) -> Product:
     """alpha * A * B + beta * C with constant B, or with constant A and a single column B.
 
+    C is constant, or of the output's shape with a beta of 1: a residual, as optimisers write it.
     Raises UnsupportedError for what is not compiled, and CheckpointError for a node that no program could run.
     """
     left = _constant_is_left(node, graph)
-    operands = read_operands(node, graph, weights=1 - left, activation=int(left))
+    residual = _residual(node, graph)
+    product = replace(node, inputs=node.inputs[:2]) if residual else node
+    operands = read_operands(product, graph, weights=1 - left, activation=int(left))
     kernel = operands.kernel
     if kernel.ndim != 2 or min(kernel.shape) < 1:
         raise CheckpointError(f"its weights have the shape {list(kernel.shape)}, not [C, K]: export the model again")
@@ -53,6 +57,7 @@ def gemm(node: Node, graph: Graph) -> Product:
         output_rank=2,
         channel_axis=0 if left else 1,
         alpha=node.floats.get("alpha", ALPHA),
+        residual=residual,
         rows=graph.rows(activation, slice(1) if channels_last else slice(1, 2)),
     )
 
@@ -96,10 +101,13 @@ def matmul(node: Node, graph: Graph) -> Product:
 
 
 def _constant_is_left(node: Node, graph: Graph) -> bool:
-    left, right = (name in graph.constants for name in node.inputs[:2])
-    if left and right:
-        raise UnsupportedError("both of its operands are constants; fold constants before or in the export")
-    return left
+    return node.inputs[0] in graph.constants
+
+
+def _residual(node: Node, graph: Graph) -> str:
+    added = node.input(2)
+    fits = added and added not in graph.constants and graph.same_shape(node.outputs[0], added)
+    return added if fits and node.floats.get("beta", BETA) == 1 else ""
 
 
 def _gemm_bias(operands: Operands, outputs: int, left: bool) -> Doubles:

@@ -11,7 +11,7 @@ from codegen.layers import FloatArray
 from codegen.onnx.graph import Graph
 from codegen.onnx.nodes import Node
 from codegen.onnx.reasons import UnsupportedError, compiled_type
-from codegen.onnx.weights import Doubles, finite_weights
+from codegen.onnx.weights import Doubles, finite_weights, rounded
 from codegen.spec import DataType, LayerSpec
 
 
@@ -31,6 +31,8 @@ class Product:
     channel_axis: int | None
     """Of the output, the axis of the K kernels, counted from the end if negative; None if it has no such axis."""
     alpha: float = 1.0
+    residual: str = ""
+    """What the node itself adds to the product, of the shape of the output."""
     rows: int | None = 1
     """Of a Linear, rows per image; None if that is not known."""
 
@@ -54,24 +56,30 @@ class Operands:
 def read_operands(node: Node, graph: Graph, *, weights: int = 1, activation: int = 0) -> Operands:
     """The weights, at the given place among the node's inputs, and the biases, in third place if there are any.
 
-    Raises UnsupportedError for those that are computed while the model runs, or of a type that is not compiled.
+    Weights of float32 beside an input of half precision, which is what exporters leave when they fold normalisations
+    into them, are rounded to the input's type. Raises UnsupportedError for those that are computed while the model
+    runs, or of a type that is not compiled.
     """
     kernel = _constant(node.input(weights), graph, "weights")
-    data_type = compiled_type(kernel.dtype.name, "weights are")
-    input_type = graph.element_types.get(node.input(activation), data_type)
-    if compiled_type(input_type, "input is") != data_type:
+    weights_type = compiled_type(kernel.dtype.name, "weights are")
+    data_type = compiled_type(graph.element_types.get(node.input(activation), weights_type), "input is")
+    values = _in_type(kernel, "weights", data_type)
+    bias = _in_type(_constant(node.input(2), graph, "biases"), "biases", data_type) if node.input(2) else None
+    return Operands(values, bias, data_type)
+
+
+def _in_type(constant: np.ndarray, what: str, data_type: DataType) -> FloatArray:
+    own_type = compiled_type(constant.dtype.name, f"{what} are")
+    if own_type not in (data_type, "float32"):
         raise UnsupportedError(
-            f"its input is {input_type} and its weights {data_type}; only one type for both is compiled"
+            f"its input is {data_type} and its {what} {own_type}; only one type for both is compiled"
         )
-    bias = None
-    if node.input(2):
-        bias = _constant(node.input(2), graph, "biases")
-        if compiled_type(bias.dtype.name, "biases are") != data_type:
-            raise UnsupportedError(
-                f"its biases are {bias.dtype.name} and its weights {data_type}; only one type for both is compiled"
-            )
-        bias = finite_weights(bias, "biases")
-    return Operands(finite_weights(kernel, "weights"), bias, data_type)
+    values = finite_weights(constant, what)
+    if own_type != data_type:
+        values = rounded(values.astype(np.float64), data_type)
+        if not np.isfinite(values).all():
+            raise UnsupportedError(f"its {what} are too large for the {data_type} of its input")
+    return values
 
 
 def _constant(name: str, graph: Graph, what: str) -> np.ndarray:

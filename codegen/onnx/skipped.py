@@ -12,9 +12,10 @@ from codegen.onnx.reasons import UnsupportedError
 from codegen.spec import LIKELY_ROWS, SkippedLayer
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "DeformConv", "FusedConv", "QLinearConv"})
-_PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"})
+PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"})
+"""Their weights may be either operand."""
 _PLACES = {"QLinearConv": (3,), "QLinearMatMul": (3, 0), "QGemm": (3, 0), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
-"""Of the weights among a node's inputs, where they are not in second place; of a product either operand may be them."""
+"""Of the weights among a node's inputs, where they are not in second place."""
 
 Shape = tuple[int, ...]
 
@@ -27,12 +28,17 @@ def skipped_layer(node: Node, name: str, reason: str, graph: Graph) -> SkippedLa
     return SkippedLayer(name, node.operator, reason, weights, multiply_adds)
 
 
+def weights_places(node: Node) -> tuple[int, ...]:
+    """Where weights may be among a node's inputs."""
+    return _PLACES.get(node.operator, (1, 0) if node.operator in PRODUCTS else (1,))
+
+
 def _weights_shapes(node: Node, graph: Graph) -> dict[int, Shape]:
     """Of its constant weights, by their place among the inputs; empty where they are computed, or in a sub-graph."""
     if node.owner:
         return {}
-    places = _PLACES.get(node.operator, (1, 0) if node.operator in _PRODUCTS else (1,))
     try:
+        places = weights_places(node)
         return {i: graph.constants.read(node.input(i)).shape for i in places if node.input(i) in graph.constants}
     except (CheckpointError, UnsupportedError):
         return {}
@@ -40,11 +46,11 @@ def _weights_shapes(node: Node, graph: Graph) -> dict[int, Shape]:
 
 def _multiply_adds(node: Node, graph: Graph, shapes: Mapping[int, Shape], weights: int) -> int | None:
     """Of one image, which is the first dimension of what the node reads; of a sequence the second."""
-    produces = node.operator in _CONVOLUTIONS | _PRODUCTS
+    produces = node.operator in _CONVOLUTIONS | PRODUCTS
     size = graph.size(next(filter(None, node.outputs)) if produces else node.input(0))
     if size is None:
         return None
-    if node.operator in _PRODUCTS:
+    if node.operator in PRODUCTS:
         [(place, shape), *_] = shapes.items()
         transposed = bool(node.integer("transB" if place else "transA", 0))
         terms = shape[-1] if len(shape) == 1 or transposed != (place == 0) else shape[-2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +13,18 @@ from onnx import helper
 
 from codegen.errors import CheckpointError
 from codegen.onnx.checkpoint import read_checkpoint
-from tests.unit.onnx_models import constants, conv, info, layer_of, model, node, save, tensor, values
+from tests.unit.onnx_models import (
+    assert_layer_computes_its_output,
+    constants,
+    conv,
+    info,
+    layer_of,
+    model,
+    node,
+    save,
+    tensor,
+    values,
+)
 
 KERNEL = values(4, 3, 3, 3)
 CODES = np.arange(-54, 54, dtype=np.int8).reshape(4, 3, 3, 3)
@@ -129,3 +141,63 @@ def test_a_damaged_constant_of_a_fold_is_an_error_that_names_the_layer(tmp_path:
     proto.graph.initializer[1].raw_data = b"12345"
     with pytest.raises(CheckpointError, match=r"layer 'conv': .*5 bytes"):
         read_checkpoint(save(tmp_path, proto))
+
+
+def test_weights_that_are_standardised_before_the_model_runs_are(tmp_path: Path) -> None:
+    nodes = [
+        node("Reshape", "v flat", "rows"),
+        node("ReduceMean", "rows", "mean", axes=[1], keepdims=1),
+        node("Sub", "rows mean", "centred"),
+        node("Mul", "centred centred", "squares"),
+        node("ReduceMean", "squares", "variance", axes=[1], keepdims=1),
+        node("Sqrt", "variance", "deviation"),
+        node("Div", "centred deviation", "even"),
+        node("Reshape", "even shape", "w"),
+        conv(),
+    ]
+    proto = model(nodes, constants(v=KERNEL, flat=np.array([4, 27]), shape=np.array([4, 3, 3, 3])))
+    layer = layer_of(tmp_path, proto)
+    rows = KERNEL.reshape(4, 27).astype(np.float64)
+    expected = (rows - rows.mean(1, keepdims=True)) / rows.std(1, keepdims=True)
+    np.testing.assert_allclose(layer.weights.kernel.reshape(4, 27), expected, rtol=1e-4, atol=1e-5)
+    assert_layer_computes_its_output(layer, proto, x=values(2, 3, 8, 8))
+
+
+def test_weights_standardised_by_a_batch_normalization_that_trains_are_computed(tmp_path: Path) -> None:
+    nodes = [
+        node("Reshape", "v one", "images"),
+        node("BatchNormalization", "images gain zeros zeros gain", "even mean variance", training_mode=1),
+        node("Reshape", "even shape", "w"),
+        conv(),
+    ]
+    arrays = {"one": np.array([1, 4, 27]), "shape": np.array([4, 3, 3, 3]), "gain": np.ones(4, np.float32)}
+    proto = model(nodes, constants(v=KERNEL, zeros=np.zeros(4, np.float32), **arrays))
+    rows = KERNEL.reshape(4, 27).astype(np.float64)
+    expected = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-5)
+    kernel = layer_of(tmp_path, proto).weights.kernel
+    np.testing.assert_allclose(kernel.reshape(4, 27), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_biases_that_are_cast_like_an_input_are_constants(tmp_path: Path) -> None:
+    nodes = [node("CastLike", "b x", "c"), conv(inputs=("x", "w", "c"))]
+    bias = values(4, seed=1)
+    proto = model(nodes, constants(w=KERNEL, b=bias.astype(np.float64)))
+    np.testing.assert_array_equal(layer_of(tmp_path, proto).weights.bias, bias)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_weights_left_in_float32_are_rounded_to_the_type_of_the_input(name: str, tmp_path: Path) -> None:
+    half = np.dtype(getattr(ml_dtypes, name, name))
+    inputs = [info("x", ["N", 3, 8, 8], helper.np_dtype_to_tensor_dtype(half))]
+    bias = values(4, seed=1)
+    proto = model([conv(inputs=("x", "w", "b"))], constants(w=KERNEL, b=bias), inputs=inputs)
+    layer = layer_of(tmp_path, proto)
+    assert layer.spec.data_type == name
+    np.testing.assert_array_equal(layer.weights.kernel, KERNEL.astype(half).astype(np.float32))
+    np.testing.assert_array_equal(layer.weights.bias, bias.astype(half).astype(np.float32))
+
+
+def test_weights_too_large_for_the_type_of_the_input_are_the_reason(tmp_path: Path) -> None:
+    inputs = [info("x", ["N", 3, 8, 8], onnx.TensorProto.FLOAT16)]
+    with pytest.raises(CheckpointError, match="weights are too large for the float16 of its input"):
+        read_checkpoint(save(tmp_path, model([conv()], constants(w=KERNEL * 1e6), inputs=inputs)))

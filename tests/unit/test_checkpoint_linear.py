@@ -11,7 +11,7 @@ import pytest
 
 from codegen.errors import CheckpointError
 from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Linear
+from codegen.spec import AddResidual, Clip, Linear
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,
@@ -105,6 +105,29 @@ def test_the_rows_of_an_image_are_those_that_the_model_says(
     assert layer_of(tmp_path, product("MatMul", "x w", input_shape, w=W)).rows == rows
 
 
+def test_what_a_gemm_adds_is_its_residual_if_it_is_computed_and_has_the_shape_of_the_output(tmp_path: Path) -> None:
+    nodes = [node("Gemm", "x w r", "z", "fc", alpha=0.5), node("Relu", "z", "y")]
+    inputs = [info("x", ["N", 5]), info("r", ["N", 4])]
+    proto = model(nodes, constants(w=W), inputs=inputs)
+    layer = layer_of(tmp_path, proto)
+    assert (layer.residual, layer.spec.epilogue) == ("r", (AddResidual(), Clip(low=0.0)))
+    assert_layer_computes_its_output(layer, proto, x=values(3, 5), r=values(3, 4, seed=1))
+
+
+@pytest.mark.parametrize("shape", [["N", 1], [4], ["M", 4]])
+def test_what_a_gemm_adds_of_another_shape_is_no_residual(shape: list[Any], tmp_path: Path) -> None:
+    proto = model([node("Gemm", "x w r", "y")], constants(w=W), inputs=[info("x", ["N", 5]), info("r", shape)])
+    with pytest.raises(CheckpointError, match="biases are computed while the model runs"):
+        read_checkpoint(save(tmp_path, proto))
+
+
+def test_weights_that_are_a_product_of_constants_are_computed(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "u v", "low"), node("Add", "w low", "sum"), node("MatMul", "x sum", "y", "fc")]
+    u, v = values(5, 2, seed=2), values(2, 4, seed=3)
+    proto = model(nodes, constants(w=W, u=u, v=v), inputs=[info("x", ["N", 5])])
+    np.testing.assert_allclose(layer_of(tmp_path, proto).weights.kernel, (W + u @ v).T, rtol=1e-6)
+
+
 def test_alpha_is_in_the_weights_and_beta_in_the_biases_rounded_once(tmp_path: Path) -> None:
     attributes = {"alpha": 0.1, "beta": 0.7}
     layer = layer_of(tmp_path, product("Gemm", "x w b", ["N", 5], attributes=attributes, w=W, b=BIAS))
@@ -129,9 +152,8 @@ def test_a_constant_added_to_a_matrix_product_is_its_bias(tmp_path: Path) -> Non
         ("Gemm", "w x", (5, 3), {}, {"w": W.T}, "multiplied by columns"),
         ("Gemm", "x w b", (3, 5), {}, {"w": W, "b": values(3, 1)}, "differ from row to row"),
         ("Gemm", "x w b", (3, 5), {}, {"w": W, "b": values(3, 4)}, "differ from row to row"),
-        ("Gemm", "x w x", (4, 4), {}, {"w": values(4, 4)}, "biases are computed while the model runs"),
+        ("Gemm", "x w x", (4, 4), {"beta": 2.0}, {"w": values(4, 4)}, "biases are computed while the model runs"),
         ("Gemm", "x w", (3, 5), {"alpha": 3e38}, {"w": W * 10}, "not finite"),
-        ("Gemm", "w w", (3, 5), {}, {"w": values(2, 2)}, "both of its operands"),
         ("MatMul", "w x", (5, 3), {}, {"w": W.T}, "multiplied by columns"),
         ("MatMul", "w x", None, {}, {"w": W.T}, "multiplied by columns"),
         ("MatMul", "x w", (2, 3, 5), {}, {"w": values(2, 5, 4)}, "several matrices"),

@@ -35,7 +35,7 @@ def skipped_beside_a_layer(
     ("weights", "attributes", "reason"),
     [
         (values(4, 3, 3, 3), {"pads": [-1, 0, 0, 0]}, "negative padding"),
-        (values(4, 3, 3, 3).astype(np.float16), {}, "its weights float16"),
+        (values(4, 3, 3, 3).astype(np.float16), {}, "its input is float32 and its weights float16"),
         (values(4, 3, 3, 3).astype(np.float64), {}, "float64"),
     ],
 )
@@ -79,12 +79,6 @@ def test_a_convolution_of_three_dimensions_is_skipped(operator: str, tmp_path: P
     assert "3-D convolution" in skipped_beside_a_layer(tmp_path, node, tensors, [info("s", ["N", 3, 8, 8, 8])]).reason
 
 
-def test_a_convolution_of_a_half_precision_input_is_skipped(tmp_path: Path) -> None:
-    node = conv("odd", ("half", "w"), "z")
-    inputs = [info("half", ["N", 3, 8, 8], onnx.TensorProto.FLOAT16)]
-    assert "its input is float16" in skipped_beside_a_layer(tmp_path, node, (), inputs).reason
-
-
 @pytest.mark.parametrize("position", [1, 2])
 def test_weights_and_biases_that_are_computed_are_the_reason(position: int, tmp_path: Path) -> None:
     names = ["x", "w", "b"]
@@ -120,6 +114,30 @@ def test_nodes_without_weights_are_not_listed(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["p", "p"], ["y"], "attention"),
     ]
     assert read_checkpoint(save(tmp_path, model(nodes, [KERNEL]))).skipped == ()
+
+
+@pytest.mark.parametrize(("operator", "domain"), [("FusedMatMul", "com.microsoft"), ("MatMulInteger", "")])
+def test_a_product_of_two_activations_has_no_weights_and_is_not_listed(
+    operator: str, domain: str, tmp_path: Path
+) -> None:
+    nodes = [conv("good"), helper.make_node(operator, ["g", "g"], ["z"], "attention", domain=domain)]
+    proto = model(nodes, [KERNEL], inputs=[INPUT, info("g", [2, 2])])
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert read_checkpoint(save(tmp_path, proto)).skipped == ()
+
+
+def test_a_quantized_network_is_noted_once(tmp_path: Path) -> None:
+    nodes = [conv("first", output="t0")]
+    for i in range(2):
+        nodes += [
+            helper.make_node("QuantizeLinear", [f"t{i}", "s", "z"], [f"q{i}"]),
+            helper.make_node("DequantizeLinear", [f"q{i}", "s", "z"], [f"d{i}"]),
+            conv(f"c{i}", (f"d{i}", "v"), f"t{i + 1}"),
+        ]
+    scale, zero = tensor("s", np.float32(0.1)), tensor("z", np.int8(0))
+    proto = model(nodes, [KERNEL, tensor("v", values(4, 4, 1, 1)), scale, zero], output="t2")
+    [note] = read_checkpoint(save(tmp_path, proto)).notes
+    assert note.startswith("2 of 3 layers are of a network quantized to integers")
 
 
 def test_a_convolution_in_a_sub_graph_is_skipped(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def test_bounds_of_a_half_precision_clip_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "biases", "x", "reason"),
     [
-        (FLOAT, FLOAT, FLOAT16, "its input is float16 and its weights float32"),
+        (BFLOAT16, FLOAT, FLOAT16, "its input is float16 and its weights bfloat16"),
         (FLOAT16, FLOAT16, FLOAT, "its input is float32 and its weights float16"),
-        (FLOAT, BFLOAT16, FLOAT, "its biases are bfloat16 and its weights float32"),
+        (FLOAT, BFLOAT16, FLOAT, "its input is float32 and its biases bfloat16"),
         (onnx.TensorProto.DOUBLE, FLOAT, onnx.TensorProto.DOUBLE, "its weights are float64"),
         (FLOAT, FLOAT, onnx.TensorProto.DOUBLE, "its input is float64"),
         (onnx.TensorProto.INT8, FLOAT, FLOAT, "its weights are int8"),
