@@ -42,7 +42,7 @@ class Function:
             return self.definition(v)
 
     def error(self, after: Float64Array, error: Float64Array) -> Float64Array:
-        """Of a result, from that of the argument."""
+        """Error of a result, from that of the argument."""
         grown = self.steepest * error
         with np.errstate(invalid="ignore"):  # of what is not finite
             result: Float64Array = grown + self.absolute + self.relative * (np.abs(after) + grown)

@@ -22,13 +22,13 @@ from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
-"""Of one K group: ptxas grows faster than linearly beyond."""
+"""Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
 STREAM_BYTES = 500_000
 """Machine code that one block runs, at most."""
 PART_INSTRUCTIONS = 40_000
-"""Of all K groups of one kernel together: ptxas takes about 10 s for so many."""
+"""Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
 LAYER_INSTRUCTIONS = 60_000
-"""Of all kernels of a layer: tilings with more are left out where there are others."""
+"""Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
 CODE_BYTES = 16_000_000
 """Machine code of one layer, unless the caller says otherwise."""
 OFFSET_BYTES = 2**31
@@ -109,7 +109,7 @@ def misfit_of(
 
 
 def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
-    """Of batch and density (non-zeros / weights): layers of the same bands are given the same tiling."""
+    """Bands of batch size and density (non-zeros / weights): layers in the same bands get the same tiling."""
     return _batch_band(batch), _density_band(nonzeros / spec.weights_count)
 
 

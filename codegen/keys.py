@@ -55,7 +55,7 @@ class TemplateKey:
     spec: LayerSpec
     tiling: Tiling
     generator_digest: str
-    """Of GENERATOR_SOURCES."""
+    """Digest of GENERATOR_SOURCES."""
     compiler: str
     """Version of nvcc."""
     flags: tuple[str, ...]
@@ -88,7 +88,7 @@ class CubinKey:
     """Digest of weights and bias of the whole layer."""
     part: Part
     rewriter_digest: str
-    """Of REWRITER_SOURCES."""
+    """Digest of REWRITER_SOURCES."""
     assembler: str
     """Version of ptxas."""
     arch: str

@@ -10,7 +10,7 @@ from codegen.errors import LaunchError
 from codegen.spec import DataType
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
-"""Of a grid, x, y and z, on every architecture."""
+"""Most blocks of a grid in x, y and z, on every architecture."""
 MOST_IMAGES = 2**30
 """Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
 
@@ -41,7 +41,7 @@ class Launch:
     """Dynamic shared memory."""
     arguments: tuple[str, ...] = ("input", "output", "images")
     data_type: DataType = "float32"
-    """Of the elements."""
+    """Data type of the elements."""
 
     @property
     def images_limit(self) -> int:
@@ -50,7 +50,7 @@ class Launch:
         return min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
 
     def grid_at(self, batch: int) -> tuple[int, int, int]:
-        """Of a batch. Raises LaunchError for a grid that no GPU takes."""
+        """The grid for a batch. Raises LaunchError for a grid that no GPU takes."""
         x, y, z = (size.at(batch) for size in self.grid)
         if batch > self.images_limit or any(size > most for size, most in zip((x, y, z), MOST_BLOCKS, strict=True)):
             raise LaunchError(

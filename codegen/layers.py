@@ -70,7 +70,7 @@ class Layer:
     residual: str = ""
     """What AddResidual adds; empty without one."""
     rows: int | None = 1
-    """Of a Linear, rows per image, as the length of a sequence; None if that is not known before the model runs."""
+    """Rows per image of a Linear, such as the length of a sequence; None if not known before the model runs."""
     folded: tuple[str, ...] = ()
     """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
     operator: str = ""

@@ -25,17 +25,17 @@ SHARED_BYTES = 220_000
 ISSUE_PER_CLOCK = 4.0
 """Warp instructions a multiprocessor issues."""
 NEAR_INSTRUCTIONS, NEAR_PER_CLOCK = 2275, 1.97
-"""Of the code of a multiprocessor, what the caches next to the schedulers hold (about 36 KB), and how fast it comes."""
+"""Instructions that the caches next to a multiprocessor's schedulers hold (about 36 KB), and how fast they come."""
 CACHED_INSTRUCTIONS, CACHED_PER_CLOCK = 6517, 0.303
 """What the multiprocessor's own cache holds (about 104 KB), and how fast the rest of that comes."""
 DISTANT_PER_CLOCK = 0.168
 """How fast what is beyond comes, from the L2 cache."""
 WARP_CLOCKS = 2.0
-"""Of one instruction of a warp that has its scheduler to itself."""
+"""Clocks per instruction of a warp that has its scheduler to itself."""
 LOAD_CLOCKS = 0.706
-"""Of one access of a warp to shared memory."""
+"""Clocks per access of a warp to shared memory."""
 ACCUMULATE_INSTRUCTIONS = 4.0
-"""Of a packed sum that is added up in float32: two conversions, two additions."""
+"""Instructions per packed sum that is accumulated in float32: two conversions, two additions."""
 CHUNK_INSTRUCTIONS = 4.7
 PROLOGUE_INSTRUCTIONS = 112.0
 CHUNK_CLOCKS, DEEP_CHUNK_CLOCKS = 56.0, 33.0

@@ -203,7 +203,7 @@ def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> F
 
 
 def _error_of_sum(products: DotProducts, magnitudes: Float64Array, precision: Precision) -> Float64Array:
-    """Of products and bias added up in one type; `magnitudes` are those of both."""
+    """Error of products and bias added up in one type; `magnitudes` are those of both."""
     operations = products.nonzeros + 1
     growth = _growth(operations, precision)
     return growth * magnitudes + operations * (1 + growth) * precision.smallest_subnormal / 2
@@ -212,7 +212,7 @@ def _error_of_sum(products: DotProducts, magnitudes: Float64Array, precision: Pr
 def _errors_of_partial_sums(
     products: DotProducts, magnitudes: Float64Array, together: int | None
 ) -> tuple[Float64Array, Float64Array]:
-    """Of sums of so many products in float16, at most; and once these are added up in float32 with the bias.
+    """Error of sums of at most so many products in float16; and once these are added up in float32 with the bias.
 
     None: of all. `magnitudes` are those of the products.
     """
@@ -288,5 +288,5 @@ def _residual_region(
 
 
 def _without_unit_dimensions(spec: LayerSpec, values: NDArray[Any]) -> NDArray[Any]:
-    """Of a Linear, which is computed as images of one element."""
+    """The values of a Linear, which is computed as images of one element, without those dimensions."""
     return values.reshape(values.shape[: len(spec.output_shape) + 1])

@@ -37,7 +37,7 @@ class Kernel:
     fmas_kept: int
     """In all streams together; a thread runs those of one K group."""
     fmas_deleted: int
-    """Of those that the dense layer would have."""
+    """FMAs of the dense layer that are gone."""
     loads_deleted: int
     """Shared-memory loads all of whose weights are zero."""
 

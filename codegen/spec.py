@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Literal, cast
 
 DataType = Literal["float32", "float16", "bfloat16"]
-"""Of inputs, outputs and weights. bfloat16 is computed in float32."""
+"""Data type of inputs, outputs and weights. bfloat16 is computed in float32."""
 
 LIKELY_ROWS = 128
 """Of a Linear, per image, where the model does not say how many: a sequence of common length."""
@@ -120,7 +120,7 @@ class _Spec(ABC):
 
     @property
     def multiply_adds(self) -> int:
-        """Of one image, or of one row of a Linear, if no weight is zero."""
+        """Multiply-adds per image, or per row of a Linear, if no weight is zero."""
         return self.weights_count * self.positions
 
     def to_json(self) -> dict[str, Any]:
@@ -258,12 +258,12 @@ class Linear(_Spec):
 
     @property
     def input_shape(self) -> tuple[int]:
-        """Of one row."""
+        """Shape of one input row."""
         return (self.inputs,)
 
     @property
     def output_shape(self) -> tuple[int]:
-        """Of one row."""
+        """Shape of one output row."""
         return (self.outputs,)
 
     @property
@@ -314,4 +314,4 @@ class SkippedLayer:
     weights: int | None = None
     """How many it has; None if that is not known."""
     multiply_adds: int | None = None
-    """Of one image, if no weight is zero; None if that is not known."""
+    """Multiply-adds per image if no weight is zero; None if unknown."""

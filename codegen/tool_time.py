@@ -24,7 +24,7 @@ STREAM, STREAM_GROWTH = 2000.0, 0.15
 PACKED, FULLY_CONNECTED = 2.9, 1.8
 """How much longer an instruction takes of a float16 layer, and of a fully connected one."""
 LOW_LEVEL = 0.5
-"""Of the time at -O3, that at -O1."""
+"""Time of ptxas at -O1 as a share of that at -O3."""
 
 
 def nvcc_seconds(spec: LayerSpec, tiling: Tiling) -> float | None:

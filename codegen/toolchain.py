@@ -37,7 +37,7 @@ _WHEEL_FILES = {
     "include/cuda_runtime.h": "nvidia-cuda-runtime",
 }
 _OUTPUT_BYTES = 2**20
-"""Of what a tool writes to stdout or stderr, the beginning: compilers name the cause first."""
+"""How much of a tool's stdout or stderr is kept, from the beginning: compilers name the cause first."""
 _FILE_BYTES = 2**28
 """No file that a tool writes grows beyond this."""
 _LOOK_SECONDS = 0.1

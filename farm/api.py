@@ -300,7 +300,7 @@ class Farm(Keeper):
         return detail
 
     def _tool_versions(self, results: Sequence[BuildResult]) -> dict[str, str]:
-        """Of the tools that made the cubins, as their keys say."""
+        """Versions of the tools that made the cubins, from their keys."""
         template = self._ledger.key_fields(results[0].template_key) or {}
         cubin = self._ledger.key_fields(results[0].cubin_key) or {}
         return {"nvcc": template["compiler"], "ptxas": cubin["assembler"]}

@@ -21,17 +21,17 @@ from farm.jobs import Build, BuildResult, Job
 from farm.store.contract import Store
 
 SCHEMA_VERSION = 2
-"""Of the manifest; raised whenever a reader of the old one would be misled."""
+"""Version of the manifest; raised whenever a reader of the old one would be misled."""
 VERSION_OF_TILINGS = 3
-"""Of the manifest of a job in which architectures of one layer have launches of their own."""
+"""Version of a manifest in which architectures of one layer have launches of their own."""
 VERSION_OF_ACTIVATIONS = 4
-"""Of the manifest of a job in which a layer's epilogue has more than the steps of before; else like 3, or 2."""
+"""Version of a manifest in which an epilogue has steps that version 3 does not know; otherwise it is 3 or 2."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node."""
 ARCHIVE_SUFFIX = ".farm"
-"""Of a bundle in one file: an uncompressed zip archive."""
+"""Suffix of a bundle in one file: an uncompressed zip archive."""
 
 
 def write_bundle(
@@ -75,7 +75,7 @@ def write_bundle(
 
 
 def _path(build: Build, result: BuildResult, folder: str) -> str:
-    """Of a cubin within the bundle; parts count from 1 there."""
+    """Path of a cubin within the bundle; parts count from 1 there."""
     part = f".part{result.part + 1}" if len(build.parts) > 1 else ""
     return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
 

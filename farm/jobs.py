@@ -92,7 +92,7 @@ class TilingChoice:
 
     arch: str
     gpu: str = ""
-    """Whose tuning record it is; empty: the model's choice."""
+    """Whose tuning record it is; empty: the cost model's choice."""
     note: str = ""
     """Why a record was not used, in words."""
 
@@ -102,7 +102,7 @@ class Build:
     """One layer of a job; where architectures have different tilings, it for those with this one."""
 
     id: int
-    """Of the row in the ledger; 0 before it has one."""
+    """Id of its row in the ledger; 0 before it has one."""
     job: str
     position: int
     """In the graph, from 0."""
@@ -119,11 +119,11 @@ class Build:
     residual: str = ""
     """Name of the tensor that is added to the output; empty without one."""
     rows: int | None = 1
-    """Of a Linear, rows per image, None if the model does not say; 1 of the others."""
+    """Rows per image of a Linear, None if the model does not say; 1 for other layers."""
     folded: tuple[str, ...] = ()
     """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
     choices: tuple[TilingChoice, ...] = ()
-    """One for each architecture it is for; empty: for all of the job's, by the model."""
+    """One for each architecture it is for; empty: for all of the job's, by the cost model."""
 
     def archs(self, options: BuildOptions) -> tuple[str, ...]:
         """Those of the job's that it is for."""
@@ -136,7 +136,7 @@ class Build:
 
 
 def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:
-    """Of a whole job: the layers' parts times architectures."""
+    """Number of cubins of a whole job: its layers' parts times architectures."""
     return sum(len(build.parts) * len(build.archs(options)) for build in builds)
 
 
@@ -170,7 +170,7 @@ class BuildResult:
     optimisation: int = 3
     """ptxas -O level that it was built at: lower than the job's where ptxas took too long at that."""
     launch: Launch | None = None
-    """Of the cubin, as its record in the store has it; None without a cubin, or of a job older than such records."""
+    """How to launch the cubin, from its record in the store; None without a cubin or in jobs older than that."""
 
     @property
     def known_launch(self) -> Launch:
@@ -208,12 +208,12 @@ class Job:
     """When the first of its cubins or templates was found, or begun; a job that was claimed may wait for others."""
     finished_at: datetime | None = None
     running: int = 0
-    """Of its templates and cubins, those that a tool works on now."""
+    """Number of its templates and cubins that a tool is working on now."""
     ends_at: datetime | None = None
     """When it will end, as its coordinator predicts."""
     skipped: tuple[SkippedLayer, ...] = field(default=())
     fault: str = ""
-    """Of what ended it (requests.Fault); empty unless it failed or crashed."""
+    """What ended it (requests.Fault); empty unless it failed or crashed."""
     network: str | None = None
     """Digest of the blob with what is left of the model beside its compiled layers; None: it was not kept."""
 
@@ -247,7 +247,7 @@ class NewJob:
     model: str
     model_digest: str
     request_digest: str
-    """Of namespace, name, model and options: an unfinished job with the same one is taken up instead of a new one."""
+    """Digest of namespace, name, model and options: an unfinished job with the same one stands in for a new one."""
     options: BuildOptions
     builds: tuple[Build, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())

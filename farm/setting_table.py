@@ -18,7 +18,7 @@ import platformdirs
 from farm.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 
 LEAST_LIMIT_SECONDS = 3600.0
-"""Of an age after which something is removed."""
+"""The shortest age after which something may be removed."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Settings:
     store_age_seconds: float | None
     """Since its last use."""
     ledger_age_seconds: float | None
-    """Of a job, since its end."""
+    """How long jobs are kept after their end."""
     database_url: str = field(repr=False)
     """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
     ray_address: str | None
@@ -49,7 +49,7 @@ class Settings:
     tool_memory_most_bytes: int
     """What runs out of memory is tried once more with twice the memory, but never with more than this."""
     max_retries: int
-    """Of a build whose worker died."""
+    """How often a build is retried after its worker died."""
     away_seconds: float
     """How long a store or a database that does not answer is waited for."""
     worker_wait_seconds: float

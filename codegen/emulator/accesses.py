@@ -20,7 +20,7 @@ _HINTS: Final = {"nc", "weak", "volatile", "ca", "cg", "cs", "cv", "lu", "wb", "
 _HINT_PREFIXES: Final = ("L1::", "L2::64B", "L2::128B", "L2::256B", "L2::evict")
 """Cache hints, which change no result; `L2::cache_hint` is none of them, as it takes an operand."""
 _POLICY: Final = "L2::cache_hint"
-"""Of copies: the last operand is how L2 is to treat the data."""
+"""Suffix of copies whose last operand says how L2 treats the data."""
 
 
 def load_step(machine: Machine, qualifiers: list[str], kind: str, operands: tuple[Operand, ...]) -> Step:

@@ -51,7 +51,7 @@ def _shift_right(a: Lanes, amount: Lanes) -> Lanes:
 
 
 def _low_byte(a: Lanes) -> Lanes:
-    """Of a field's position or length, all that counts."""
+    """The low byte of a field's position or length, which is all that counts."""
     return a & np.uint32(0xFF)
 
 

@@ -37,7 +37,7 @@ class Machine:
     predicated: Counter[str] = field(default_factory=Counter)
     """Opcodes run under a predicate, counted once per lane."""
     first: int = 0
-    """Of a window, its first lane: memory knows lanes by their number among all."""
+    """First lane of a window: memory knows lanes by their number among all."""
 
     def window(self, first: int, end: int) -> Machine:
         """The same machine, but its registers are those of lanes `first` to `end` only."""

@@ -83,7 +83,7 @@ class Entry:
     variables: tuple[Variable, ...]
     """Declared in the body."""
     max_threads: int | None = None
-    """Of a block (`.maxntid`)."""
+    """Most threads of a block (`.maxntid`)."""
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ class Segment:
 
     start: int
     end: int
-    """Of the entry's instructions."""
+    """End of the segment among the entry's instructions."""
     control: _Control | None = None
     """What the last instruction is, if it is none of the steps."""
     steps: dict[Window, list[Step]] = field(default_factory=dict)
-    """Of each window that ran it; empty after the first time."""
+    """Steps kept for each window that ran it; empty after its first run, for most run once."""
     runs: int = 0
     """Lanes that ran it, over all times."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OPSET = 17
 IR_VERSION = 8
-"""Of ONNX 1.12, the first with this opset: old runtimes read it too."""
+"""IR version of ONNX 1.12, the first with this opset: old runtimes read it too."""
 
 
 def square_conv(channels: int, size: int, kernels: int, extent: int, stride: int = 1, groups: int = 1) -> Conv2d:

@@ -14,7 +14,7 @@ TABLE = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 
 """t, c, n, s of the paper: expansion, output channels, blocks, stride of the first block."""
 
 LAST_SCALE = 0.2
-"""Of the normalisation before an addition: the additions must not let the activations grow."""
+"""Scale of the normalisation before an addition, so that additions do not let the activations grow."""
 
 
 def mobilenet_v2(sparsity: float, seed: int) -> ModelProto:

@@ -17,7 +17,7 @@ EXPANSION = 4
 """A block puts out this many times its width."""
 
 LAST_SCALE = 0.2
-"""Of the normalisation before an addition: 16 additions must not let the activations grow."""
+"""Scale of the normalisation before an addition, so that 16 additions do not let the activations grow."""
 
 
 def resnet50(sparsity: float, seed: int) -> ModelProto:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SIZE = 128
 WIDTHS = (32, 64, 128, 256)
-"""Of the levels from the input down: half of the paper's."""
+"""Channels of the levels from the input down: half of the paper's."""
 
 BOTTOM_WIDTH = 512
 SLOPE = 0.1

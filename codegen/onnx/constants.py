@@ -27,7 +27,7 @@ BYTES_ALLOWED_PER_BYTE = 32
 """How many bytes of constants a byte of the model's files may become: some are stored sparse, and some computed in
 steps, or needed by several layers."""
 REMEMBERED_ELEMENTS = 2**16
-"""Of a computed constant that is kept for the next one who asks."""
+"""Most elements of a computed constant that is kept for later."""
 
 
 class Constants:
@@ -172,7 +172,7 @@ def _in_words(byte_count: int) -> str:
 
 
 def _bytes_in_files(graph: GraphProto, folder: Path) -> int:
-    """Of the graph, with every file beside the model that it names once."""
+    """Size of the graph and of every file beside the model that it names, each once."""
     files = {each.path for tensor in graph.initializer if (each := external_data(tensor, folder)) is not None}
     byte_count: int = graph.ByteSize()
     return byte_count + sum(path.stat().st_size for path in files)

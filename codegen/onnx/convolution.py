@@ -21,7 +21,7 @@ class Axis:
     """One of the two dimensions that the kernel moves along; the default is the height of a 1-D convolution."""
 
     size: int = 1
-    """Of the input."""
+    """Size of the input."""
     kernel: int = 1
     stride: int = 1
     dilation: int = 1
@@ -32,7 +32,7 @@ class Axis:
 
     @property
     def extent(self) -> int:
-        """Of the dilated kernel, in input elements; of a transposed one in output elements."""
+        """Extent of the dilated filter in input elements; in output elements for a transposed convolution."""
         return (self.kernel - 1) * self.dilation + 1
 
 

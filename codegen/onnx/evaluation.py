@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, NDArray[Any]]
 
 LARGEST_ELEMENTS = 2**27
-"""Of a computed tensor, which may claim anything, unlike one that is as large as its data."""
+"""Most elements of a computed tensor, which can claim any size, unlike one that brings its data."""
 LARGEST_SLOW_ELEMENTS = 2**16
-"""Of a tensor that is computed element by element in Python."""
+"""Most elements of a tensor that is computed element by element in Python."""
 MOST_MULTIPLY_ADDS = 2**34
-"""Of a product of two constants."""
+"""Most multiply-adds of a product of two constants."""
 SMALL_TENSOR = 1024
 """Tensors of up to this many elements may be shapes: shape inference sees their values."""
 

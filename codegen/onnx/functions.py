@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 LARGEST_NODES = 250_000
-"""Of a graph and its sub-graphs, with every function in its place."""
+"""Most nodes of a graph and its sub-graphs, with every function inlined."""
 LARGEST_BYTES = 2**28
-"""Of the nodes that come from functions."""
+"""Most bytes of the nodes that come from functions."""
 DEEPEST_CALLS = 50
 
 FunctionId: TypeAlias = tuple[str, str, str]
@@ -28,7 +28,7 @@ class Extent:
 
     nodes: int = 0
     bytes: int = 0
-    """Of the nodes that came from functions."""
+    """Size of the nodes that came from functions."""
     depth: int = 0
     """Functions inside each other."""
 
@@ -83,14 +83,14 @@ def _extent(nodes: Iterable[NodeProto], measured: _Measured, callers: tuple[Func
 
 
 def _extents(node: NodeProto, measured: _Measured, callers: tuple[FunctionId, ...]) -> Iterator[Extent]:
-    """Of the node itself, and of those in its sub-graphs."""
+    """Sizes of the node itself and of the nodes in its sub-graphs."""
     yield measured.call(node, callers) or Extent(nodes=1)
     for graph in sub_graphs(node):
         yield _extent(graph.node, measured, callers)
 
 
 def sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
-    """Of a node such as If, Loop or Scan; not those of the nodes in them."""
+    """Sub-graphs of a node such as If, Loop or Scan, without those of the nodes in them."""
     for attribute in node.attribute:
         yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
 

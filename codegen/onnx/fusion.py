@@ -19,7 +19,7 @@ from codegen.onnx.views import Axes, axes_after, passes, reshapes
 from codegen.spec import AddResidual, Step
 
 EPSILON = 1e-5
-"""Of a BatchNormalization that does not say it."""
+"""Epsilon of a BatchNormalization that does not give one."""
 
 
 @dataclass

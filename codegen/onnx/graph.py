@@ -48,7 +48,7 @@ class Graph:
 
     @cached_property
     def depths(self) -> list[int]:
-        """Of each node: the nodes on the longest way to it from the inputs, itself included."""
+        """For each node, the length of the longest path to it from the inputs, itself included."""
         of_tensor: dict[str, int] = {}
         depths = []
         for node in self.nodes:

@@ -22,19 +22,19 @@ class Product:
     spec: LayerSpec
     """Without an epilogue."""
     kernel: FloatArray
-    """Of the spec's weights_shape."""
+    """The weights, in the spec's weights_shape."""
     bias: Doubles
     """[K]."""
     input: str
     output: str
     output_rank: int | None
     channel_axis: int | None
-    """Of the output, the axis of the K kernels, counted from the end if negative; None if it has no such axis."""
+    """The output's axis of the K output channels, counted from the end if negative; None if it has no such axis."""
     alpha: float = 1.0
     residual: str = ""
     """What the node itself adds to the product, of the shape of the output."""
     rows: int | None = 1
-    """Of a Linear, rows per image; None if that is not known."""
+    """Rows per image of a Linear; None if not known."""
 
     @cached_property
     def peaks(self) -> FloatArray:

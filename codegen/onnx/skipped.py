@@ -34,7 +34,7 @@ def weights_places(node: Node) -> tuple[int, ...]:
 
 
 def _weights_shapes(node: Node, graph: Graph) -> dict[int, Shape]:
-    """Of its constant weights, by their place among the inputs; empty where they are computed, or in a sub-graph."""
+    """Shapes of its constant weights by place among the inputs; empty if they are computed, or in a sub-graph."""
     if node.owner:
         return {}
     try:

@@ -235,7 +235,7 @@ def work(layer: TiledConvolution) -> Work:
 
 
 def _copy_instructions(layer: TiledConvolution) -> float:
-    """Of 16-bit elements, which pass registers: zeros and a load for each output, words put together, a store."""
+    """Instructions per copy of 16-bit elements through registers: zeros and a load per output, packing, a store."""
     if layer.spec.data_type == "float32":
         return ASYNCHRONOUS_COPY
     return 1.5 + 2 * layer.pairing.halves + layer.input_tile.unit
@@ -257,7 +257,7 @@ def _conflicts(layer: TiledConvolution) -> float:
 
 @lru_cache(maxsize=1024)
 def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) -> float:
-    """Of the warps of a block with threads [images, rows, columns] that read words so many banks apart."""
+    """Average bank conflicts of a block's warps; threads [images, rows, columns] read words `steps` banks apart."""
     words = [
         image * steps[0] + row * steps[1] + column * steps[2]
         for image, row, column in product(range(shape[0]), range(shape[1]), range(shape[2]))

@@ -137,7 +137,7 @@ class _Phases:
     extent: int
     """Taps of a phase, at most."""
     padding: int
-    """Of the input, before; negative if the first position needs no earlier input than a later one."""
+    """Padding before the input; negative if the first position needs no earlier input than a later one."""
     positions: int
     crop: int
 

@@ -51,17 +51,17 @@ class InputTile:
     """Channels that a thread's pointers reach together; a chunk is copied in as many passes as that takes."""
     passes: int
     pointers: int
-    """Of a thread."""
+    """Pointers per thread."""
     edges: tuple[int, ...]
     """Kernel columns that lie beside the map for some position: each has an address of its own."""
     zero_words: int
-    """Of the area of zeros, behind the stages."""
+    """Words in the area of zeros, behind the stages."""
     zeros_before: int
-    """Of them, those that lie before the address that takes the place of a position's own."""
+    """How many of them lie before the address that takes the place of a position's own."""
 
     @property
     def copies(self) -> int:
-        """Of a thread, for one chunk."""
+        """Copies per thread and chunk."""
         return self.pointers * self.passes
 
     def shared_words(self, stages: int) -> int:

@@ -56,7 +56,7 @@ class Lowered(Generic[Spec]):
     geometry: Geometry
     operator: Operator = field(repr=False)
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
-    """Of tilings so far: hundreds of candidates differ in what their input does not depend on."""
+    """Input tiles of earlier tilings: hundreds of candidates share the same input."""
 
     def tiled(self, tiling: Tiling) -> Tiled[Spec]:
         """The layer divided."""
@@ -92,7 +92,7 @@ class Tiled(Generic[Spec]):
 
     @property
     def sums(self) -> int:
-        """Of one row of a thread: one for each phase of each kernel of the group."""
+        """Sums per row of a thread: one for each phase of each output channel of the group."""
         return self.tiling.group_kernels * self.geometry.phase_count
 
     @cached_property
@@ -102,11 +102,11 @@ class Tiled(Generic[Spec]):
 
     @cached_property
     def launch(self) -> Launch:
-        """Of one kernel that has all K groups."""
+        """How to launch one kernel that has all K groups."""
         return self.layer.operator.launch_of(self)
 
     def launch_of(self, part: Part) -> Launch:
-        """Of the kernel that has the K groups of this part."""
+        """How to launch the kernel that has this part's K groups."""
         return self.layer.operator.launch_of(self, part)
 
     @property
@@ -136,7 +136,7 @@ class Tiled(Generic[Spec]):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads per block."""
         return self.tiling.tile_width * self.tiling.tile_height * self.word_images
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.operators.lowered import TiledConvolution
 
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 SIXTEEN_WARPS = 128
 """Registers of a thread with which sixteen warps run."""
 MOST_SPILLED = 40
@@ -35,7 +35,7 @@ def resident_blocks(layer: TiledConvolution) -> int:
 
 
 def most_registers(layer: TiledConvolution) -> int:
-    """Of a thread: what the compiler is told to do with."""
+    """Registers per thread that the compiler is told to make do with."""
     blocks = resident_blocks(layer)
     return min(255, REGISTERS // (blocks * _lanes(layer))) if blocks else 255
 
@@ -46,7 +46,7 @@ def allocated(registers: int) -> int:
 
 
 def _lanes(layer: TiledConvolution) -> int:
-    """Of the warps of a block."""
+    """Lanes in the warps of a block."""
     return -(-layer.threads // 32) * 32
 
 

@@ -95,7 +95,7 @@ def step_text(step: Step) -> str:
 
 
 def added_instructions(epilogue: tuple[Step, ...]) -> int:
-    """Of one output, for the steps that are more than a comparison or an addition."""
+    """Instructions per output for the steps that are more than a comparison or an addition."""
     plain = (AddResidual, LeakyRelu, Clip)
     return sum(step_text(step).count(";") for step in epilogue if not isinstance(step, plain))
 

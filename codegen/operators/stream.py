@@ -19,9 +19,9 @@ from codegen.spec import AddResidual, LayerSpec
 from codegen.tiling import Tiling
 
 POINTWISE_CHANNELS = 4
-"""Of one statement where a channel has one input."""
+"""Channels per statement where a channel has one input."""
 PRODUCTS_TOGETHER = 160
-"""Of one sum, that are added up in float16 before float32 takes over, unless one chunk has more."""
+"""Products of a sum that are added up in float16 before float32 takes over, unless one chunk has more."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Tap:
 
     channel: int
     row: int
-    """Of the thread's window in the input tile."""
+    """Row of the thread's window in the input tile."""
     column: int
     kernel_column: int
     uses: tuple[tuple[int, int], ...]

@@ -27,7 +27,7 @@ class Work:
     inputs: int
     """Loads from shared memory of a thread if no weight is zero."""
     pointers: int
-    """Of a thread, for its copies to shared memory."""
+    """Pointers per thread for its copies to shared memory."""
     copies: int
     """To shared memory, by a thread, of all chunks."""
     chunks: int
@@ -40,21 +40,21 @@ class Work:
     tile_bytes: float
     """That a block reads from global memory."""
     input_bytes: int
-    """Of one image, or of one row of a linear layer."""
+    """Input size per image, or per row of a linear layer."""
     output_bytes: int
-    """Of one image, or of one row of a linear layer."""
+    """Output size per image, or per row of a linear layer."""
     largest_offset_bytes: int
     """From a pointer of a thread to what it addresses."""
     conflicts: float
     """Accesses that one load of a warp becomes, on average."""
     packed_sums: int = 0
-    """Of a thread, that are added up in float32 on the way."""
+    """Packed sums per thread that are accumulated in float32 along the way."""
     held: int = 0
     """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
     most_registers: int = 255
-    """Of a thread: what the compiler is told to do with."""
+    """Registers per thread that the compiler is told to make do with."""
     copy_instructions: float = ASYNCHRONOUS_COPY
-    """Of one copy."""
+    """Instructions per copy."""
 
 
 def bank_conflicts(words: Iterable[int]) -> int:

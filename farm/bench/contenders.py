@@ -25,7 +25,7 @@ class Peer:
     reads_zeros: bool
     """Computes with the zero weights too: one time holds for every sparsity."""
     data_types: tuple[DataType, ...] = ("float32",)
-    """Of the generated kernels it is compared with."""
+    """Data types of the generated kernels that it is compared with."""
     listed: bool = True
     """Has a column in the table; all are in the JSON document."""
 

@@ -17,7 +17,7 @@ from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 
 THREADS = 256
 ESCOIN_POSITIONS = (1, 2, 4, 8)
-"""Of a thread: the kernels in escoin.cu, of which the fastest is taken."""
+"""Positions per thread of the kernels in escoin.cu; the fastest is taken."""
 GRID_ROWS = 65_535
 """Blocks that a grid may have along y."""
 

@@ -22,7 +22,7 @@ from farm.bench.torch_gpu import NotApplicableError, TorchGpu
 from farm.gpu.device import Device, RawKernel
 
 COLD_BYTES = 200e6
-"""Of data sets in turn: four times the largest L2 cache, so that none is still in it."""
+"""Total size of the data sets used in turn: four times the largest L2 cache, so that none is still in it."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ class Measurement:
     """Norm of the error over norm of the float64 reference."""
     roof_microseconds: float | None = None
     predicted_microseconds: float | None = None
-    """Of generated kernels, by the model that chooses tilings."""
+    """The cost model's estimate, for generated kernels."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of generated kernels: tiling, registers, sizes, what was deleted; of the layer: spec, non-zeros."""
+    """Tiling, registers, sizes and deleted FMAs of generated kernels; spec and non-zeros of the layer."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -13,7 +13,7 @@ KNOWN_BYTES_PER_SECOND = {"H200": 4.3e12}
 """What a large copy reaches, by a part of the GPU's name."""
 KNOWN_FLOPS = {"H200": 67e12}
 REACHED_SHARE = 0.875
-"""Of the memory's pin rate, by a large copy: as on the H200."""
+"""Share of the memory's pin rate that a large copy reaches, as on the H200."""
 ELEMENT_BYTES: dict[DataType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -46,7 +46,7 @@ def peaks_of(
 
 
 def nonzero_flops(spec: LayerSpec, nonzeros: int, images: int) -> float:
-    """Of the weights that are not zero, borders counted as if they were inside: 2 for each weight and position."""
+    """FLOPs of the non-zero weights, 2 per weight and output position; borders count like the interior."""
     return 2.0 * nonzeros * spec.positions * images
 
 

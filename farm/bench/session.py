@@ -38,7 +38,7 @@ class Rules:
     seed: int = 0
     accumulate: Accumulator = "float32"
     sets: int | None = None
-    """Of data, used in turn; None: as many as it takes for a cold L2 cache."""
+    """Number of data sets used in turn; None: enough for a cold L2 cache."""
 
 
 class Session:
@@ -63,7 +63,7 @@ class Session:
         """Peers whose time does not depend on the sparsity, by operator, batch and name."""
 
     def versions(self) -> dict[str, str]:
-        """Of torch and what it brings; nothing without it."""
+        """Versions of torch and its libraries; empty without torch."""
         return self._torch.versions() if self._torch else {}
 
     def run(self, cases: Sequence[Case]) -> Iterator[list[Measurement]]:
@@ -229,7 +229,7 @@ class _WrongError(Exception):
 
 
 def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> float:
-    """Of the whole output, where the verification looks at a part of the blocks."""
+    """Largest relative error over the whole output; verification checks only some of the blocks."""
     shape = (case.images, *case.spec.output_shape)
     with gpu.on_stream():
         got = gpu.view(stage.outputs[0], shape, case.spec.data_type)

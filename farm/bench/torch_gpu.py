@@ -32,7 +32,7 @@ from codegen.spec import (
 from farm.gpu.replay import REPLAYS, Gate, launches_of, rest
 
 REFERENCE_BYTES = 2**31
-"""Of one slice of images in float64, input and output together."""
+"""Size of one slice of images in float64, input and output together."""
 _TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2"}
 
 
@@ -83,7 +83,7 @@ class TorchGpu:
         self.allow_tf32(False)
 
     def versions(self) -> dict[str, str]:
-        """Of torch and the libraries it brings."""
+        """Versions of torch and its libraries."""
         number = self.torch.backends.cudnn.version()
         cudnn = f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else "none"
         return {"torch": self.torch.__version__, "torch_cuda": str(self.torch.version.cuda), "cudnn": cudnn}

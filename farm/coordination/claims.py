@@ -84,7 +84,7 @@ class Claims:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._claims: dict[str, Claim] = {}
-        """Of jobs that have not ended."""
+        """Claims on unfinished jobs, by job id."""
         self._results: list[BuildResult] = []
         self._runs: list[TemplateRun] = []
         self._events: list[tuple[str, str, str]] = []

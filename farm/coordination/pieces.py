@@ -72,7 +72,7 @@ class Piece:
     flies: bool = False
     """No other coordinator builds it: the ledger has the key as ours."""
     order: float = math.inf
-    """Of the oldest job that wants it."""
+    """Order of the oldest job that wants it."""
     queued: Rank | None = None
     """Under which rank it stands in a queue."""
 

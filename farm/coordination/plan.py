@@ -24,7 +24,7 @@ class Target:
 
     job: str
     build: int
-    """Of the row in the ledger."""
+    """Id of the build's row in the ledger."""
     arch: str
     part: int
     """Position in the build's parts, from 0."""

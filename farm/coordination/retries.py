@@ -12,7 +12,7 @@ from farm.settings import Settings
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Retry
 
 LOWER_LEVEL = 1
-"""Of ptxas, where the level that was asked for takes too long."""
+"""Optimisation level of ptxas used when the requested one takes too long."""
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 20.0
 

@@ -9,7 +9,7 @@ CONNECT_SECONDS = 10.0
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Of ray://HOST:PORT or HOST:PORT; None where it is neither."""
+    """Host and port of ray://HOST:PORT or HOST:PORT; None if it is neither."""
     match = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d+)", address)
     return (match[1], int(match[2])) if match else None
 

@@ -53,7 +53,7 @@ class ClusterGpuHost(GpuHost):
         self._ray: Any = None
         self._usable: list[Node] = []
         self._stream: Any = None
-        """Of the task that runs; None: none does."""
+        """The results of the running task; None while none runs."""
 
     @property
     def is_remote(self) -> bool:

@@ -49,7 +49,7 @@ class RayConnection:
         self._started = False
         """By this connection."""
         self._folder: ScratchFolder | None = None
-        """Of a local Ray's sockets and logs."""
+        """Holds the sockets and logs of a local Ray."""
 
     @property
     def where(self) -> str:
@@ -157,7 +157,7 @@ class RayConnection:
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message, without passwords."""
+    """The first line of its message, without passwords."""
     lines = redacted(str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

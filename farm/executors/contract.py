@@ -29,7 +29,7 @@ class WorkerState:
     """Requests it was given, since the executor started."""
     finished: int
     failed: int
-    """Of those that ended: without what was asked for."""
+    """Number of finished requests without a result."""
     oldest_seconds: float
     """How long it has had the oldest request that it still has."""
     seen_seconds: float = 0.0

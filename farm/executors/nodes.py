@@ -28,7 +28,7 @@ class NodeFacts:
 
     @staticmethod
     def here(nvcc: str, ptxas: str) -> NodeFacts:
-        """Of this machine, with these versions of the tools."""
+        """The facts of this machine, with these tool versions."""
         return NodeFacts(nvcc, ptxas, program_digest())
 
     def difference(self, wanted: NodeFacts) -> str:

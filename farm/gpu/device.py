@@ -25,7 +25,7 @@ GUESSED_LAUNCHES = 16
 IDLE_SECONDS = 1.0
 """After which a GPU may have lowered its clock."""
 WAKE_SECONDS = 0.7
-"""Of work until the clock of an idle GPU is up."""
+"""How long an idle GPU must work until its clock is up."""
 WAKE_BYTES = 2**26
 
 

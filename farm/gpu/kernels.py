@@ -40,7 +40,7 @@ class BuiltLayer:
 
     tiling: Tiling
     kernels: tuple[tuple[bytes, Launch], ...]
-    """Of each part: cubin and launch."""
+    """Cubin and launch of each part."""
     predicted_microseconds: float
     facts: dict[str, Any]
     """For the JSON document."""
@@ -135,7 +135,7 @@ class KernelPool:
         return BuiltLayer(tiling, kernels, predicted, facts)
 
     def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
-        """Of the PTX that was assembled: the store keeps cubins only, so it is made again."""
+        """Facts about the assembled PTX; the store keeps only cubins, so it is made again."""
         text = find_template(self._store, template_key)
         if text is None:
             return {}

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from codegen.errors import DeviceError
 
 REPLAYS = 9
-"""Of which the median is taken."""
+"""Number of replays; their median is taken."""
 REPLAY_MICROSECONDS = 4000.0
-"""Of work in a graph, about: so that an event's half microsecond does not count."""
+"""Approximate work per graph: long enough that an event's half microsecond does not matter."""
 RESTS = 2.0
 """Times its own length that the GPU rests after each replay: some kernels draw more power than the board may for longer
 than 50 ms, and its clock would fall for them and for what comes after them."""

@@ -10,7 +10,7 @@ _INSTRUCTION = re.compile(rb"^[ \t]*(?:@!?%\w+[ \t]+)?[{a-z][^/:\n]*;", re.MULTI
 
 
 def machine_instructions(cubin: bytes) -> int:
-    """Of all kernels of a 64-bit ELF file: the bytes of its .text sections over those of an instruction.
+    """Number of instructions in all kernels of a 64-bit ELF file: bytes of its .text sections / instruction size.
 
     Includes what ptxas pads with. Raises ValueError for a file that is none.
     """

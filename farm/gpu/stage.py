@@ -88,7 +88,7 @@ class Stage:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of all images."""
+        """Shape of the output of all images."""
         return (self.shape.images, *self.shape.spec.output_shape)
 
     def output(self, into: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from codegen.spec import DataType, LayerSpec
 from farm.errors import UsageError
 
 OPERATOR_SPARSITY = 0.9
-"""Of the ten operators unless another is asked for: that of the papers' main figures."""
+"""Default sparsity of the ten operators: that of the papers' main figures."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     spec: LayerSpec
     weights: Weights
     rows: int = 1
-    """Of a Linear, rows for each image."""
+    """Rows per image of a Linear."""
     peers_only: bool = False
     """No kernel is made for it: structurally pruned layers run on the peers."""
 

@@ -92,6 +92,6 @@ def _state(found: str | None) -> str:
 
 
 def _file(settings: Settings) -> Path | None:
-    """Of an embedded database; a server's has none."""
+    """The file of an embedded database; None for a server's."""
     path = settings.database_url.removeprefix("sqlite:///")
     return None if path == settings.database_url else Path(path)

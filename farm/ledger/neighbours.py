@@ -22,9 +22,9 @@ class KeyUse:
 
     job: str
     number: int
-    """Of the job: a later one is larger."""
+    """Number of the job; later jobs have larger numbers."""
     name: str
-    """Of the job."""
+    """Name of the job."""
     layer: str
     arch: str
     outcome: Outcome
@@ -38,7 +38,7 @@ class Neighbour:
     digest: str
     fields: Mapping[str, str]
     number: int
-    """Of the newest job that used it: a later one is larger."""
+    """Number of the newest job that used it; later jobs have larger numbers."""
     layers: frozenset[str]
     """Names of layers that used it."""
 

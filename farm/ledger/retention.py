@@ -22,7 +22,7 @@ class References:
     """What the jobs in the ledger need of the store."""
 
     keys: frozenset[str]
-    """Of action records."""
+    """Keys of action records."""
     blobs: frozenset[str]
     """Digests: weights, networks, cubins, PTX, and what the commands of failures name."""
     weights: frozenset[str]
@@ -37,7 +37,7 @@ class Retention:
         self._wait_seconds = wait_seconds
 
     def references(self) -> References:
-        """Of all jobs, whatever their state."""
+        """What all jobs refer to, whatever their state."""
         with reading(self._engine, self._wait_seconds) as connection:
             of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
             of_blobs = union(select(results.c.cubin), select(results.c.ptx))

@@ -18,13 +18,13 @@ class Outlook:
     """How a job goes on, as its coordinator predicts."""
 
     running: int
-    """Of its templates and cubins, those that a tool works on now."""
+    """Number of its templates and cubins that a tool is working on now."""
     left_seconds: float | None
     """Until its end; None: it cannot be told."""
 
 
 class RunningJobs:
-    """Of jobs that `holder` no longer has, nothing is written. Raises LedgerError where the database cannot be used."""
+    """Updates to running jobs; jobs that `holder` has lost are left alone. Raises LedgerError if the database fails."""
 
     def __init__(self, engine: Engine, wait_seconds: float) -> None:
         self._engine = engine

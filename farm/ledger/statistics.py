@@ -35,7 +35,7 @@ class StageStatistics:
     hits: int
     misses: int
     spent_seconds: float
-    """Of nvcc for templates, of ptxas for cubins."""
+    """Time of nvcc for templates, of ptxas for cubins."""
     saved_seconds: float
     """What they would have taken more without the cache."""
 
@@ -48,7 +48,7 @@ class StageStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all results that the ledger holds, or of those since a mark."""
+    """Totals over all results in the ledger, or over those since a mark."""
 
     since: datetime | None
     template: StageStatistics
@@ -59,9 +59,9 @@ class Statistics:
     fmas_kept: int
     fmas_deleted: int
     built_bytes: int
-    """Of the cubins that were built."""
+    """Size of the cubins that were built."""
     hit_bytes: int
-    """Of those that were there."""
+    """Size of the cubins that came from the cache."""
 
 
 class StatisticsBook:

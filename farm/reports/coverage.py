@@ -11,18 +11,18 @@ from farm.jobs import Build
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the nodes that have weights; others, such as a product of two activations, count for nothing."""
+    """How much of a model's weights and multiply-adds is compiled; nodes without weights do not count."""
 
     compiled: int
     """Layers."""
     skipped: int
     weights: int
-    """Of the layers that are compiled."""
+    """Number of weights of the compiled layers."""
     all_weights: int
     """With those of the skipped ones whose number is known."""
     nonzeros: int
     multiply_adds: int
-    """Of the layers that are compiled, of one image, if no weight were zero."""
+    """Multiply-adds per image of the compiled layers, if no weight were zero."""
     all_multiply_adds: int
     of_unknown_size: int
     """Skipped layers of which the weights or the multiply-adds are not known: the shares are upper bounds then."""
@@ -37,7 +37,7 @@ class Coverage:
 
 
 def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Coverage:
-    """Of one job: a layer with several builds, one for each tiling, counts once."""
+    """The coverage of one job; a layer with several builds, one per tiling, counts once."""
     layers = {build.position: build for build in builds}.values()
     left_out = tuple(skipped)
     weights = sum(build.spec.weights_count for build in layers)
@@ -55,5 +55,5 @@ def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Cov
 
 
 def multiply_adds_of(build: Build) -> int:
-    """Of one image, if no weight were zero."""
+    """Multiply-adds per image, if no weight were zero."""
     return build.spec.multiply_adds * (build.rows or LIKELY_ROWS)

@@ -31,7 +31,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of one cubin of a build."""
+    """Why one cubin of a build was a hit or not."""
 
     arch: str
     part: int
@@ -48,7 +48,7 @@ class Explanation:
 def explain(
     ledger: Ledger, job: Job, builds: Sequence[Build], results: Sequence[BuildResult], what: str
 ) -> list[Explanation]:
-    """Of `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
+    """Explains `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
     build, arch = _find(job, builds, what)
     found = [each for each in results if each.build == build.id and arch in (None, each.arch)]
     if not found:

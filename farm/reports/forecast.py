@@ -36,7 +36,7 @@ class LayerForecast:
     template_there: bool
     """For all of the architectures."""
     code_bytes: int
-    """Of one architecture."""
+    """Machine code for one architecture."""
     ptxas_seconds: float
     """CPU time for the cubins that are not there, as if no other layer had the same."""
     kernel_microseconds: float
@@ -66,7 +66,7 @@ class Forecast:
     cubins_to_make: int
     cubins_there: int
     code_bytes: int
-    """Of all cubins, those that are there included."""
+    """Machine code of all cubins, including those already in the store."""
     nvcc_seconds: float | None
     """CPU time of what is to be made; None where that is not predicted: for templates of the full form."""
     ptxas_seconds: float
@@ -83,7 +83,7 @@ class _Kernel:
 def forecast(
     jobs: Sequence[NewJob], checkpoints: Sequence[Checkpoint], toolchain: Toolchain, store: Store, *, recache: bool
 ) -> Forecast:
-    """Of the jobs that these checkpoints would be submitted as; with `recache`, nothing that the store has counts."""
+    """The forecast for the jobs of these checkpoints; with `recache`, the contents of the store are ignored."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
     todo = plan([(job, job.builds) for job in jobs], toolchain)
     there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
@@ -132,7 +132,7 @@ def forecast(
 
 
 def _kernels(build: Build, model: Checkpoint, options: BuildOptions) -> list[_Kernel]:
-    """Of each part."""
+    """The kernel of each part."""
     [weights] = [layer.weights for layer in model.layers if layer.name == build.layer]
     streams = stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
     return [

@@ -30,8 +30,8 @@ PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """One connection to S3 carries 50 to 100 MB/s."""
 ATTEMPTS = 9
-"""Of one request: boto3's standard mode waits at random between them, up to 0.05, 0.1, 0.2 ... 6.4 s, where the server
-says that it is busy up to 1, 2, 4 ... 20 s."""
+"""Attempts per request: boto3's standard mode waits at random between them, up to 0.05, 0.1, 0.2 ... 6.4 s; up to 1, 2,
+4 ... 20 s if the server says that it is busy."""
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 BODY_ATTEMPTS = 3

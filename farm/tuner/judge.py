@@ -16,7 +16,7 @@ from farm.gpu.workload import Case
 from farm.tuner.rig import Bench
 
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Of the largest output: how far two right kernels, which add in other orders, may be apart in any one."""
+"""Most that two correct kernels, which add in different orders, may differ anywhere, relative to the largest output."""
 TOLERANCE_OF_LONG_HALF_SUMS = 5e-2
 
 

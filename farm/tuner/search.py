@@ -1,4 +1,4 @@
-"""The search for one layer: candidates in the model's order, built while others are measured, until time is up.
+"""The search for one layer: candidates in the cost model's order, built while others are measured, until time is up.
 
 What is nearly like the fastest so far is tried before the others: the model knows blocks and K groups better than it
 knows chunks and stages.
@@ -25,7 +25,7 @@ from farm.tuner.rig import Bench, Rig
 ALIKE = 3
 """Tilings with the same tile, rows, images and K groups that are tried before others, unless they are the fastest."""
 FINALISTS = 4
-"""The fastest, measured again in turn, and the model's first choice with them: clocks change during a search."""
+"""The fastest, measured again in turn, and the cost model's first choice with them: clocks change during a search."""
 ROUNDS = 3
 
 
@@ -48,7 +48,7 @@ class Effort:
     """How much is tried."""
 
     budget_seconds: float = 60.0
-    """For one layer at one batch; the model's first choice is measured however long it takes."""
+    """For one layer at one batch; the cost model's first choice is measured however long it takes."""
     candidates: int | None = None
     """At most; None: as many as the time allows."""
 
@@ -68,7 +68,7 @@ class Found:
 
     best: Trial | None
     model: Trial | None
-    """The model's first choice; None if it did not build or is wrong."""
+    """The cost model's first choice; None if it did not build or is wrong."""
     tried: int = 0
     """Kernels measured."""
     not_built: int = 0
@@ -164,7 +164,7 @@ def _fastest(trials: Sequence[Trial], first: Tiling) -> list[Trial]:
 
 
 def _final(bench: Bench, finalists: Sequence[Trial], first: Tiling) -> tuple[Trial, Trial | None]:
-    """The best of them, and the model's choice, by times taken in turn."""
+    """The best of them, and the cost model's choice, by times taken in turn."""
     times: dict[Tiling, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for trial in finalists:

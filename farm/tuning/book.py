@@ -57,10 +57,10 @@ class TuningBook:
     def tilings(
         self, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], options: BuildOptions
     ) -> list[tuple[Tiling, TilingChoice]]:
-        """For each architecture of the options; `batch` in images or rows, `nonzeros` per kernel [K].
+        """The tiling for each architecture; `batch` in images or rows, `nonzeros` per output channel [K].
 
-        A record whose tiling does not do for these very weights leaves the model's choice, and says so there. Raises
-        TilingError where the model has none either.
+        If a record's tiling does not fit these weights, the cost model chooses, and the choice says why. Raises
+        TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: Tiling | None = None

@@ -13,7 +13,7 @@ from farm.tuning.book import tuned_spec
 from farm.tuning.record import TuningRecord, record_of_json
 
 SCHEMA_VERSION = 1
-"""Of the file; raised whenever a reader of the old one would be misled. Its JSON Schema is tuning.schema.json."""
+"""Version of the file, raised whenever it would mislead a reader of the old one. JSON Schema: tuning.schema.json."""
 SHIPPED = ("h200.json",)
 """Beside this module; exported after `farm tune --op all` on the GPU that each is named after."""
 

@@ -60,9 +60,9 @@ class TuningRecord:
     """Its name, as the driver has it."""
     tiling: Tiling
     microseconds: float
-    """Of one launch of the layer, at the batch and density at hand, with a cold L2 cache."""
+    """Time of one launch of the layer, at this batch size and density, with a cold L2 cache."""
     model_microseconds: float
-    """The same of the tiling that the model predicted to be fastest."""
+    """The same of the tiling that the cost model ranks first."""
     tried: int
     """Tilings measured."""
     cubins: tuple[str, ...]

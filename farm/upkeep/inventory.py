@@ -50,13 +50,13 @@ class Inventory:
         return min((entry.stored.age_seconds, *(blob.age_seconds for blob in found)))
 
     def size_bytes(self, entry: Entry) -> int:
-        """Of the record and its blobs."""
+        """Size of the record and its blobs."""
         found = (self.blobs[digest] for digest in entry.refers_to if digest in self.blobs)
         return entry.stored.size_bytes + sum(blob.size_bytes for blob in found)
 
     @property
     def total_bytes(self) -> int:
-        """Of everything, each blob once."""
+        """Size of the whole store, each blob counted once."""
         return sum(entry.stored.size_bytes for entry in self.entries) + sum(
             blob.size_bytes for blob in self.blobs.values()
         )

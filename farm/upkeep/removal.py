@@ -10,7 +10,7 @@ from farm.ledger import Ledger
 from farm.store.contract import Store
 
 LEAST_DIGITS = 4
-"""Of a beginning: fewer are rather a slip."""
+"""Hex digits that a prefix must have: fewer are more likely a slip."""
 _SHOWN = 5
 
 
@@ -19,7 +19,7 @@ class Stored:
     """What a name stands for."""
 
     stage: str
-    """Of a record; blob for a blob."""
+    """Stage of a record; "blob" for a blob."""
     name: str
     size_bytes: int
 

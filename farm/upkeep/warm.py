@@ -23,7 +23,7 @@ class Warmed:
     hits: int
     made: int
     seconds: float
-    """Of nvcc, all runs together."""
+    """Total nvcc time."""
     failures: tuple[str, ...]
 
 

@@ -101,7 +101,7 @@ class RewrittenKernel:
 
     kernel: Kernel
     digest: str
-    """Of its PTX."""
+    """Digest of its PTX."""
     seconds: float
 
 
@@ -133,7 +133,7 @@ class Worker:
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
         self._warnings: list[str] = []
-        """Of what this request met, and nobody has been told yet."""
+        """Warnings about this request that have not been reported yet."""
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:

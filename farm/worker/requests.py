@@ -36,11 +36,11 @@ class TemplateRequest:
     cost: int
     """Multiply-adds that nvcc compiles: what its time grows with."""
     memory_limit_bytes: int | None = None
-    """Of nvcc; None: what the worker's settings say."""
+    """Memory limit of the tool; None: what the worker's settings say."""
 
     @property
     def memory_bytes(self) -> int:
-        """Predicted, of the worker and its tool together."""
+        """Estimated peak of the worker and its tool together."""
         return _memory_class(WORKER_BYTES + max(TEMPLATE_BYTES, (self.memory_limit_bytes or 0) // 2))
 
 
@@ -54,17 +54,17 @@ class CubinRequest:
     part: Part
     arch: str
     options: tuple[str, ...]
-    """Of ptxas, in order."""
+    """Command-line options of ptxas, in order."""
     key: str
     """Digest of the cubin's key."""
     cost: int
-    """Predicted, in multiply-adds that ptxas assembles."""
+    """Estimated work: multiply-adds that ptxas assembles."""
     memory_limit_bytes: int | None = None
-    """Of ptxas; None: what the worker's settings say."""
+    """Memory limit of the tool; None: what the worker's settings say."""
 
     @property
     def memory_bytes(self) -> int:
-        """Predicted, of the worker and its tool together; one tried again needs more than half of its new limit."""
+        """Estimated peak of the worker and its tool together; one tried again needs more than half of its new limit."""
         tool = max(CUBIN_BYTES + MULTIPLY_ADD_BYTES * self.cost, (self.memory_limit_bytes or 0) // 2)
         return _memory_class(WORKER_BYTES + tool)
 
@@ -134,7 +134,7 @@ class CubinFacts:
     rewrite_seconds: float
     ptxas_seconds: float
     launch: Launch
-    """Of this very cubin: another version of this program may launch its kernels in another way."""
+    """How to launch this very cubin: another version of this program may launch its kernels differently."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
