@@ -120,6 +120,10 @@ class CompileProgress(Progress):
         """See Progress."""
         self._line(f"waiting for job {job.id[:8]}: another coordinator runs it", "yellow")
 
+    def waiting(self, text: str) -> None:
+        """See Progress."""
+        self._line(text, "yellow")
+
     def _what(self, request: Request) -> str:
         if isinstance(request, TemplateRequest):
             return f"template {request.spec} ({request.virtual_arch})"

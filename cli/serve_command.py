@@ -110,6 +110,10 @@ class ServeProgress(Progress):
         self._running.discard(job.id)
         self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or 'another coordinator runs it'}", "yellow")
 
+    def waiting(self, text: str) -> None:
+        """See Progress."""
+        self.line(text, "yellow")
+
     def jobs_forgotten(self, count: int) -> None:
         """See Progress."""
         self.line(f"limits  forgot {counted(count, 'job')}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -16,12 +18,12 @@ from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.bundle import write_bundle
 from farm.compiled import CompiledModel, check_succeeded, compiled_model
-from farm.coordination.coordinator import Coordinator
+from farm.coordination.coordinator import Coordinator, open_coordinator
 from farm.coordination.plan import plan
 from farm.coordination.progress import Progress
 from farm.executors import open_executor
+from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.executors.gpu_host import Notice, no_notice
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
 from farm.reports import doctor
@@ -90,7 +92,13 @@ class Farm(Keeper):
         warnings = dict.fromkeys((*notes, *dense))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
-    def warm(self, checkpoints: Sequence[Checkpoint], options: BuildOptions, tell: Tell = tell_nobody) -> Warmed:
+    def warm(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        options: BuildOptions,
+        tell: Tell = tell_nobody,
+        notice: Notice = no_notice,
+    ) -> Warmed:
         """Makes the templates that are not there yet: no job waits for them, no weights are stored.
 
         Raises ArchError, UsageError and StoreError before anything runs.
@@ -102,7 +110,7 @@ class Farm(Keeper):
         missing = missing_templates(todo, self._store, recache=self._settings.recache)
         if not missing:
             return warmed(todo, [])
-        with open_executor(self._settings, self._store, self.toolchain) as executor:
+        with open_executor(self._settings, self._store, self.toolchain, notice=notice) as executor:
             return warmed(todo, make_templates(missing, executor, tell))
 
     def forecast(
@@ -135,18 +143,23 @@ class Farm(Keeper):
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
         """Runs jobs to their end, in this process and its workers. A failed job is a result, not an exception."""
-        with open_executor(self._settings, self._store, self.toolchain) as executor:
-            coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
+        with self._coordinator(progress) as coordinator:
             return coordinator.run(job_ids)
 
     def serve(self, progress: Progress | None = None, *, drain: bool = False) -> None:
         """Runs whatever is pending, until it is interrupted or, with `drain`, until nothing is.
 
+        Waits for workers for as long as it takes, with `drain` as long as the settings say.
+
         Raises UnreachableError; the jobs it had are pending again then, as after KeyboardInterrupt.
         """
-        with open_executor(self._settings, self._store, self.toolchain) as executor:
-            coordinator = Coordinator(self._ledger, self._store, executor, self.toolchain, self._settings, progress)
+        with self._coordinator(progress, None if drain else math.inf) as coordinator:
             coordinator.serve(drain=drain)
+
+    def _coordinator(
+        self, progress: Progress | None, patience_seconds: float | None = None
+    ) -> AbstractContextManager[Coordinator]:
+        return open_coordinator(self._settings, self._store, self._ledger, self.toolchain, progress, patience_seconds)
 
     def upkeep(self, progress: Progress) -> Upkeep:
         """Applies the limits of store and ledger hour by hour while it is in a `with` block."""

@@ -17,8 +17,8 @@ from farm.bench.roof import Peaks, peaks_of
 from farm.bench.session import Rules, Session
 from farm.bench.stored_case import StoredCase, loaded_cases, stored_cases
 from farm.errors import UsageError
+from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.executors.gpu_host import Notice, no_notice
 from farm.gpu.device import Device
 from farm.gpu.kernels import KernelPool
 from farm.gpu.workload import Case, CaseKey

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from codegen.toolchain import Toolchain
 from farm.coordination.claims import Claims
@@ -16,6 +17,7 @@ from farm.coordination.progress import Progress
 from farm.coordination.retries import Retries
 from farm.coordination.run import Run
 from farm.errors import UnreachableError
+from farm.executors import open_executor
 from farm.executors.contract import Executor
 from farm.jobs import Job, Status
 from farm.ledger import Ledger
@@ -167,3 +169,20 @@ class Coordinator:
             claims.end_all(Status.CRASHED, reason, Fault.FARM)
             self._ledger.release(self.name, NO_COORDINATOR)
         self._ledger.coordinators.leave(self.name)
+
+
+@contextmanager
+def open_coordinator(
+    settings: Settings,
+    store: Store,
+    ledger: Ledger,
+    toolchain: Toolchain,
+    progress: Progress | None = None,
+    patience_seconds: float | None = None,
+) -> Iterator[Coordinator]:
+    """A coordinator with an executor of its own, which waits so long for a machine; None: as the settings say."""
+    progress = progress or Progress()
+    with open_executor(
+        settings, store, toolchain, notice=progress.waiting, patience_seconds=patience_seconds
+    ) as executor:
+        yield Coordinator(ledger, store, executor, toolchain, settings, progress)

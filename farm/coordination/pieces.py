@@ -214,6 +214,10 @@ class Pieces:
                 found.append(piece)
         return found
 
+    def peek(self, state: State, count: int) -> list[Piece]:
+        """At most so many of those in a queue, from near its front; they stay there."""
+        return [piece for _, piece in self._queues[state][:count] if piece.state is state]
+
     def put_back(self, piece: Piece) -> None:
         """It was taken out of its queue, and stays in its state."""
         self._queue(piece)

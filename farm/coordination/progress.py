@@ -46,6 +46,9 @@ class Progress:
     def lease_troubled(self, reason: str) -> None:
         """The coordinator's claims could not be extended; it is tried again."""
 
+    def waiting(self, text: str) -> None:
+        """No worker can do anything yet; said every so often, with the reason."""
+
     def jobs_forgotten(self, count: int) -> None:
         """Jobs beyond the ledger's age were forgotten."""
 

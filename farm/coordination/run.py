@@ -35,6 +35,8 @@ LOOK_SECONDS = 2.0
 """How long a step looks into the store before it gives the executor its work."""
 LOOKERS = 8
 """Threads that look."""
+EXPECTED = 64
+"""Requests that the executor hears of before there is room for them."""
 ENOUGH = 4
 """Requests ready for each that runs: with fewer, a coordinator may claim more jobs."""
 
@@ -132,6 +134,7 @@ class Run:
         for each in given_up:
             if each.flew:
                 self._flights.land(each.key)
+        self._tell_expected()
         self._flights.tell(at_once=not self.busy)  # it may have been the last: then no step follows
 
     def step(self) -> list[Event]:
@@ -139,6 +142,7 @@ class Run:
         events, self._news = [*self._news, *self._look_up()], []
         self._wake()
         events += self._submit()
+        self._tell_expected()
         quick = bool(events or self.pieces.count(State.LOOK_UP))
         if self.pieces.count(State.FLIGHT):
             for result in self._executor.wait(0.0 if quick else WAIT_SECONDS):
@@ -224,6 +228,10 @@ class Run:
                     continue
                 events.append(Begun(piece.request, piece.targets_for(), given=piece.flies))
         return events
+
+    def _tell_expected(self) -> None:
+        """So that a cluster can grow."""
+        self._executor.expect([piece.request for piece in self.pieces.peek(State.READY, EXPECTED)])
 
     def _take(self, result: Result) -> list[Event]:
         """What follows from a worker's result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,9 +11,10 @@ from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import Toolchain, find_toolchain
-from farm.errors import FarmError, NoWorkerError, UsageError
+from farm.errors import FarmError, UsageError
 from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
-from farm.executors.contract import Executor, WorkerState
+from farm.executors.contract import Executor, Notice, WorkerState, no_notice
+from farm.executors.demand import MOST_CLAIMS, Demand, Patience, Shape
 from farm.executors.nodes import Node, NodeFacts, Nodes, node_facts
 from farm.settings import Settings, redacted
 from farm.store import open_store
@@ -21,8 +23,6 @@ from farm.store.memory import MemoryStore
 from farm.worker.build import Worker
 from farm.worker.requests import Failure, Fault, Request, Result, failed
 
-GONE_SECONDS = 30.0
-"""How long it is waited for a machine when the last one is gone."""
 LOOK_SECONDS = 2.0
 """How often it is asked which machines there are."""
 
@@ -50,13 +50,30 @@ class Task:
     node: Node
 
 
+@dataclass(frozen=True)
+class Held:
+    """A request for which no machine is large enough, while a cluster that grows may still start one."""
+
+    request: Request
+    until: float
+    """By the monotonic clock."""
+
+
 class ClusterExecutor(Executor):
     """One Ray task per request, on the machine that this program chose: only those with the plan's tools get any.
 
-    Starts Ray on this machine, or joins the cluster that the settings name.
+    Starts Ray on this machine, or joins the cluster that the settings name. For work that has no room there it raises
+    demand, which an autoscaler sees.
     """
 
-    def __init__(self, settings: Settings, store: Store, toolchain: Toolchain) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        toolchain: Toolchain,
+        notice: Notice = no_notice,
+        patience_seconds: float | None = None,
+    ) -> None:
         if isinstance(store, MemoryStore):
             raise UsageError(
                 "a store in memory is not seen by Ray's workers: use a store in a folder, or the inline executor"
@@ -66,17 +83,21 @@ class ClusterExecutor(Executor):
         """Workers use no database, so its password stays here."""
         self._toolchain = toolchain
         self._connection = RayConnection(settings)
+        self._demand = Demand(self._connection)
+        self._patience = Patience(self._connection, settings, notice, patience_seconds)
         self._ray: Any = None
         self._build: Any = None
         self._check: Any = None
         self._nodes = Nodes()
         self._looked_at = 0.0
-        self._usable_at = 0.0
-        """When there was a machine that could do the work, or was asked whether it can."""
+        self._expected: Sequence[Request] = ()
+        """That have no room yet."""
         self._tasks: dict[Any, Task] = {}
         """By Ray's reference to the result to come."""
         self._checks: dict[Any, Node] = {}
         """The same for machines that are asked which tools they have."""
+        self._held: dict[str, Held] = {}
+        """By key."""
         self._refused: list[Result] = []
 
     @property
@@ -84,32 +105,61 @@ class ClusterExecutor(Executor):
         """See Executor."""
         self._connect()
         self._look()
-        capacity = self._nodes.capacity
-        if capacity or self._checks:
-            self._usable_at = time.monotonic()
-        elif time.monotonic() - self._usable_at > GONE_SECONDS:
-            raise NoWorkerError(f"for {GONE_SECONDS:g} s no machine could do this work: {self._nodes.reasons}")
-        return capacity
+        if self._nodes.usable or self._checks:
+            self._patience.reset()
+        else:
+            self._patience.wait(
+                "worker",
+                f"{self._connection.where} has no machine that can do this work",
+                self._nodes.reasons,
+                "FARM_EXECUTOR=inline builds in this process",
+            )
+        return self._nodes.capacity
 
     def submit(self, request: Request) -> None:
         """See Executor."""
         self._connect()
+        if self._place(request):
+            return
+        patience = self._patience.shortage_seconds
+        if patience:
+            self._held[request.key] = Held(request, time.monotonic() + patience)
+        else:
+            self._refuse(request)
+
+    def _place(self, request: Request) -> bool:
+        """Gives it to a machine, if there is one for it."""
         node = self._nodes.choose(request)
         if node is None:
-            self._refused.append(failed(request, Failure(Fault.FARM, self._nodes.refusal(request))))
-            return
+            return False
         self._nodes.give(node, request)
         here = self._connection.on(node)
         reference = self._build.options(memory=request.memory_bytes, scheduling_strategy=here).remote(
             self._worker_settings, request
         )
         self._tasks[reference] = Task(request, node)
+        return True
+
+    def _refuse(self, request: Request) -> None:
+        self._refused.append(failed(request, Failure(Fault.FARM, self._nodes.refusal(request))))
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """See Executor."""
+        if bool(requests) != bool(self._expected):
+            self._looked_at = 0.0
+        self._expected = requests
+        if self._ray is not None:
+            self._look()
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""
+        self._retry_held()
         results, self._refused = self._refused, []
         references = list(self._tasks)
         if not references:
+            if self._held and not results:
+                time.sleep(min(timeout_seconds, LOOK_SECONDS))
+                self._look()
             return results
         self._ray.wait(references, num_returns=1, timeout=0 if results else timeout_seconds)
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
@@ -119,6 +169,8 @@ class ClusterExecutor(Executor):
     def cancel(self, keys: Collection[str]) -> None:
         """See Executor."""
         self._refused = [result for result in self._refused if result.key not in keys]
+        for key in keys & self._held.keys():
+            del self._held[key]
         for reference in [each for each, task in self._tasks.items() if task.request.key in keys]:
             # Its worker process is killed, and the kernel ends a tool whose parent died.
             self._ray.cancel(reference, force=True)
@@ -131,8 +183,10 @@ class ClusterExecutor(Executor):
 
     def cancel_all(self) -> None:
         """See Executor."""
-        self.cancel({task.request.key for task in self._tasks.values()})
+        self.cancel({task.request.key for task in self._tasks.values()} | self._held.keys())
         self._refused.clear()
+        self._expected = ()
+        self._demand.forget()
 
     def close(self) -> None:
         """See Executor."""
@@ -165,7 +219,7 @@ class ClusterExecutor(Executor):
             self._check = ray.remote(num_cpus=0, max_retries=0)(node_facts)
             self._nodes = Nodes()
             self._look()
-            self._await_first_node()
+            self._await_first_check()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._disconnect()
             raise self._connection.unreachable(error) from error
@@ -173,21 +227,15 @@ class ClusterExecutor(Executor):
             self._disconnect()
             raise
 
-    def _await_first_node(self) -> None:
-        """Until one machine may get work; others may still be asked. Raises NoWorkerError."""
+    def _await_first_check(self) -> None:
+        """Until one machine may get work, or none may; others may still be asked."""
         end = time.monotonic() + CHECK_SECONDS
         while not self._nodes.usable and self._checks and time.monotonic() < end:
             self._ray.wait(list(self._checks), num_returns=1, timeout=1.0)
             self._take_checks()
-        if not self._nodes.usable:
-            raise NoWorkerError(
-                f"{self._connection.where} has no machine that can do this work ({self._nodes.reasons}); "
-                "FARM_EXECUTOR=inline builds in this process"
-            )
-        self._usable_at = time.monotonic()
 
     def _look(self) -> None:
-        """Notices machines that came or went, every now and then, and has those that are new checked."""
+        """Every now and then: notices machines that came or went, has those that are new checked, and asks for more."""
         if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -198,6 +246,17 @@ class ClusterExecutor(Executor):
                 check = self._check.options(scheduling_strategy=self._connection.on(node))
                 self._checks[check.remote(self._settings.nvcc, self._settings.ptxas)] = node
         self._take_checks()
+        if not self._connection.is_own:
+            homeless = [*(held.request for held in self._held.values()), *self._expected][:MOST_CLAIMS]
+            self._demand.want(Counter(Shape(cpus=1, memory_bytes=request.memory_bytes) for request in homeless))
+
+    def _retry_held(self) -> None:
+        for held in list(self._held.values()):
+            placed = self._place(held.request)
+            if not placed and time.monotonic() > held.until:
+                self._refuse(held.request)
+            if placed or time.monotonic() > held.until:
+                del self._held[held.request.key]
 
     def _take_checks(self) -> None:
         if not self._checks:

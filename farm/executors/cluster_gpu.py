@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -11,10 +12,13 @@ from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.errors import FarmError, NoWorkerError
 from farm.executors.connection import CHECK_SECONDS, RayConnection, first_line
-from farm.executors.gpu_host import Event, GpuHost, Notice, Work
+from farm.executors.contract import Notice
+from farm.executors.demand import Demand, Patience, Shape
+from farm.executors.gpu_host import Event, GpuHost, Work
 from farm.executors.nodes import Node, NodeFacts, node_facts
 from farm.settings import Settings
 
+ONE_GPU = Counter([Shape(gpus=1)])
 LOOK_SECONDS = 0.5
 """How often it is asked whether a GPU is free."""
 PATIENCE_SECONDS = 5.0
@@ -50,8 +54,11 @@ class ClusterGpuHost(GpuHost):
         self._settings = settings
         self._notice = notice
         self._connection = RayConnection(settings)
+        self._demand = Demand(self._connection)
+        self._patience = Patience(self._connection, settings, notice, None)
         self._ray: Any = None
-        self._usable: list[Node] = []
+        self._nodes: list[Node] = []
+        """With a GPU, that there were."""
         self._stream: Any = None
         """The results of the running task; None while none runs."""
 
@@ -61,10 +68,10 @@ class ClusterGpuHost(GpuHost):
         return True
 
     def __enter__(self) -> Self:
-        """Raises UnreachableError, and NoWorkerError if no machine of the cluster can do the work."""
+        """Raises UnreachableError, and NoWorkerError if no machine of the cluster can do the work, or soon will."""
         self._ray = self._connection.open()
         try:
-            self._usable = self._usable_nodes()
+            self._await_usable()
         except self._ray.exceptions.RayError as error:
             self.__exit__()
             raise self._connection.unreachable(error) from error
@@ -78,6 +85,7 @@ class ClusterGpuHost(GpuHost):
             # Its process is killed, which frees the GPU, and the kernel ends a tool whose parent died.
             self._ray.cancel(self._stream, force=True)
             self._stream = None
+        self._demand.forget()
         self._connection.close()
 
     def run(self, work: Work[Event]) -> Iterator[Event]:
@@ -106,38 +114,53 @@ class ClusterGpuHost(GpuHost):
             ) from None
         self._stream = None
 
-    def _usable_nodes(self) -> list[Node]:
-        """Raises NoWorkerError where there is none."""
-        where, way_out = self._connection.where, "--local takes the GPU of this machine"
-        nodes = [node for node in self._connection.nodes() if node.gpus]
-        if not nodes:
-            raise NoWorkerError(f"{where} has no machine with a GPU: add one; {way_out}")
+    def _await_usable(self) -> None:
+        """Until there is a machine whose GPU can do this. Raises NoWorkerError where there will be none."""
+        while True:
+            self._look()
+            if any(node.usable for node in self._nodes):
+                self._patience.reset()
+                self._demand.forget()
+                return
+            reasons = "; ".join(f"{node.name}: {node.reason}" for node in self._nodes if node.alive)
+            kind = "whose GPU can do this" if reasons else "with a GPU"
+            missing = f"{self._connection.where} has no machine {kind}"
+            self._patience.wait("machine with a GPU", missing, reasons, "--local takes the GPU of this machine")
+            self._demand.want(ONE_GPU)
+            time.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """Notices machines that came or went; those that are new say which tools they have."""
+        there = {node.id: node for node in self._connection.nodes() if node.gpus}
+        for node in self._nodes:
+            node.alive = there.pop(node.id, None) is not None
+        new = list(there.values())
+        if not new:
+            return
         nvcc, ptxas = self._settings.nvcc, self._settings.ptxas
         tools = find_toolchain(nvcc, ptxas)
         wanted = NodeFacts.here(tools.nvcc_version, tools.ptxas_version)
         ask = self._ray.remote(num_cpus=0, max_retries=0)(node_facts)
-        asked = {ask.options(scheduling_strategy=self._connection.on(node)).remote(nvcc, ptxas): node for node in nodes}
+        asked = {ask.options(scheduling_strategy=self._connection.on(node)).remote(nvcc, ptxas): node for node in new}
         answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
         for reference in answered:
             asked[reference].reason = self._connection.difference(reference, wanted)
-        usable = [node for node in nodes if node.usable]
-        if not usable:
-            reasons = "; ".join(f"{node.name}: {node.reason}" for node in nodes)
-            raise NoWorkerError(f"{where} has no machine whose GPU can do this ({reasons}); {way_out}")
-        return usable
+        self._nodes += new
 
     def _free_node(self) -> Node:
         """The first machine with a free GPU, however long that takes. Raises NoWorkerError if none is left."""
         began, told = time.monotonic(), False
         while True:
+            self._await_usable()
+            usable = [node for node in self._nodes if node.usable]
             free = self._connection.free_gpus()
-            for node in self._usable:
+            for node in usable:
                 if free.get(node.id, 0) >= 1:
+                    self._demand.forget()
                     return node
-            if not any(node.id in free for node in self._usable):
-                raise NoWorkerError(f"{self._connection.where} has lost its machines with a GPU: run the command again")
+            self._demand.want(ONE_GPU)
             if not told and time.monotonic() - began > PATIENCE_SECONDS:
-                names = ", ".join(node.name for node in self._usable)
+                names = ", ".join(node.name for node in usable)
                 self._notice(f"waiting for a GPU: those of the cluster ({names}) are in use")
                 told = True
             time.sleep(LOOK_SECONDS)

@@ -99,9 +99,30 @@ class RayConnection:
             f"{self.where} cannot be reached ({first_line(error)}): see farm doctor, or set FARM_EXECUTOR=inline"
         )
 
+    @property
+    def ray(self) -> Any:
+        """The library; of an open connection."""
+        return self._ray
+
     def nodes(self) -> list[Node]:
         """The machines that are alive, as Ray describes them."""
         return [_node(each) for each in self._ray.nodes() if each["Alive"]]
+
+    @property
+    def grows(self) -> bool:
+        """Whether an autoscaler starts machines for work that waits. Of an open connection; Ray's older autoscaler, v1,
+        cannot be told from none.
+        """
+        if self._address is None:
+            return False
+        from ray.autoscaler.v2 import utils
+
+        autoscaler: Any = utils
+        return bool(autoscaler.is_autoscaler_v2(fetch_from_server=True))
+
+    def elsewhere(self) -> dict[str, str]:
+        """Ray's selector for a task that runs on none of the machines that there are."""
+        return {"ray.io/node-id": f"!in({','.join(node.id for node in self.nodes())})"}
 
     def free_gpus(self) -> dict[str, float]:
         """How many GPUs nobody uses, by the id of each machine that is alive."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,6 +11,14 @@ from farm.worker.requests import Request, Result
 
 UNCHECKED = "it is not checked yet"
 """Why a machine gets no work at first."""
+
+
+Notice = Callable[[str], None]
+"""Is told why nothing happens yet."""
+
+
+def no_notice(_text: str) -> None:
+    """For whoever can wait without a word."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,16 @@ class Executor(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many requests are worth having submitted at a time: enough that no worker waits for the next."""
+        """How many requests are worth having submitted at a time: enough that no worker waits for the next.
+
+        0 while no machine is there that could come yet. Raises NoWorkerError once that is no longer to be expected.
+        """
 
     def submit(self, request: Request) -> None:
         """Takes a request; its result comes from `wait`, exactly once."""
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """For these there is no room now, and a cluster that grows starts machines; replaces what was said before."""
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """The results that have come since the last call; at least one unless the time is over or nothing is submitted.

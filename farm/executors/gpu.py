@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from farm.executors.gpu_host import GpuHost, LocalGpuHost, Notice, no_notice
+from farm.executors.contract import Notice, no_notice
+from farm.executors.gpu_host import GpuHost, LocalGpuHost
 from farm.settings import Settings
 
 

@@ -10,12 +10,6 @@ from farm.settings import Settings
 Event = TypeVar("Event")
 Work = Callable[[Settings], Generator[Event, None, None]]
 """Tells in events how it goes and what it finds. Both travel: they can be pickled, and the work uses no ledger."""
-Notice = Callable[[str], None]
-"""Is told why nothing happens yet."""
-
-
-def no_notice(_text: str) -> None:
-    """For whoever can wait without a word."""
 
 
 class GpuHost(Protocol):

@@ -45,6 +45,9 @@ class InlineExecutor(Executor):
         with tools_end_with(unwanted):
             return self._worker.build(request)
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """See Executor; one process does not grow."""
+
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""
         if not self._running:

@@ -126,13 +126,12 @@ class Nodes:
                 f"no machine can build this: it needs about {request.memory_bytes // 2**20:,} MiB of memory, and the "
                 f"largest has {most // 2**20:,} MiB: add a larger one to the Ray cluster, or prune the layer further"
             )
-        return f"no machine can build this: {self.reasons}"
+        return f"no machine can build this: {self.reasons or 'the Ray cluster has none with a CPU now'}"
 
     @property
     def reasons(self) -> str:
-        """Why none is usable."""
-        told = [f"{node.name}: {node.reason or 'it is gone'}" for node in self._nodes.values()]
-        return "; ".join(told) or "the Ray cluster has none with a CPU: start one"
+        """Why none of those that are there is usable; empty where none is there."""
+        return "; ".join(f"{node.name}: {node.reason}" for node in self._nodes.values() if node.alive)
 
     def give(self, node: Node, request: Request) -> None:
         """It has the request now."""

@@ -40,6 +40,7 @@ def make_templates(
     while len(results) < len(missing):
         while waiting and len(missing) - len(waiting) - len(results) < executor.capacity:
             executor.submit(waiting.popleft())
+        executor.expect(list(waiting))
         if len(missing) - len(waiting) == len(results):
             time.sleep(WAIT_SECONDS)  # no worker has room, and none will say when one has
         results += [each for each in executor.wait(WAIT_SECONDS) if isinstance(each, TemplateResult)]

@@ -58,6 +58,7 @@ class PlayedExecutor(Executor):
         self._capacity = capacity
         self._waiting: deque[Request] = deque()
         self.submitted: list[Request] = []
+        self.expected: list[Request] = []
         self.cancelled = 0
         self.dropped: list[str] = []
 
@@ -69,6 +70,9 @@ class PlayedExecutor(Executor):
         assert len(self._waiting) < self._capacity
         self._waiting.append(request)
         self.submitted.append(request)
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        self.expected = list(requests)
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         if not self._waiting:
