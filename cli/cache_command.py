@@ -10,7 +10,7 @@ from rich.table import Table
 from cli.counting import counting
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import bytes_of, input_shapes_of, seconds_of
-from cli.render import counted, duration, plain_table, print_error, print_json, size, stderr, stdout
+from cli.render import counted, duration, plain_table, print_error, print_json, print_warning, size, stderr, stdout
 from cli.submission import (
     Accumulate,
     Archs,
@@ -265,7 +265,7 @@ def warm(
     )
     shapes = input_shapes_of(input_shape or [])
     with _farm() as farm, counting("making templates") as tell:
-        made = farm.warm(read_checkpoints(farm, models, shapes, keep_going=False), options, tell)
+        made = farm.warm(read_checkpoints(farm, models, shapes, keep_going=False), options, tell, print_warning)
     for failure in made.failures:
         print_error(failure)
     stdout().print(f"{counted(made.made, 'template')} made in {duration(made.seconds)} of nvcc, {made.hits} were there")

@@ -15,6 +15,8 @@ from farm.units import format_seconds
 
 MOST_CLAIMS = 64
 """At once. As machines come there are others, so that a cluster grows by and by to what the work needs."""
+NOT_FOR_GPU_WORK = {"farm/work": "!gpu"}
+"""A group of machines with the label farm/work=gpu is started for work on a GPU only: builds need no such machine."""
 GONE_SECONDS = 30.0
 """How long another machine is waited for, at least, when the last one is gone."""
 TELL_SECONDS = 30.0
@@ -65,8 +67,9 @@ class Demand:
             elsewhere = self._connection.elsewhere()
             task = ray.remote(max_retries=0)(come)
             for shape in missing.elements():
+                selector = elsewhere if shape.gpus else elsewhere | NOT_FOR_GPU_WORK
                 claim = task.options(
-                    num_cpus=shape.cpus, num_gpus=shape.gpus, memory=shape.memory_bytes, label_selector=elsewhere
+                    num_cpus=shape.cpus, num_gpus=shape.gpus, memory=shape.memory_bytes, label_selector=selector
                 )
                 self._claims[claim.remote()] = shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ PROBE = b"farm doctor"
 CHECK_SECONDS = 30.0
 """How long machines may take to say which tools they have."""
 LOOK_SECONDS = 0.5
+NONE_NOW = "has no machine for builds now: it starts some when there is work"
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,15 @@ def _executor(settings: Settings) -> str:
             time.sleep(LOOK_SECONDS)
             room = executor.capacity
         idle = [f"{state.node} gets no work: {state.reason}" for state in executor.workers() if state.reason]
-    told = (
-        f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, takes {room} builds at a time"
-    )
+    takes = f"takes {room} builds at a time" if room else NONE_NOW
+    told = f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, {takes}"
     return "; ".join([told, *idle])
 
 
 def _gpu(settings: Settings) -> Check:
     """None is needed, so none is fine."""
     try:
-        with open_gpu(settings) as host:
+        with open_gpu(replace(settings, worker_wait_seconds=0)) as host:
             if host.is_remote:
                 return Check(
                     "gpu",

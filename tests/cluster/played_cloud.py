@@ -31,6 +31,7 @@ class PlayedCloud(FakeMultiNodeProvider):
                 "--num-gpus": resources.get("GPU", 0),
                 "--memory": resources["memory"],
                 "--object-store-memory": resources["object_store_memory"],
+                **({"--labels": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}),
             }
             environment = {
                 **os.environ,

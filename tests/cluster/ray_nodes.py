@@ -26,11 +26,13 @@ OBJECT_STORE_BYTES = 80 * 2**20
 class RayNodes:
     """Nodes with one CPU each, at 127.0.0.2, 127.0.0.3 ...; every node has its own cache folder. Ended with the block.
 
-    The first is the head. `environment` is for those that may use the cluster: it has the token, in a file.
+    The first is the head; with `head_cpus` 0 it gives work and does none. `environment` is for those that may use the
+    cluster: it has the token, in a file.
     """
 
-    def __init__(self, count: int, **environment: str) -> None:
+    def __init__(self, count: int, head_cpus: int = 1, **environment: str) -> None:
         self._count = count
+        self._head_cpus = head_cpus
         # Not pytest's own folder: the path of a socket may have 107 characters only.
         self.folder = Path(tempfile.mkdtemp(prefix="ray-nodes-"))
         self.token = secrets.token_hex(16)
@@ -58,7 +60,7 @@ class RayNodes:
 
     def __enter__(self) -> Self:
         try:
-            self._start(0, "--head", "--port", str(self._port), "--include-dashboard", "false")
+            self._start_head()
             for node in range(1, self._count):
                 self.join(node)
         except BaseException:
@@ -73,9 +75,13 @@ class RayNodes:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def join(self, node: int) -> None:
+    def join(self, node: int, **environment: str) -> None:
         """Starts a node that is none yet, or none any more."""
-        self._start(node, "--address", self.address)
+        self._start(node, "--address", self.address, **environment)
+
+    def _start_head(self, *options: str, **environment: str) -> None:
+        arguments = ("--head", "--port", str(self._port), "--include-dashboard", "false", *options)
+        self._start(0, *arguments, cpus=self._head_cpus, **environment)
 
     def kill(self, node: int) -> None:
         """The raylet, as a machine that loses its power; what else ran on that machine must notice by itself."""
@@ -92,7 +98,7 @@ class RayNodes:
                     found.append(int(path.name))
         return found
 
-    def _start(self, node: int, *arguments: str) -> None:
+    def _start(self, node: int, *arguments: str, cpus: int = 1, **more_environment: str) -> None:
         log = self.folder / f"node{node}.log"
         environment = {
             **os.environ,
@@ -101,12 +107,13 @@ class RayNodes:
             "XDG_CACHE_HOME": str(self.cache(node)),
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "RAY_worker_niceness": "0",
+            **more_environment,
         }
         environment.pop("RAY_AUTH_TOKEN", None)
         size = str(OBJECT_STORE_BYTES)
         # `ray start --block` ends its node when it is told to end; told by the kernel where the tests are killed.
         place = ("--node-ip-address", _host(node), "--temp-dir", str(self.logs(node)))
-        options = (*arguments, "--block", *place, "--num-cpus", "1", "--object-store-memory", size)
+        options = (*arguments, "--block", *place, "--num-cpus", str(cpus), "--object-store-memory", size)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", str(RAY), "start", *options],
