@@ -1,0 +1,32 @@
+"""An executor hears of work that it has no room for yet, so that a cluster can grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from farm.worker.requests import Request
+from tests.unit.farmyard import Farmyard, PlayedExecutor
+
+
+class GrowingExecutor(PlayedExecutor):
+    """Has no machine until it hears that work waits for one."""
+
+    heard = 0
+    """Requests, the first time."""
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        super().expect(requests)
+        self.heard = self.heard or len(requests)
+
+    @property
+    def capacity(self) -> int:
+        return super().capacity if self.heard else 0
+
+
+def test_work_that_has_no_room_is_told_and_none_is_once_all_is_done(tmp_path: Path) -> None:
+    farm = Farmyard(tmp_path)
+    executor = GrowingExecutor(farm.store)
+    [job] = farm.coordinator(executor).run(farm.submit("a"))
+    assert (job.done, executor.heard, executor.expected) == (4, 2, [])  # at first its templates
+    farm.ledger.close()
