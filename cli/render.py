@@ -163,6 +163,7 @@ def skipped_json(layer: SkippedLayer) -> dict[str, Any]:
     return {
         "name": layer.name,
         "operator": layer.operator,
+        "kind": layer.kind or None,
         "reason": layer.reason,
         "weights": layer.weights,
         "multiply_adds": layer.multiply_adds,

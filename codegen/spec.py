@@ -315,3 +315,5 @@ class SkippedLayer:
     """How many it has; None if that is not known."""
     multiply_adds: int | None = None
     """Multiply-adds per image if no weight is zero; None if unknown."""
+    kind: str = ""
+    """The cause in a few words, which layers that are skipped for the same cause share."""

@@ -122,7 +122,8 @@ def _builds(
 
 def _skipped(layer: Layer, reason: str) -> SkippedLayer:
     spec = layer.spec
-    return SkippedLayer(layer.name, layer.operator, reason, spec.weights_count, spec.multiply_adds * layer.likely_rows)
+    multiply_adds = spec.multiply_adds * layer.likely_rows
+    return SkippedLayer(layer.name, layer.operator, reason, spec.weights_count, multiply_adds, "too large")
 
 
 def _check(

@@ -94,8 +94,9 @@ class Constants:
         self._used_bytes += byte_count
         if self._used_bytes > self._allowed_bytes:
             raise UnsupportedError(
+                "constants too large",
                 f"the constants of the model take more than {_in_words(self._allowed_bytes)} in memory, far more "
-                "than its files; store them as dense initializers"
+                "than its files; store them as dense initializers",
             )
 
     def _nodes_for(self, name: str) -> tuple[list[tuple[int, NodeProto]], dict[str, int]]:

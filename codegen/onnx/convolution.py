@@ -70,7 +70,9 @@ def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
 
     pads = node.integers.get("pads", (0,) * (2 * rank))
     if len(pads) == 2 * rank and min(pads) < 0:
-        raise UnsupportedError(f"its pads are {list(pads)}; negative padding (cropping) is not compiled")
+        raise UnsupportedError(
+            "negative padding", f"its pads are {list(pads)}; negative padding (cropping) is not compiled"
+        )
     output_shape = node.integers.get("output_shape", ())
     auto_pad = node.strings.get("auto_pad", "NOTSET")
     if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
@@ -100,7 +102,7 @@ def convolution(node: Node, graph: Graph) -> Product:
     operands = read_operands(node, graph)
     shape = operands.kernel.shape
     if len(shape) == 5:
-        raise UnsupportedError("it is a 3-D convolution; only 1-D and 2-D convolutions are compiled")
+        raise UnsupportedError("3-D convolution", "it is a 3-D convolution; only 1-D and 2-D ones are compiled")
     if len(shape) not in (3, 4) or min(shape) < 1:
         form = "[C, K, R, S]" if transposed else "[K, C, R, S]"
         raise CheckpointError(f"its weights have the shape {list(shape)}, not {form}: export the model again")
@@ -188,8 +190,9 @@ def _transposed_padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
     total = (axis.size - 1) * axis.stride + axis.extent + axis.output_padding - elements
     if total < 0:
         raise UnsupportedError(
+            "ambiguous output_shape",
             f"its output has {-total} elements more than its input gives, on which programs do not agree; "
-            "export it with explicit pads and output_padding"
+            "export it with explicit pads and output_padding",
         )
     return _split(axis, total, attributes.auto_pad)
 

@@ -103,7 +103,8 @@ class Evaluator:
                 outputs = self._evaluator(operation, opset).run(None, places)
         except Exception as error:  # whatever the library meets: shapes that do not fit, an attribute it does not know
             which, reason = f"{node.op_type} '{node.name or node.output[0]}'", " ".join(str(error).split())
-            raise UnsupportedError(f"a constant that it needs cannot be computed: {which} ({reason})") from error
+            fact = f"a constant that it needs cannot be computed: {which} ({reason})"
+            raise UnsupportedError("constant cannot be computed", fact) from error
         named = [name for name in node.output if name]
         return {name: np.asarray(output) for name, output in zip(named, outputs, strict=True)}
 

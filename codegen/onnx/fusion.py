@@ -121,7 +121,8 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     kernels = product.spec.kernels
     affine = Affine(np.ones(kernels), np.zeros(kernels))
     if not _stays_finite(product, affine):
-        raise UnsupportedError(f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}")
+        fact = f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}"
+        raise UnsupportedError("weights not finite", fact)
     fusion = _Fusion(product, graph, product.output, Axes(product.output_rank, product.channel_axis), affine)
     if product.residual:
         fusion.residual = product.residual

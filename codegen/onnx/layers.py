@@ -14,7 +14,7 @@ from codegen.onnx.input_shapes import MissingShapes
 from codegen.onnx.linear import gemm, matmul
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
 from codegen.onnx.product import Product
-from codegen.onnx.reasons import NOT_COMPILED, UnknownSizeError, UnsupportedError
+from codegen.onnx.reasons import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
 from codegen.onnx.skipped import skipped_layer
 from codegen.spec import SkippedLayer
 
@@ -36,9 +36,9 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
         try:
             yield
         except UnsupportedError as reason:
-            skipped[i] = skipped_layer(nodes[i], names[i], str(reason), graph)
+            skipped[i] = skipped_layer(nodes[i], names[i], reason.kind, str(reason), graph)
         except UnknownSizeError:
-            skipped[i] = skipped_layer(nodes[i], names[i], missing.reason(nodes[i].inputs[0]), graph)
+            skipped[i] = skipped_layer(nodes[i], names[i], UNKNOWN_SIZE, missing.reason(nodes[i].inputs[0]), graph)
         except CheckpointError as error:
             raise CheckpointError(f"layer '{names[i]}': {error}") from error
 
@@ -58,11 +58,13 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
 
 def _product(node: Node, graph: Graph) -> Product:
     if node.owner:
-        raise UnsupportedError(f"it is inside {node.owner}; only the nodes of the main graph are compiled")
+        raise UnsupportedError("in a sub-graph", f"it is inside {node.owner}; only the main graph is compiled")
     if reason := NOT_COMPILED.get(node.operator):
-        raise UnsupportedError(reason)
+        raise UnsupportedError("operator not compiled", reason)
     if node.domain not in ONNX_DOMAINS:
-        raise UnsupportedError(f"it is an operator of the domain '{node.domain}', not ONNX's {node.operator}")
+        raise UnsupportedError(
+            "operator of another domain", f"it is an operator of the domain '{node.domain}', not ONNX's {node.operator}"
+        )
     if not (node.input(0) and node.input(1) and any(node.outputs[:1])):
         raise CheckpointError("it has no weights or no output: export the model again")
     return COMPILED[node.operator](node, graph)

@@ -75,7 +75,8 @@ def matmul(node: Node, graph: Graph) -> Product:
     rank = None if size is None else max(max(len(size), kernel.ndim) - (len(size) == 1) - (kernel.ndim == 1), 0)
     if prod(kernel.shape[:-2]) > 1:
         raise UnsupportedError(
-            f"its weights of the shape {list(kernel.shape)} are several matrices; only one is compiled"
+            "several weight matrices",
+            f"its weights of the shape {list(kernel.shape)} are several matrices; only one is compiled",
         )
     if kernel.size == 0 or kernel.ndim == 0:
         raise CheckpointError(f"its weights have the shape {list(kernel.shape)}, not [C, K]: export the model again")
@@ -120,15 +121,17 @@ def _gemm_bias(operands: Operands, outputs: int, left: bool) -> Doubles:
         return np.broadcast_to(operands.bias.astype(np.float64).ravel(), outputs)
     if not left and len(shape) == 2 and shape[1] in (1, outputs):
         raise UnsupportedError(
-            f"its biases of the shape {list(shape)} differ from row to row; only one row is compiled"
+            "biases differ by row",
+            f"its biases of the shape {list(shape)} differ from row to row; only one row is compiled",
         )
     raise CheckpointError(f"its biases of the shape {list(shape)} do not fit {outputs} kernels: export the model again")
 
 
 def _columns(activation: str, graph: Graph) -> UnsupportedError:
     return UnsupportedError(
+        "weights times columns",
         f"its input {in_words(graph.size(activation))} is multiplied by columns; only rows, or one column, are "
-        "compiled: export it as x * W"
+        "compiled: export it as x * W",
     )
 
 

@@ -72,17 +72,20 @@ def _in_type(constant: np.ndarray, what: str, data_type: DataType) -> FloatArray
     own_type = compiled_type(constant.dtype.name, f"{what} are")
     if own_type not in (data_type, "float32"):
         raise UnsupportedError(
-            f"its input is {data_type} and its {what} {own_type}; only one type for both is compiled"
+            "types differ", f"its input is {data_type} and its {what} {own_type}; only one type for both is compiled"
         )
     values = finite_weights(constant, what)
     if own_type != data_type:
         values = rounded(values.astype(np.float64), data_type)
         if not np.isfinite(values).all():
-            raise UnsupportedError(f"its {what} are too large for the {data_type} of its input")
+            raise UnsupportedError("weights not finite", f"its {what} are too large for the {data_type} of its input")
     return values
 
 
 def _constant(name: str, graph: Graph, what: str) -> np.ndarray:
     if name not in graph.constants:
-        raise UnsupportedError(f"its {what} are computed while the model runs; fold constants before or in the export")
+        raise UnsupportedError(
+            f"{what} computed at run time",
+            f"its {what} are computed while the model runs; fold constants before or in the export",
+        )
     return graph.constants.read(name)

@@ -28,7 +28,15 @@ NOT_COMPILED = {
 
 
 class UnsupportedError(Exception):
-    """Why a node is not compiled, in words."""
+    """Why a node is not compiled: the kind of cause in a few words, equal for equal causes; and all of it."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+UNKNOWN_SIZE = "input size not known"
+"""The kind of cause of an UnknownSizeError."""
 
 
 class UnknownSizeError(Exception):
@@ -38,5 +46,7 @@ class UnknownSizeError(Exception):
 def compiled_type(element_type: str, whose: str) -> DataType:
     """The data type of that name, of what `its weights are`. Raises UnsupportedError for one that is not compiled."""
     if element_type not in DATA_TYPES:
-        raise UnsupportedError(f"its {whose} {element_type}; only {', '.join(DATA_TYPES)} are compiled")
+        raise UnsupportedError(
+            "type not compiled", f"its {whose} {element_type}; only {', '.join(DATA_TYPES)} are compiled"
+        )
     return element_type

@@ -20,12 +20,12 @@ _PLACES = {"QLinearConv": (3,), "QLinearMatMul": (3, 0), "QGemm": (3, 0), "GRU":
 Shape = tuple[int, ...]
 
 
-def skipped_layer(node: Node, name: str, reason: str, graph: Graph) -> SkippedLayer:
+def skipped_layer(node: Node, name: str, kind: str, reason: str, graph: Graph) -> SkippedLayer:
     """What is listed for the node."""
     shapes = _weights_shapes(node, graph)
     weights = sum(map(prod, shapes.values())) or None
     multiply_adds = _multiply_adds(node, graph, shapes, weights) if weights else None
-    return SkippedLayer(name, node.operator, reason, weights, multiply_adds)
+    return SkippedLayer(name, node.operator, reason, weights, multiply_adds, kind)
 
 
 def weights_places(node: Node) -> tuple[int, ...]:

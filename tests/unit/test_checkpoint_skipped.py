@@ -202,3 +202,17 @@ def test_integer_weights_are_named_by_their_type(tmp_path: Path) -> None:
     quantised = helper.make_tensor("v", onnx.TensorProto.INT8, [1, 3, 1, 1], b"\1\2\3", raw=True)
     assert quantised.data_type != FLOAT
     assert "its weights are int8" in skipped_beside_a_layer(tmp_path, conv("odd", ("x", "v"), "z"), [quantised]).reason
+
+
+def test_layers_skipped_for_the_same_cause_say_so_in_the_same_words(tmp_path: Path) -> None:
+    nodes = [conv("good"), *(conv(f"cropped{i}", output=f"z{i}", pads=[-i, 0, 0, 0]) for i in (1, 2))]
+    nodes += [helper.make_node("LSTM", ["g", "c", "c"], ["h"], "recurrent")]
+    proto = model(nodes, [KERNEL, tensor("c", values(2, 2))], inputs=[INPUT, info("g", [2, 2])])
+    skipped = read_checkpoint(save(tmp_path, proto)).skipped
+    assert len({layer.reason for layer in skipped}) == 3
+    assert [layer.kind for layer in skipped] == ["negative padding"] * 2 + ["operator not compiled"]
+
+
+def test_an_unknown_size_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    skipped = skipped_beside_a_layer(tmp_path, conv("odd", ("image", "w"), "z"), (), [info("image", None)])
+    assert skipped.kind == "input size not known"
