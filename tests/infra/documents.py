@@ -12,6 +12,7 @@ import yaml
 from tests.house.tree import ROOT
 
 INFRA = ROOT / "infra"
+SLURM = (INFRA / "slurm.sbatch").read_text()
 KUBERAY = sorted((INFRA / "kuberay").glob("*.yaml"))
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 IMAGE = f"sparse-compile-farm:{VERSION}"
@@ -55,6 +56,7 @@ def commands(program: str) -> set[tuple[str, ...]]:
     paths = [*INFRA.glob("*.yaml"), *KUBERAY]
     told = [text for path in paths for each in yaml.safe_load_all(path.read_text()) for text in texts(each)]
     readme = (INFRA / "README.md").read_text()
+    told += re.findall(rf"\b{program} [^&\n]+", re.sub(r"\\\n|^#.*$", "", SLURM, flags=re.M))
     told += [*re.findall(r"`([^`\n]+)`", readme), *re.findall(r"^    (.+?)(?:  #.*)?$", readme, re.M)]
     pattern = rf"(?:^|[;&(]|\bsetsid|\bexec) *{program}((?: +{WORD})+)"
     return {(program, *re.findall(WORD, call)) for text in told for call in re.findall(pattern, text)}
