@@ -72,3 +72,14 @@ def _number(arch: str) -> int:
     if match is None:
         raise ArchError(f"'{arch}' is not the name of an architecture: they look like sm_90")
     return int(match[1])
+
+
+def runs_on(cubin: str, gpu: str) -> bool:
+    """Whether a GPU of one architecture runs the cubins of another: those of its major version that are not newer.
+
+    Cubins of an architecture's own instructions (sm_90a) run on exactly that one.
+    """
+    made, has = _number(cubin), _number(gpu)
+    if cubin[-1].isalpha():
+        return made == has
+    return made // 10 == has // 10 and made % 10 <= has % 10

@@ -1,4 +1,4 @@
-"""Launches recorded once and replayed as a CUDA graph: PyCUDA has none, so the driver is called by ctypes."""
+"""Launches recorded once and replayed as a CUDA graph: PyCUDA has none of those."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import DeviceError
+from farm.gpu.driver import call, driver
 
 REPLAYS = 9
 """Number of replays; their median is taken."""
@@ -30,16 +29,6 @@ _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED: what other threads do with the driver meanwhile does not end the capture."""
 _EQUAL = 1
 """CU_STREAM_WAIT_VALUE_EQ."""
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuStreamBeginCapture_v2": (ctypes.c_void_p, ctypes.c_int),
-    "cuStreamEndCapture": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
-    "cuGraphInstantiateWithFlags": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_ulonglong),
-    "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
-    "cuGraphExecDestroy": (ctypes.c_void_p,),
-    "cuGraphDestroy": (ctypes.c_void_p,),
-    "cuStreamWaitValue32_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint),
-    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-}
 
 
 def launches_of(microseconds: float, sets: int) -> int:
@@ -61,16 +50,16 @@ class CudaGraph:
         self._stream = stream
         self._executable = ctypes.c_void_p()
         graph = ctypes.c_void_p()
-        _call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        call("cuStreamBeginCapture_v2", stream, _RELAXED)
         try:
             enqueue()
         except BaseException:
-            _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+            driver().cuStreamEndCapture(stream, ctypes.byref(graph))
             _destroy(graph)
             raise
-        _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        call("cuStreamEndCapture", stream, ctypes.byref(graph))
         try:
-            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), graph, 0)
+            call("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), graph, 0)
         finally:
             _destroy(graph)
 
@@ -81,12 +70,12 @@ class CudaGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._executable:
-            _driver().cuGraphExecDestroy(self._executable)
+            driver().cuGraphExecDestroy(self._executable)
             self._executable = ctypes.c_void_p()
 
     def replay(self) -> None:
         """Enqueues it all again; does not wait."""
-        _call("cuGraphLaunch", self._executable, self._stream)
+        call("cuGraphLaunch", self._executable, self._stream)
 
 
 class Gate:
@@ -106,7 +95,7 @@ class Gate:
     def closed(self) -> Iterator[None]:
         """What is enqueued within begins to run after it; nothing within may wait for the GPU. Raises DeviceError."""
         self._flag[0] = 0
-        _call("cuStreamWaitValue32_v2", self._stream, self._address, 1, _EQUAL)
+        call("cuStreamWaitValue32_v2", self._stream, self._address, 1, _EQUAL)
         try:
             yield
         finally:
@@ -116,29 +105,4 @@ class Gate:
 def _destroy(graph: ctypes.c_void_p) -> None:
     """A capture that failed has given none."""
     if graph:
-        _driver().cuGraphDestroy(graph)
-
-
-@lru_cache(maxsize=1)
-def _driver() -> Any:
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"the CUDA driver cannot be loaded ({error}): run this on a machine with a GPU") from None
-    for name, arguments in _SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
-        function.argtypes, function.restype = arguments, ctypes.c_int
-    return library
-
-
-def _call(name: str, *arguments: Any) -> None:
-    driver = _driver()
-    code = getattr(driver, name)(*arguments)
-    if code:
-        said = ctypes.c_char_p()
-        driver.cuGetErrorName(code, ctypes.byref(said))
-        words = said.value.decode() if said.value else f"error {code}"
-        raise DeviceError(f"{name} failed ({words}): the GPU cannot be timed by replaying a CUDA graph")
+        driver().cuGraphDestroy(graph)

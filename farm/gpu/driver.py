@@ -1,0 +1,52 @@
+"""The CUDA driver, called by ctypes: for what PyCUDA lacks, and for programs that have no PyCUDA."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+from codegen.errors import DeviceError
+
+_POINTER = ctypes.c_void_p
+_UNSIGNED = ctypes.c_uint
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuStreamBeginCapture_v2": (_POINTER, ctypes.c_int),
+    "cuStreamEndCapture": (_POINTER, ctypes.POINTER(_POINTER)),
+    "cuGraphInstantiateWithFlags": (ctypes.POINTER(_POINTER), _POINTER, ctypes.c_ulonglong),
+    "cuGraphLaunch": (_POINTER, _POINTER),
+    "cuGraphExecDestroy": (_POINTER,),
+    "cuGraphDestroy": (_POINTER,),
+    "cuStreamWaitValue32_v2": (_POINTER, ctypes.c_uint64, ctypes.c_uint32, _UNSIGNED),
+    "cuModuleLoadData": (ctypes.POINTER(_POINTER), ctypes.c_char_p),
+    "cuModuleUnload": (_POINTER,),
+    "cuModuleGetFunction": (ctypes.POINTER(_POINTER), _POINTER, ctypes.c_char_p),
+    "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
+    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
+@lru_cache(maxsize=1)
+def driver() -> Any:
+    """The library. Raises DeviceError where there is none, or one that is too old."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver cannot be loaded ({error}): run this on a machine with a GPU") from None
+    for name, arguments in _SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    return library
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the driver. Raises DeviceError if it fails."""
+    code = getattr(driver(), name)(*arguments)
+    if code:
+        said = ctypes.c_char_p()
+        driver().cuGetErrorName(code, ctypes.byref(said))
+        words = said.value.decode() if said.value else f"error {code}"
+        raise DeviceError(f"{name} failed ({words})")

@@ -1,0 +1,1 @@
+"""What runs a bundle needs of it: no ledger, no store, no compiler."""

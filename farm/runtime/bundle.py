@@ -1,0 +1,143 @@
+"""A bundle that `farm fetch` wrote, opened: a folder, or one file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from codegen.arch import runs_on
+from codegen.launch import Launch
+from codegen.spec import LayerSpec, spec_from_json
+from farm.errors import UsageError
+
+MANIFEST = "manifest.json"
+NETWORK = "network.onnx"
+SCHEMA_VERSIONS = (2, 3)
+"""Of manifests that this program reads."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One file of a layer, and how it is launched."""
+
+    path: str
+    sha256: str
+    arch: str
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class BundledLayer:
+    """A compiled layer."""
+
+    name: str
+    spec: LayerSpec
+    has_residual: bool
+    cubins: tuple[Cubin, ...]
+    """Of all architectures; those of one together compute the layer, in any order."""
+
+    def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
+        """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too.
+
+        Empty where there are none.
+        """
+        for candidate in sorted({each.arch for each in self.cubins}, key=_number, reverse=True):
+            if runs_on(candidate, arch):
+                return tuple(each for each in self.cubins if each.arch == candidate)
+        return ()
+
+
+class Bundle:
+    """Read-only; its files are read when they are asked for."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Raises UsageError, one line that names the path, for what is no bundle."""
+        self.path = Path(path)
+        self._folder = self.path.is_dir()
+        try:
+            self.manifest: Mapping[str, Any] = json.loads(self._bytes(MANIFEST))
+            version = self.manifest["schema_version"]
+            if version not in SCHEMA_VERSIONS:
+                raise UsageError(
+                    f"{self.path}: its manifest has the version {version}, this program reads "
+                    f"{' and '.join(map(str, SCHEMA_VERSIONS))}: fetch it again with this version of farm"
+                )
+            self.layers = {each["name"]: _layer(each) for each in self.manifest["layers"]}
+        except (FileNotFoundError, BadZipFile, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.path} is no bundle ({error}): farm fetch writes one") from None
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return tuple(self.manifest["archs"])
+
+    @property
+    def network(self) -> bytes:
+        """The model around the layers. Raises UsageError where the bundle has none."""
+        if "network" not in self.manifest:
+            raise UsageError(
+                f"{self.path} holds layers and no network: its job is older than this version of farm; compile it again"
+            )
+        return self.read(NETWORK, self.manifest["network"]["sha256"])
+
+    def cubin(self, cubin: Cubin) -> bytes:
+        """Its bytes. Raises UsageError if they are missing or damaged."""
+        return self.read(cubin.path, cubin.sha256)
+
+    def read(self, name: str, sha256: str) -> bytes:
+        """A file whose digest is known. Raises UsageError if it is missing or damaged."""
+        try:
+            data = self._bytes(name)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.path}: {name} is missing ({error}): fetch the bundle again") from None
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise UsageError(f"{self.path}: {name} is damaged, its digest is not the manifest's: fetch it again")
+        return data
+
+    def files(self) -> dict[str, str]:
+        """Digests by name, of every file but the manifest."""
+        found = {each.path: each.sha256 for layer in self.layers.values() for each in layer.cubins}
+        if "network" in self.manifest:
+            found[NETWORK] = self.manifest["network"]["sha256"]
+        return found
+
+    def damage(self) -> Sequence[str]:
+        """Every file that is missing or damaged, in words."""
+        found = []
+        for name, sha256 in self.files().items():
+            try:
+                self.read(name, sha256)
+            except UsageError as error:
+                found.append(str(error))
+        return found
+
+    def _bytes(self, name: str) -> bytes:
+        """Raises FileNotFoundError and BadZipFile."""
+        if self._folder:
+            return (self.path / name).read_bytes()
+        with ZipFile(self.path) as archive:
+            try:
+                return archive.read(name)
+            except KeyError:
+                raise FileNotFoundError(f"no {name} in it") from None
+
+
+def _layer(value: Mapping[str, Any]) -> BundledLayer:
+    return BundledLayer(
+        value["name"],
+        spec_from_json(value["spec"]),
+        "residual" in value["tensors"],
+        tuple(
+            Cubin(cubin["path"], cubin["sha256"], arch, Launch.from_json(launch))
+            for launch in value["launches"]
+            for arch, cubin in launch["cubins"].items()
+        ),
+    )
+
+
+def _number(arch: str) -> int:
+    return int("".join(filter(str.isdigit, arch)))

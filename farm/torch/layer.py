@@ -1,0 +1,201 @@
+"""A compiled layer on a GPU as an operator of PyTorch: it launches on the current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from codegen.launch import Launch
+from codegen.spec import LayerSpec, Linear
+from farm.errors import UsageError
+from farm.gpu.driver import call, driver
+from farm.runtime.bundle import Bundle, BundledLayer
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ALIGNMENT_BYTES = 16
+"""Of the pointers that a kernel takes."""
+BRANCHES = 8
+"""Parts of a layer run beside each other on so many streams."""
+
+Compute = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""A layer's input and residual to its output, all contiguous and of the layer's type."""
+
+
+class Part:
+    """One kernel of a layer on one GPU."""
+
+    def __init__(self, cubin: bytes, launch: Launch) -> None:
+        """Loads it into the current context. Raises DeviceError."""
+        self._launch = launch
+        self._module = ctypes.c_void_p()
+        self._function = ctypes.c_void_p()
+        call("cuModuleLoadData", ctypes.byref(self._module), cubin)
+        call("cuModuleGetFunction", ctypes.byref(self._function), self._module, launch.kernel.encode())
+
+    def enqueue(self, addresses: dict[str, int], images: int, stream: int) -> None:
+        """Raises DeviceError."""
+        launch = self._launch
+        values = [
+            ctypes.c_int32(images) if name == "images" else ctypes.c_uint64(addresses[name])
+            for name in launch.arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        call(
+            "cuLaunchKernel",
+            self._function,
+            *launch.grid_at(images),
+            *launch.block,
+            launch.shared_bytes,
+            stream,
+            pointers,
+            None,
+        )
+
+
+class GpuLayer:
+    """All parts of a layer; loaded on each GPU when it is first used there. Safe to call from several threads."""
+
+    def __init__(self, bundle: Bundle, layer: BundledLayer) -> None:
+        self._bundle = bundle
+        self._layer = layer
+        least = min(each.launch.images_limit for each in layer.cubins)
+        self._most_images = least // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        """Of one launch: more are launched in slices, which begin at aligned addresses."""
+        self._lock = threading.Lock()
+        self._loaded: dict[int, tuple[Sequence[Part], Sequence[torch.cuda.Stream]]] = {}
+
+    def load(self, device: torch.device) -> None:
+        """Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
+        self._on(device)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        spec = self._layer.spec
+        output = x.new_empty(output_shape(spec, x.shape))
+        images = math.prod(x.shape[:-1]) if isinstance(spec, Linear) else x.shape[0]
+        if images == 0:
+            return output
+        tensors = {"input": x, "output": output} | ({} if residual is None else {"residual": residual})
+        parts, others = self._on(x.device)
+        most = self._most_images
+        with torch.cuda.device(x.device):
+            for start in range(0, images, most):
+                count = min(most, images - start)
+                addresses = {
+                    name: each.data_ptr() + start * (each.numel() // images) * each.element_size()
+                    for name, each in tensors.items()
+                }
+                _enqueue(parts, others, addresses, count)
+        return output
+
+    def _on(self, device: torch.device) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with self._lock:
+            if index not in self._loaded:
+                self._loaded[index] = self._load(index)
+            return self._loaded[index]
+
+    def _load(self, index: int) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
+        major, minor = torch.cuda.get_device_capability(index)
+        cubins = self._layer.cubins_for(f"sm_{major}{minor}")
+        if not cubins:
+            raise UsageError(
+                f"{self._bundle.path} has {', '.join(self._bundle.archs)} and none of it runs on "
+                f"{torch.cuda.get_device_name(index)} (sm_{major}{minor}): "
+                f"compile the model with --arch sm_{major}{minor} and fetch it again"
+            )
+        driver()
+        with torch.cuda.device(index):
+            torch.cuda.current_stream().synchronize()  # so that torch has made its context, which modules load into
+            parts = [Part(self._bundle.cubin(each), each.launch) for each in cubins]
+            others = [torch.cuda.Stream(index) for _ in range(min(len(parts), BRANCHES) - 1)]
+        return parts, others
+
+
+def _enqueue(
+    parts: Sequence[Part], others: Sequence[torch.cuda.Stream], addresses: dict[str, int], images: int
+) -> None:
+    """To the current stream it is one launch: parts begin after what the stream has, what follows waits for all."""
+    current = torch.cuda.current_stream()
+    if others:
+        begin = current.record_event()
+        for other in others:
+            other.wait_event(begin)
+    streams = (current, *others)
+    for i, part in enumerate(parts):
+        part.enqueue(addresses, images, streams[i % len(streams)].cuda_stream)
+    for other in others:
+        current.wait_event(other.record_event())
+
+
+def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
+    """Of a layer's output for an input of that shape."""
+    if isinstance(spec, Linear):
+        return [*shape[:-1], spec.outputs]
+    rank = len(shape)
+    return [shape[0], *spec.output_shape] if rank == 4 else [shape[0], spec.output_shape[0], spec.output_shape[2]]
+
+
+_LIBRARY = torch.library.Library("farm", "DEF")
+_LIBRARY.define("layer(Tensor x, Tensor? residual, int number) -> Tensor")
+_layers: dict[int, tuple[BundledLayer, Compute]] = {}
+"""By the number that the operator is called with: an operator takes tensors and numbers only."""
+_numbers = itertools.count()
+
+
+def register(layer: BundledLayer, compute: Compute) -> int:
+    """Makes a layer known; gives the number that `torch.ops.farm.layer` is called with."""
+    number = next(_numbers)
+    _layers[number] = layer, compute
+    return number
+
+
+def forget(number: int) -> None:
+    """Lets go of a layer that no module calls any more."""
+    _layers.pop(number, None)
+
+
+def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int) -> torch.Tensor:
+    layer, compute = _layers[number]
+    x = _checked(layer, "input", x)
+    if residual is not None:
+        residual = _checked(layer, "residual", residual)
+        if list(residual.shape) != output_shape(layer.spec, x.shape):
+            raise ValueError(
+                f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
+                f"{output_shape(layer.spec, x.shape)}"
+            )
+    return compute(x, residual)
+
+
+def _fake(x: torch.Tensor, _residual: torch.Tensor | None, number: int) -> torch.Tensor:
+    return x.new_empty(output_shape(_layers[number][0].spec, x.shape))
+
+
+def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous and aligned, copied where it is not. Raises TypeError and ValueError, in words."""
+    spec, wanted = layer.spec, DTYPES[layer.spec.data_type]
+    if tensor.dtype != wanted:
+        raise TypeError(f"layer {layer.name} takes {spec.data_type} and its {what} is {tensor.dtype}: convert it")
+    if what == "input":
+        given = list(tensor.shape)
+        fits = given[-1] == spec.inputs if isinstance(spec, Linear) else _is_image(spec, given)
+        if not fits:
+            shown = f"[..., {spec.inputs}]" if isinstance(spec, Linear) else str(["N", *spec.input_shape])
+            raise ValueError(f"layer {layer.name} was compiled for inputs of {shown} and is given {given}")
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
+
+
+def _is_image(spec: Any, shape: list[int]) -> bool:
+    channels, height, width = spec.input_shape
+    return shape[1:] == [channels, height, width] or (height == 1 and shape[1:] == [channels, width])
+
+
+_LIBRARY.impl("layer", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("farm::layer", _fake)

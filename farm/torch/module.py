@@ -1,0 +1,129 @@
+"""A bundle as a module: the compiled layers as operators, the rest of the network in PyTorch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx, nn
+
+from codegen.errors import DeviceError
+from codegen.onnx.network import Network, NetworkNode, read_network
+from farm.errors import UsageError
+from farm.runtime.bundle import Bundle, BundledLayer
+from farm.torch.layer import Compute, GpuLayer, forget, register
+from farm.torch.operators import OPERATORS, PARAMETERS
+
+MOST_PARAMETERS = 64
+"""Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
+
+
+def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
+    """The network of a bundle, a folder or a file that `farm fetch` wrote, on a GPU.
+
+    It takes what the ONNX model takes, in the order of its inputs, and gives its output, or a tuple of them; any batch
+    size. Compiled layers run on the current stream. For inference: gradients do not pass. Raises UsageError for what
+    is no bundle, for a network with operators that this program does not run, and for a GPU that the bundle has no
+    code for; DeviceError where there is no GPU.
+    """
+    bundle = Bundle(path)
+    network = read_network(bundle.network)
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        raise DeviceError(
+            f"compiled layers run on NVIDIA GPUs only and {'there is none here' if where.type == 'cuda' else where}: "
+            "give a CUDA device, or check the driver with nvidia-smi"
+        )
+    layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
+    for layer in layers.values():
+        layer.load(where)
+    return module_of(network, bundle.layers, dict(layers)).to(where).eval()
+
+
+def module_of(network: Network, layers: Mapping[str, BundledLayer], compute: Mapping[str, Compute]) -> fx.GraphModule:
+    """A network whose compiled layers are computed by given functions. Raises UsageError."""
+    unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in OPERATORS})
+    if unknown:
+        raise UsageError(f"farm.torch does not run {', '.join(unknown)}: use another runtime for the network around")
+    return _Builder(network, layers, compute).module()
+
+
+class _Builder:
+    """Writes the network as a graph of PyTorch's calls."""
+
+    def __init__(self, network: Network, layers: Mapping[str, BundledLayer], compute: Mapping[str, Compute]) -> None:
+        self._network = network
+        self._layers = layers
+        self._compute = compute
+        self._root = nn.Module()
+        self._graph = fx.Graph()
+        self._values: dict[str, fx.Node] = {}
+        self._numbers: list[int] = []
+        self._buffers = 0
+
+    def module(self) -> fx.GraphModule:
+        network, graph = self._network, self._graph
+        for i, each in enumerate(network.inputs):
+            self._values[each.name] = graph.placeholder(f"input_{i}")
+        for node in network.nodes:
+            made = self._layer(node) if node.layer else self._operator(node)
+            if len(node.outputs) == 1:
+                self._values[node.outputs[0]] = made
+            else:
+                for i, name in enumerate(node.outputs):
+                    if name:
+                        self._values[name] = graph.call_function(_item, (made, i))
+        outputs = [self._tensor(each.name) for each in network.outputs]
+        graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
+        module = fx.GraphModule(self._root, graph, "FarmNetwork")
+        weakref.finalize(module, _forget_all, tuple(self._numbers))
+        return module
+
+    def _layer(self, node: NetworkNode) -> fx.Node:
+        number = register(self._layers[node.layer], self._compute[node.layer])
+        self._numbers.append(number)
+        x, *residual = (self._tensor(name) for name in node.inputs)
+        return self._graph.call_function(torch.ops.farm.layer.default, (x, residual[0] if residual else None, number))
+
+    def _operator(self, node: NetworkNode) -> fx.Node:
+        places = PARAMETERS.get(node.operator, ())
+        arguments = [
+            None if not name else self._parameter(name) if i in places else self._tensor(name)
+            for i, name in enumerate(node.inputs)
+        ]
+        more = {"opset": self._network.opset, "outputs": len(node.outputs)}
+        attributes = {
+            name: self._stored(value) if isinstance(value, np.ndarray) else value
+            for name, value in node.attributes.items()
+        }
+        return self._graph.call_function(OPERATORS[node.operator], tuple(arguments), {**attributes, **more})
+
+    def _parameter(self, name: str) -> object:
+        """Numbers, where they are known now."""
+        constant = self._network.constants.get(name)
+        return self._tensor(name) if constant is None or constant.size > MOST_PARAMETERS else constant.tolist()
+
+    def _tensor(self, name: str) -> fx.Node:
+        if name not in self._values:
+            self._values[name] = self._stored(self._network.constants[name])
+        return self._values[name]
+
+    def _stored(self, constant: NDArray[Any]) -> fx.Node:
+        self._buffers += 1
+        name = f"constant_{self._buffers}"
+        self._root.register_buffer(name, torch.from_numpy(np.array(constant)), persistent=False)
+        return self._graph.get_attr(name)
+
+
+def _item(values: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
+    return values[number]
+
+
+def _forget_all(numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        forget(number)

@@ -1,0 +1,245 @@
+"""ONNX's operators that give tensors other shapes or places, in PyTorch: see operators.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import functional
+
+T: TypeAlias = torch.Tensor
+Numbers: TypeAlias = Sequence[int] | T | None
+
+
+def numbers(values: Numbers) -> list[int]:
+    """Shapes, axes and the like, known before or computed."""
+    if values is None:
+        return []
+    listed = values.tolist() if isinstance(values, torch.Tensor) else values
+    return [int(each) for each in listed] if isinstance(listed, Sequence) else [int(listed)]
+
+
+def number(value: Any) -> Any:
+    """A scalar, or None."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    while isinstance(value, Sequence) and not isinstance(value, str):
+        value = value[0] if value else None
+    return value
+
+
+def shape(x: T, start: int = 0, end: int | None = None, **_: Any) -> T:
+    """Shape."""
+    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
+
+
+def size(x: T, **_: Any) -> T:
+    """Size."""
+    return torch.tensor(x.numel(), dtype=torch.int64)
+
+
+def constant_of_shape(shape: Numbers, value: T | None = None, **_: Any) -> T:
+    """ConstantOfShape."""
+    if value is None:
+        return torch.zeros(numbers(shape))
+    return torch.full(numbers(shape), value.reshape(-1)[0].item(), dtype=value.dtype)
+
+
+def reshape(x: T, shape: Numbers, allowzero: int = 0, **_: Any) -> T:
+    """Reshape."""
+    sizes = numbers(shape)
+    if not allowzero:
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def flatten(x: T, axis: int = 1, **_: Any) -> T:
+    """Flatten."""
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), -1) if x.numel() else x.reshape(math.prod(x.shape[:axis]), 0)
+
+
+def transpose(x: T, perm: Sequence[int] | None = None, **_: Any) -> T:
+    """Transpose."""
+    return x.permute(*(perm if perm is not None else range(x.ndim - 1, -1, -1)))
+
+
+def squeeze(x: T, axes: Numbers = None, **_: Any) -> T:
+    """Squeeze."""
+    chosen = numbers(axes)
+    return x.squeeze(tuple(chosen)) if chosen else x.squeeze()
+
+
+def unsqueeze(x: T, axes: Numbers = None, **_: Any) -> T:
+    """Unsqueeze."""
+    chosen = numbers(axes)
+    rank = x.ndim + len(chosen)
+    for axis in sorted(each % rank for each in chosen):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def concat(*inputs: T, axis: int, **_: Any) -> T:
+    """Concat."""
+    return torch.cat(inputs, axis)
+
+
+def split(
+    x: T, split: Numbers = None, axis: int = 0, num_outputs: int | None = None, outputs: int = 1, **_: Any
+) -> tuple[T, ...] | T:
+    """Split; one tensor, not a tuple, for a node with one output."""
+    count = num_outputs or outputs
+    sizes = numbers(split)
+    if not sizes:
+        each = -(-x.shape[axis] // count)
+        sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
+    parts = torch.split(x, sizes, axis)
+    return parts if outputs > 1 else parts[0]
+
+
+def slice_of(
+    x: T,
+    starts: Numbers = None,
+    ends: Numbers = None,
+    axes: Numbers = None,
+    steps: Numbers = None,
+    **_: Any,
+) -> T:
+    """Slice."""
+    begins, stops = numbers(starts), numbers(ends)
+    chosen = numbers(axes) or list(range(len(begins)))
+    strides = numbers(steps) or [1] * len(begins)
+    for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
+        taken = range(x.shape[axis])[slice(begin, stop if abs(stop) < 2**31 - 1 or stride > 0 else None, stride)]
+        if stride > 0:
+            first, last = (taken[0], taken[-1] + 1) if taken else (0, 0)
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(first, last, stride),)]
+        else:
+            x = x.index_select(axis, torch.tensor(list(taken), device=x.device, dtype=torch.int64))
+    return x
+
+
+def gather(x: T, indices: T, axis: int = 0, **_: Any) -> T:
+    """Gather."""
+    axis %= x.ndim
+    indices = indices.to(x.device)
+    chosen = torch.where(indices < 0, indices + x.shape[axis], indices)
+    taken = x.index_select(axis, chosen.reshape(-1))
+    return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def expand(x: T, shape: Numbers, **_: Any) -> T:
+    """Expand."""
+    return x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape))))
+
+
+def tile(x: T, repeats: Numbers, **_: Any) -> T:
+    """Tile."""
+    return x.repeat(numbers(repeats))
+
+
+def pad(
+    x: T, pads: Numbers = None, value: Any = None, axes: Numbers = None, mode: str = "constant", **attributes: Any
+) -> T:
+    """Pad."""
+    widths = numbers(pads)
+    fill = number(value)
+    if fill is None:
+        fill = attributes.get("value", 0)
+    chosen = [axis % x.ndim for axis in numbers(axes)] or list(range(x.ndim))
+    begins, ends = [0] * x.ndim, [0] * x.ndim
+    for i, axis in enumerate(chosen):
+        begins[axis], ends[axis] = widths[i], widths[i + len(chosen)]
+    if mode == "constant":
+        return functional.pad(x, [n for i in reversed(range(x.ndim)) for n in (begins[i], ends[i])], value=fill)
+    for axis in range(x.ndim):
+        if begins[axis] or ends[axis]:
+            places = _padded_places(x.shape[axis], begins[axis], ends[axis], mode)
+            x = x.index_select(axis, torch.tensor(places, device=x.device))
+    return x
+
+
+def _padded_places(size: int, begin: int, end: int, mode: str) -> list[int]:
+    """Which element of an axis stands in each place of the padded one."""
+    places = range(-begin, size + end)
+    if mode == "edge":
+        return [min(max(place, 0), size - 1) for place in places]
+    if mode == "wrap":
+        return [place % size for place in places]
+    period = max(1, 2 * (size - 1))
+    return [min(place % period, period - place % period) for place in places]
+
+
+def resize(
+    x: T,
+    _roi: Any = None,
+    scales: Any = None,
+    sizes: Numbers = None,
+    mode: str = "nearest",
+    coordinate_transformation_mode: str = "half_pixel",
+    nearest_mode: str = "round_prefer_floor",
+    **more: Any,
+) -> T:
+    """Resize, of nearest and linear mode. Raises NotImplementedError for what else there is."""
+    given = numbers(sizes)
+    factors = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
+    if more.get("axes") is not None or more.get("antialias") or (given and more.get("keep_aspect_ratio_policy")):
+        raise NotImplementedError("Resize with axes, antialias or an aspect ratio policy is not run by farm.torch")
+    target = given or [math.floor(size * factor) for size, factor in zip(x.shape, factors, strict=True)]
+    known = dict(enumerate(factors)) if not given else {}
+    for axis in range(x.ndim):
+        if target[axis] != x.shape[axis]:
+            scale = known.get(axis, target[axis] / x.shape[axis])
+            x = _resize_axis(x, axis, target[axis], scale, mode, coordinate_transformation_mode, nearest_mode)
+    return x
+
+
+def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinates: str, nearest: str) -> T:
+    """One axis to a new size; ONNX's interpolation is separable."""
+    place = torch.arange(size, device=x.device, dtype=torch.float64)
+    old = x.shape[axis]
+    if coordinates == "asymmetric":
+        source = place / scale
+    elif coordinates == "align_corners":
+        source = place * ((old - 1) / (scale * old - 1) if size > 1 else 0.0)
+    elif coordinates == "pytorch_half_pixel" and size == 1:
+        source = place * 0
+    elif coordinates in ("half_pixel", "pytorch_half_pixel"):
+        source = (place + 0.5) / scale - 0.5
+    else:
+        raise NotImplementedError(f"Resize by {coordinates} is not run by farm.torch")
+    if mode == "nearest":
+        rounded = {
+            "round_prefer_floor": lambda s: torch.ceil(s - 0.5),
+            "round_prefer_ceil": lambda s: torch.floor(s + 0.5),
+            "floor": torch.floor,
+            "ceil": torch.ceil,
+        }[nearest](source)
+        return x.index_select(axis, rounded.clamp(0, old - 1).long())
+    if mode != "linear":
+        raise NotImplementedError(f"Resize with mode {mode} is not run by farm.torch")
+    low = torch.floor(source)
+    share = (source - low).to(x.dtype)
+    share = share.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    first = x.index_select(axis, low.clamp(0, old - 1).long())
+    second = x.index_select(axis, (low + 1).clamp(0, old - 1).long())
+    return first * (1 - share) + second * share
+
+
+def depth_to_space(x: T, blocksize: int, mode: str = "DCR", **_: Any) -> T:
+    """DepthToSpace."""
+    n, c, h, w = x.shape
+    if mode == "CRD":
+        return functional.pixel_shuffle(x, blocksize)
+    x = x.reshape(n, blocksize, blocksize, c // blocksize**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    return x.reshape(n, c // blocksize**2, h * blocksize, w * blocksize)
+
+
+def space_to_depth(x: T, blocksize: int, mode: str = "DCR", **_: Any) -> T:
+    """SpaceToDepth."""
+    n, c, h, w = x.shape
+    blocks = x.reshape(n, c, h // blocksize, blocksize, w // blocksize, blocksize)
+    x = blocks.permute(0, 1, 3, 5, 2, 4) if mode == "CRD" else blocks.permute(0, 3, 5, 1, 2, 4)
+    return x.reshape(n, c * blocksize**2, h // blocksize, w // blocksize)

@@ -1,0 +1,154 @@
+"""A bundle as a PyTorch module on a GPU computes what its model does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.networks import alexnet_cifar10, lenet5, mlp, write_network  # noqa: E402 - after the check for torch
+from codegen.networks.small import small_resnet  # noqa: E402
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
+from codegen.toolchain import Toolchain  # noqa: E402
+from farm.api import Farm  # noqa: E402
+from farm.errors import UsageError  # noqa: E402
+from farm.gpu.device import Device  # noqa: E402
+from farm.jobs import BuildOptions, Status  # noqa: E402
+from farm.runtime.bundle import Bundle  # noqa: E402
+from farm.testing import laptop_settings  # noqa: E402
+from farm.torch import load  # noqa: E402
+
+NETWORKS = {
+    "lenet5": (lenet5, (1, 28, 28)),
+    "alexnet_cifar10": (alexnet_cifar10, (3, 32, 32)),
+    "mlp": (mlp, (1, 28, 28)),
+    "resnet18": (lambda sparsity, seed: small_resnet(sparsity, seed, width=16), (3, 224, 224)),
+}
+
+
+@pytest.fixture(scope="module")
+def fetched(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of the networks, each a folder and a file, beside their models."""
+    folder = tmp_path_factory.mktemp("networks")
+    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas, jobs=16)
+    with Farm.open(settings) as farm:
+        for name, (network, _) in NETWORKS.items():
+            write_network(folder / f"{name}.onnx", network(0.9, 0))
+            (job,) = farm.compile([read_checkpoint(folder / f"{name}.onnx")], BuildOptions((device.arch,)))
+            assert job.status is Status.SUCCEEDED, job.reason
+            farm.fetch(job.id, folder / name)
+            farm.fetch(job.id, folder / f"{name}.farm")
+    return folder
+
+
+def expected(folder: Path, name: str, x: np.ndarray) -> np.ndarray:
+    """By onnx's evaluator, or onnxruntime where it is installed."""
+    try:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+        [output] = session.run(None, {"input": x})
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        [output] = ReferenceEvaluator(str(folder / f"{name}.onnx")).run(None, {"input": x})
+    return np.asarray(output)
+
+
+def inputs(name: str, batch: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, *NETWORKS[name][1]), np.float32)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 9])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_computes_what_its_model_does(fetched: Path, name: str, batch: int) -> None:
+    net = load(fetched / name)
+    x = inputs(name, batch)
+    with torch.inference_mode():
+        found = net(torch.from_numpy(x).cuda()).cpu().numpy()
+    np.testing.assert_allclose(found, expected(fetched, name, x), rtol=1e-3, atol=1e-4)
+
+
+def test_one_file_loads_like_the_folder(fetched: Path) -> None:
+    x = torch.from_numpy(inputs("lenet5", 4)).cuda()
+    with torch.inference_mode():
+        torch.testing.assert_close(load(fetched / "lenet5.farm")(x), load(fetched / "lenet5")(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+def test_a_network_runs_in_a_cuda_graph_on_other_inputs_too(fetched: Path, name: str) -> None:
+    net = load(fetched / name)
+    x = torch.from_numpy(inputs(name, 3)).cuda()
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            net(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = net(x)
+        for seed in (1, 2):
+            x.copy_(torch.from_numpy(inputs(name, 3, seed)))
+            graph.replay()
+            torch.testing.assert_close(output, net(x), rtol=0, atol=0)
+
+
+def test_a_network_runs_on_the_stream_that_is_current(fetched: Path) -> None:
+    net = load(fetched / "resnet18")
+    given = torch.from_numpy(inputs("resnet18", 2)).cuda()
+    with torch.inference_mode():
+        wanted = net(given)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                x = given * 1.0
+                output = net(x)
+        stream.synchronize()
+    torch.testing.assert_close(output, wanted, rtol=0, atol=0)
+
+
+def test_a_compiled_network_computes_the_same(fetched: Path) -> None:
+    net = load(fetched / "alexnet_cifar10")
+    x = torch.from_numpy(inputs("alexnet_cifar10", 4)).cuda()
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.compile(net)(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_more_images_than_one_launch_takes_are_launched_in_slices(
+    fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = load(fetched / "lenet5")
+    x = torch.from_numpy(inputs("lenet5", 50)).cuda()
+    with torch.inference_mode():
+        wanted = net(x)
+        from farm.torch import layer
+
+        for _, compute in layer._layers.values():
+            monkeypatch.setattr(compute, "_most_images", 16)
+        torch.testing.assert_close(net(x), wanted, rtol=0, atol=0)
+
+
+def test_a_batch_of_no_images_gives_no_outputs(fetched: Path) -> None:
+    with torch.inference_mode():
+        assert load(fetched / "lenet5")(torch.empty(0, 1, 28, 28, device="cuda")).shape == (0, 10)
+
+
+def test_a_bundle_without_code_for_this_gpu_says_what_to_compile(fetched: Path, device: Device) -> None:
+    bundle = Bundle(fetched / "lenet5")
+    text = (fetched / "lenet5" / "manifest.json").read_text()
+    other = "sm_120" if device.arch != "sm_120" else "sm_90"
+    strange = fetched / "strange"
+    strange.mkdir()
+    for path in (fetched / "lenet5").rglob("*"):
+        if path.is_file():
+            target = strange / path.relative_to(fetched / "lenet5")
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    (strange / "manifest.json").write_text(text.replace(f'"{device.arch}"', f'"{other}"'))
+    assert bundle.archs == (device.arch,)
+    with pytest.raises(UsageError, match=f"none of it runs on .*: compile the model with --arch {device.arch}"):
+        load(strange)

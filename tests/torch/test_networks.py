@@ -1,0 +1,113 @@
+"""Whole networks as modules: the compiled layers played by the reference, the rest in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.errors import DeviceError  # noqa: E402 - after the check for torch
+from codegen.layers import Checkpoint, Layer  # noqa: E402
+from codegen.networks import NETWORKS, write_network  # noqa: E402
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
+from codegen.onnx.network import read_network  # noqa: E402
+from codegen.reference import layer_output  # noqa: E402
+from codegen.spec import Linear  # noqa: E402
+from farm.errors import UsageError  # noqa: E402
+from farm.runtime.bundle import BundledLayer  # noqa: E402
+from farm.torch import load  # noqa: E402
+from farm.torch.layer import output_shape  # noqa: E402
+from farm.torch.module import module_of  # noqa: E402
+from tests.torch.bundles import fetched  # noqa: E402
+
+SHAPES = {
+    "lenet5": (1, 28, 28),
+    "alexnet_cifar10": (3, 32, 32),
+    "mlp": (1, 28, 28),
+}
+
+
+def played(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """What the layer's kernels compute."""
+    spec = layer.spec
+    shape = output_shape(spec, x.shape)
+    rows = (-1, spec.inputs) if isinstance(spec, Linear) else (len(x), *spec.input_shape)
+    outputs = (-1, spec.outputs) if isinstance(spec, Linear) else (len(x), *spec.output_shape)
+    added = None if residual is None else residual.numpy().reshape(outputs)
+    computed = layer_output(spec, layer.weights, x.numpy().reshape(rows), residual=added)
+    return torch.from_numpy(computed.astype(np.float32).reshape(shape))
+
+
+def module_read(tmp_path: Path, name: str, batch: int) -> tuple[torch.nn.Module, onnx.ModelProto, np.ndarray]:
+    path = tmp_path / "net.onnx"
+    write_network(path, NETWORKS[name](0.9, 0))
+    checkpoint: Checkpoint = read_checkpoint(path)
+    assert checkpoint.rest is not None
+    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
+    module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
+    x = np.random.default_rng(0).standard_normal((batch, *SHAPES[name]), np.float32)
+    return module, onnx.load(path), x
+
+
+@pytest.mark.parametrize(("name", "batch"), [("lenet5", 1), ("lenet5", 3), ("alexnet_cifar10", 2), ("mlp", 5)])
+def test_a_network_computes_what_its_model_does(tmp_path: Path, name: str, batch: int) -> None:
+    import onnxruntime
+
+    module, model, x = module_read(tmp_path, name, batch)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    [expected] = session.run(None, {"input": x})
+    with torch.inference_mode():
+        found = module(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_can_be_exported_with_its_layers_as_operators(tmp_path: Path) -> None:
+    module, _, x = module_read(tmp_path, "lenet5", 2)
+    program = torch.export.export(module, (torch.from_numpy(x),))
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert called.count(torch.ops.farm.layer.default) == 4
+    found = program.module()(torch.from_numpy(x))
+    torch.testing.assert_close(found, module(torch.from_numpy(x)))
+
+
+def test_a_layer_refuses_what_it_was_not_compiled_for(tmp_path: Path) -> None:
+    module, _, x = module_read(tmp_path, "lenet5", 2)
+    with pytest.raises(TypeError, match=r"layer conv1 takes float32 and its input is torch\.float64: convert it"):
+        module(torch.from_numpy(x).double())
+    with pytest.raises(ValueError, match=r"layer conv1 was compiled for inputs of \['N', 1, 28, 28\] and is given"):
+        module(torch.from_numpy(x)[:, :, :27])
+
+
+def test_inputs_that_are_not_contiguous_are_copied(tmp_path: Path) -> None:
+    module, _, x = module_read(tmp_path, "alexnet_cifar10", 2)
+    given = torch.from_numpy(x)
+    turned = given.to(memory_format=torch.channels_last)
+    assert not turned.is_contiguous()
+    torch.testing.assert_close(module(turned), module(given))
+
+
+def test_operators_that_are_not_run_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    write_network(path, NETWORKS["lenet5"](0.9, 0))
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.rest is not None
+    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    strange = replace(network, nodes=tuple(replace(each, operator="Grid" + each.operator) for each in network.nodes))
+    with pytest.raises(UsageError, match=r"farm\.torch does not run GridFlatten, GridMaxPool: use another runtime"):
+        module_of(strange, {}, {})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_loading_says_so(tmp_path: Path) -> None:
+    bundle = fetched(tmp_path)
+    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only and there is none here"):
+        load(bundle)
+    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only and cpu"):
+        load(bundle, device="cpu")

@@ -1,0 +1,110 @@
+"""Each operator that farm.torch runs beside compiled layers, on the cases that the onnx package tests backends with."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.onnx.network import Network, NetworkNode  # noqa: E402 - after the check for torch
+from codegen.onnx.rest import Tensor  # noqa: E402
+from farm.torch.module import module_of  # noqa: E402
+from farm.torch.operators import OPERATORS  # noqa: E402
+
+LEFT_OUT = (
+    "maxpool_with_argmax",  # their second output is not computed
+    "resize_tf_crop",
+    "resize_downsample_scales_cubic",
+    "resize_downsample_sizes_cubic",
+    "resize_upsample_scales_cubic",
+    "resize_upsample_sizes_cubic",
+    "antialias",
+    "not_larger",
+    "not_smaller",
+    "axes_2_3",
+    "axes_3_2",
+    "half_pixel_symmetric",
+    "dropout_default_mask",
+    "training_dropout",
+    "to_STRING",
+    "from_STRING",
+    "string",
+    "training_mode",
+    "empty_set",
+    "reduce_max_bool",
+    "reduce_min_bool",
+    "layer_normalization_2d_axis",  # with three outputs
+    "layer_normalization_3d_axis",
+    "layer_normalization_4d_axis",
+    "layer_normalization_default_axis",
+)
+
+ROUNDED = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}
+"""The package writes their outputs with four digits."""
+
+
+def _cases() -> dict[str, Any]:
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of casts that overflow, as they should
+        for module in iter_modules(node.__path__):
+            import_module(f"{node.__name__}.{module.name}")
+    wanted = {}
+    for case in node._NodeTestCases:
+        nodes = case.model.graph.node
+        known = len(nodes) == 1 and nodes[0].op_type in OPERATORS and nodes[0].domain == ""
+        if known and not any(part in case.name for part in LEFT_OUT) and _has_plain_types(case.model):
+            wanted[case.name] = case
+    return wanted
+
+
+def _has_plain_types(model: onnx.ModelProto) -> bool:
+    plain = {1, 6, 7, 9, 10, 11}
+    values = [*model.graph.input, *model.graph.output]
+    return all(value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in plain for value in values)
+
+
+CASES = _cases()
+
+
+def network_of(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Network:
+    [node] = model.graph.node
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, onnx.TensorProto):
+            value = numpy_helper.to_array(value)
+        attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    made = NetworkNode(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
+    inputs = tuple(Tensor(each.name, "", ()) for each in model.graph.input if each.name not in constants)
+    outputs = tuple(Tensor(each.name, "", ()) for each in model.graph.output)
+    return Network((made,), constants, inputs, outputs, model.opset_import[0].version)
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_computes_what_onnx_says(name: str, constant: bool) -> None:
+    model = CASES[name].model
+    for inputs, expected in CASES[name].data_sets:
+        arrays = [numpy_helper.to_array(each) if isinstance(each, onnx.TensorProto) else each for each in inputs]
+        wanted = [numpy_helper.to_array(each) if isinstance(each, onnx.TensorProto) else each for each in expected]
+        given = dict(zip([each.name for each in model.graph.input], arrays, strict=True))
+        constants = dict(list(given.items())[1:]) if constant else {}
+        module = module_of(network_of(model, constants), {}, {})
+        with torch.inference_mode():
+            left = [value for each, value in given.items() if each not in constants]
+            found = module(*(torch.from_numpy(np.array(value)) for value in left))
+        outputs = found if isinstance(found, tuple) else (found,)
+        for output, values in zip(outputs, wanted, strict=True):
+            tolerance = 1e-3 if name in ROUNDED else 1e-2 if np.asarray(values).dtype == np.float16 else 1e-5
+            np.testing.assert_allclose(output.numpy(), values, rtol=tolerance, atol=tolerance)
+            assert output.shape == np.asarray(values).shape
