@@ -111,6 +111,7 @@ def test_a_network_runs_on_the_stream_that_is_current(fetched: Path) -> None:
     torch.testing.assert_close(output, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # within torch
 def test_a_compiled_network_computes_the_same(fetched: Path) -> None:
     net = load(fetched / "alexnet_cifar10")
     x = torch.from_numpy(inputs("alexnet_cifar10", 4)).cuda()
