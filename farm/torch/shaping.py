@@ -58,7 +58,7 @@ def reshape(x: T, shape: Numbers, allowzero: int = 0, **_: Any) -> T:
 def flatten(x: T, axis: int = 1, **_: Any) -> T:
     """Flatten."""
     axis = axis + x.ndim if axis < 0 else axis
-    return x.reshape(math.prod(x.shape[:axis]), -1) if x.numel() else x.reshape(math.prod(x.shape[:axis]), 0)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def transpose(x: T, perm: Sequence[int] | None = None, **_: Any) -> T:

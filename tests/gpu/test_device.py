@@ -15,8 +15,9 @@ from codegen.data_types import from_float32, to_float32
 from codegen.errors import DeviceError
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import stream_count
-from codegen.spec import LayerSpec, Linear
+from codegen.operators import products_together, stream_count
+from codegen.reference import error_bound
+from codegen.spec import Activation, LayerSpec, Linear
 from codegen.tiling import Part
 from codegen.verify import Verification, poisoned, random_input, random_residual
 from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
@@ -79,7 +80,9 @@ def test_layers_of_networks_are_right_with_the_tiling_and_parts_chosen_for_them(
 
 @pytest.mark.parametrize("virtual_arch", ["compute_75", "compute_80"])
 @pytest.mark.parametrize("name", ODD_LAYERS)
-def test_the_gpu_and_the_emulator_agree_bit_for_bit(name: str, virtual_arch: str, workbench: Workbench) -> None:
+def test_the_gpu_and_the_emulator_agree_bit_for_bit_but_where_the_gpu_approximates(
+    name: str, virtual_arch: str, workbench: Workbench
+) -> None:
     odd = ODD_LAYERS[name]
     (kernel,) = workbench.kernels(
         odd.spec, odd.tiling, weights_of(odd.spec, 0.8), whole(odd.spec, odd.tiling), virtual_arch
@@ -101,8 +104,17 @@ def test_the_gpu_and_the_emulator_agree_bit_for_bit(name: str, virtual_arch: str
     )
     output = workbench.device.run_layer(workbench.cubins([kernel]), x, odd.spec.output_shape, residual)
     found, wanted = (to_float32(each, odd.spec.data_type) for each in (output, expected))
-    assert np.isfinite(wanted).any()
-    np.testing.assert_array_equal(found, wanted)
+    finite = np.isfinite(wanted)
+    assert finite.any()
+    if any(isinstance(step, Activation) for step in odd.spec.epilogue):
+        # ex2.approx and rcp.approx are a GPU's own: both results are within the bound, so they are within two of it.
+        weights = weights_of(odd.spec, 0.8)
+        together = products_together(weights, odd.tiling)
+        bound = error_bound(odd.spec, weights, x, residual=residual, products_together=together)
+        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        assert (np.abs(found - wanted)[finite] <= 2 * bound[finite]).all()
+    else:
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_wrong_weight_is_noticed(workbench: Workbench) -> None:
