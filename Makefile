@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test services test-cluster test-gpu fuzz chaos models bench lint format clean
+.PHONY: help setup demo test services torch test-cluster test-gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd postgresql radosgw
@@ -32,6 +32,10 @@ services: ## Debian's packages with the servers that test-cluster starts; instal
 	  [ "$$(id -u)" = 0 ] || { echo "missing: as root, apt-get install --no-install-recommends" $$missing >&2; exit 2; }; \
 	  echo "installing" $$missing "(about 120 MB, once)"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$missing >/dev/null
+
+torch: .venv/ready-dev ## PyTorch into .venv, for tests/torch; a download of 0.2 to 3 GB
+	@echo "installing PyTorch into .venv (once):"
+	@$(INSTALL) -e '.[torch]' | $(SHOW)
 
 test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 	@$(BIN)/python -m pytest tests/gpu
