@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,6 +81,20 @@ def list_cache(
         stdout().print(_entry_table(of_stage[:limit], stdout().width))
         if len(of_stage) > limit:
             stdout().print(f"and {len(of_stage) - limit:,} younger ones: -n shows more")
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(metavar="DIGEST", help="A blob's digest, or the beginning of one.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")],
+) -> None:
+    """Write one blob to a file: the PTX of a failed kernel, a cubin, a layer's weights."""
+    with _farm() as farm:
+        data = farm.blob(name)
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"--output {output}: it cannot be written ({error.strerror}): name another file") from None
 
 
 @app.command("rm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 from collections.abc import Mapping
@@ -54,10 +53,10 @@ def assemble(
     """Assembles the PTX of one kernel for one real architecture.
 
     Raises ToolError (the PTX is at fault: it would fail again), ToolTimeout, ToolOutOfMemory or ToolCrashed. Their
-    command reads `kernel.ptx`, a file with the bytes given here, and says which SHA-256 it has.
+    command reads `kernel.ptx`, a file with the bytes given here.
     """
     argv = [str(toolchain.ptxas), f"-arch={arch}", *options, "-v", "-o", "kernel.cubin", "kernel.ptx"]
-    again = f"{shlex.join(argv)}  # kernel.ptx has SHA-256 {hashlib.sha256(ptx).hexdigest()}"
+    again = shlex.join(argv)
     if len(ptx) > size_limit_bytes:
         raise ToolError(
             f"the kernel's PTX has {len(ptx):,} bytes and ptxas is given at most {size_limit_bytes:,}, since its time "

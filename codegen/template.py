@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen import operators
-from codegen.errors import TemplateError
+from codegen.errors import TemplateError, ToolError
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
 from codegen.operators.stream import full_placeholders, slots
 from codegen.scratch import ScratchFolder
@@ -32,19 +35,29 @@ def make_template(
     spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain, limits: ToolLimits
 ) -> Template:
     """Compiles the operator for one shape: .cu to PTX, the slow step. Raises ToolError and TemplateError."""
-    with ScratchFolder("template") as scratch:
-        for name, text in operators.tiled(spec, tiling).sources().items():
-            (scratch / name).write_text(text)
-        source = operators.source_path(spec)
-        output = scratch / "template.ptx"
-        run_tool(
-            [toolchain.nvcc, *NVCC_FLAGS, f"-arch={virtual_arch}", f"-I{scratch}", "-o", output, source],
-            limits=limits,
-            scratch=scratch,
-        )
-        ptx = output.read_text()
+
+    def command(folder: str | Path) -> list[str]:
+        options = [f"-arch={virtual_arch}", f"-I{folder}", "-o", f"{folder}/template.ptx"]
+        return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(operators.source_path(spec))]
+
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}
+    with ScratchFolder("template") as scratch:
+        write_sources(spec, tiling, scratch)
+        try:
+            run_tool(command(scratch), limits=limits, scratch=scratch)
+        except ToolError as error:
+            # The folder goes: by hand it is made again, in the directory where the command is pasted.
+            sources = [sys.executable, "-m", "codegen.template", json.dumps(about), "template"]
+            error.command = f"{shlex.join(sources)} && {shlex.join(command('template'))}"
+            raise
+        ptx = (scratch / "template.ptx").read_text()
     return Template.from_ptx(f"{HEADER}{json.dumps(about)}\n{canonical(ptx)}")
+
+
+def write_sources(spec: LayerSpec, tiling: Tiling, folder: Path) -> None:
+    """The headers that the operator's .cu includes, for this shape."""
+    for name, text in operators.tiled(spec, tiling).sources().items():
+        (folder / name).write_text(text)
 
 
 def canonical(ptx: str) -> str:
@@ -239,3 +252,18 @@ def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], lis
         np.array([row[1] for row in rows], dtype=np.int64),
         [row[2] for row in rows],
     )
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m codegen.template DESCRIPTION FOLDER`: the sources of a template, described as in its first line."""
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m codegen.template DESCRIPTION FOLDER\n")
+        return 2
+    about, folder = json.loads(arguments[0]), Path(arguments[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sources(spec_from_json(about["spec"]), Tiling(**about["tiling"]), folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Engine, and_, func, select, true
+from sqlalchemy import ColumnElement, Engine, and_, func, select
 
 from farm.jobs import Build, Outcome
 from farm.ledger.engine import reading
@@ -58,8 +58,8 @@ class Neighbours:
     def near(self, build: Build, template_key: str, arch: str) -> list[Neighbour]:
         """Keys of cubins that jobs submitted before that build's made or found, and that may be near to its own.
 
-        Those of layers with its weights, with its template, or with its name, and the last ones of all: of each the
-        newest, so that this takes as long in a large ledger as in a small one.
+        Those of layers with its weights, with its template, or with its name: of each the newest, so that this takes as
+        long in a large ledger as in a small one.
         """
         first = select(func.min(builds.c.id)).where(builds.c.job == build.job).scalar_subquery()
         of_build = (results.c.cubin_key, jobs.c.number, builds.c.layer)
@@ -80,7 +80,6 @@ class Neighbours:
             newest(builds.c.weights == build.weights),
             and_(results.c.template_key == template_key, results.c.arch == arch),
             newest(builds.c.layer == build.layer),
-            true(),
         )
         numbers: dict[str, int] = {}
         layers: dict[str, set[str]] = {}

@@ -29,6 +29,14 @@ _NAMES = {
 }
 
 
+_NOT_OF_SHAPE = ("spec.epilogue", "spec.data_type")
+
+NOTHING_ALIKE = (
+    "nothing like it was built before: no earlier job has a layer of this name and shape, or one with these weights, "
+    "or one with this template"
+)
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why one cubin of a build was a hit or not."""
@@ -111,8 +119,7 @@ class _Search:
         fields = self._fields(result.cubin_key)
         nearest = self._nearest(result, fields)
         if nearest is None:
-            first = "no job before it has a cubin that could be compared"
-            return self._explanation(result, (first, *self._failure(result)), None, {})
+            return self._explanation(result, (NOTHING_ALIKE, *self._failure(result)), None, {})
         differences = _differences(nearest.fields, fields)
         if "template" in differences:
             del differences["template"]
@@ -125,7 +132,9 @@ class _Search:
         return self._explanation(result, (*lines, *self._failure(result)), use, differences)
 
     def _nearest(self, result: BuildResult, fields: Mapping[str, str]) -> Neighbour | None:
-        """The key with most fields in common; of several the one for a layer of this name, then the newest."""
+        """Of the keys that are alike the one with most fields in common; of several the one for a layer of this name,
+        then the newest.
+        """
         own_template = self._fields(result.template_key)
 
         @cache
@@ -137,8 +146,15 @@ class _Search:
             common = _common(each.fields, fields) + likeness(each.fields.get("template", ""))
             return common, self._build.layer in each.layers, each.number
 
+        def alike(each: Neighbour) -> bool:
+            """What is to be compared: other layers' keys differ in everything, which says nothing."""
+            template = each.fields.get("template", "")
+            if template == result.template_key or each.fields.get("weights") == self._build.weights:
+                return True
+            return self._build.layer in each.layers and _shape(self._fields(template)) == _shape(own_template)
+
         near = self._neighbours.near(self._build, result.template_key, result.arch)
-        return max(near, key=nearness, default=None)
+        return max(filter(alike, near), key=nearness, default=None)
 
     def _template(self, result: BuildResult) -> str:
         if result.template_seconds:
@@ -156,6 +172,11 @@ class _Search:
         differences: Mapping[str, tuple[str, str]],
     ) -> Explanation:
         return Explanation(result.arch, result.part, result.outcome, lines, nearest, differences)
+
+
+def _shape(template: Mapping[str, str]) -> dict[str, str]:
+    """Of the layer, as the fields of a template's key have it."""
+    return {name: each for name, each in template.items() if name.startswith("spec.") and name not in _NOT_OF_SHAPE}
 
 
 def _common(a: Mapping[str, str], b: Mapping[str, str]) -> int:

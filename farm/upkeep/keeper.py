@@ -10,7 +10,7 @@ from farm.settings import Settings
 from farm.store.contract import Store
 from farm.upkeep.garbage import Limits, Sweep, collect_garbage
 from farm.upkeep.inventory import Inventory, Tell, read_inventory, tell_nobody
-from farm.upkeep.removal import Stored, remove_cached
+from farm.upkeep.removal import Stored, read_blob, remove_cached
 from farm.upkeep.scrub import Damage, scrub
 
 LEAST_PRUNE_SECONDS = 3600.0
@@ -28,6 +28,10 @@ class Keeper:
     def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
         """All that the store holds, and what of it the ledger's jobs refer to."""
         return read_inventory(self._store, tell), self._ledger.retention.references()
+
+    def blob(self, beginning: str) -> bytes:
+        """The bytes of the one blob whose digest begins so. Raises UsageError, NotFoundError, BlobLostError."""
+        return read_blob(self._store, beginning)
 
     def remove_cached(self, beginning: str, *, force: bool = False) -> Stored:
         """Removes one record or blob from the store. Raises UsageError, NotFoundError."""

@@ -1,11 +1,11 @@
-"""One record or blob of the store, named by a person, and its removal."""
+"""One record or blob of the store, named by a person: read, or removed."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from farm.errors import NotFoundError, UsageError
+from farm.errors import BlobLostError, NotFoundError, UsageError
 from farm.ledger import Ledger
 from farm.store.contract import Store
 
@@ -42,6 +42,17 @@ def find_stored(store: Store, beginning: str) -> Stored:
         several = ", ".join(str(each) for each in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
         raise UsageError(f"'{beginning}' begins more than one name ({several}): give more of it")
     return found[0]
+
+
+def read_blob(store: Store, beginning: str) -> bytes:
+    """The one blob whose digest begins so. Raises UsageError, NotFoundError; BlobLostError where it is damaged."""
+    found = find_stored(store, beginning)
+    if found.stage != "blob":
+        raise UsageError(f"{found} is a record, not a blob: farm inspect --json has the digests of a job's blobs")
+    data = store.get(found.name)
+    if data is None:
+        raise BlobLostError(f"the blob {found.name} is damaged in {store.describe()}: farm cache verify --repair")
+    return data
 
 
 def remove_cached(store: Store, ledger: Ledger, beginning: str, *, force: bool = False) -> Stored:

@@ -193,8 +193,7 @@ class Worker:
         try:
             cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
         except ToolError as error:
-            self._store.put(kernel.ptx)  # so that the command can be run again: it names the blob
-            error.command += f", a blob of {self._store.describe()}"
+            error.command = f"farm cache get {self._store.put(kernel.ptx)} -o kernel.ptx && {error.command}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
                 refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
                 self._put_record(CUBIN_STAGE, request.key, refusal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -75,7 +74,6 @@ def test_a_fault_in_the_ptx_is_reported_with_its_line_and_how_to_see_it_again(
     ptx = "\n".join(lines).encode()
     with pytest.raises(ToolError, match=r"kernel.ptx, line 21; error .*'frobnicate'") as caught:
         assemble(ptx, "sm_90", toolchain)
-    assert hashlib.sha256(ptx).hexdigest() in caught.value.command
     (tmp_path / "kernel.ptx").write_bytes(ptx)
     again = subprocess.run(caught.value.command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 255

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from farm.settings import Settings
 from farm.store.contract import Record
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
+from tests.house.tree import ROOT
 from tests.samples import checkpoint, layer
 from tests.toolchain.tools import NET, OPTIONS, REFUSAL, Tools
 
@@ -33,13 +38,43 @@ def test_what_ptxas_refuses_fails_the_job_and_is_remembered(farm: Farm, tools: T
         farm.fetch(again.id, tmp_path / "out")
 
 
-def test_the_command_of_a_failure_names_a_kernel_that_the_store_holds(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+def pasted(command: str, settings: Settings, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a shell says to a command, in a folder that was empty, where `farm` is this program."""
+    folder.mkdir()
+    python = shlex.quote(sys.executable)
+    script = f'farm() {{ {python} -m cli.main "$@"; }}\n{command}'
+    farm = {"FARM_STORE": settings.store_url, "FARM_DATABASE_URL": settings.database_url}
+    environment = {**os.environ, **farm, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder)}
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_command_of_a_failure_runs_ptxas_on_the_kernel_again(
+    farm: Farm, settings: Settings, tools: Tools, tmp_path: Path
+) -> None:
     tools.refuse(REFUSAL)
     [job] = farm.compile([NET], OPTIONS)
     command = farm.inspect(job.id).results[0].command
-    digest = command.split("SHA-256 ")[1][:64]
-    assert b".visible .entry conv2d" in (tmp_path / "store" / "v1" / "cas" / digest[:2] / digest).read_bytes()
     assert "ptxas -arch=sm_80 -O3" in command
+    again = pasted(command, settings, tmp_path / "again")
+    assert (again.returncode, again.stderr) == (255, REFUSAL + "\n")
+    tools.relent()
+    done = pasted(command, settings, tmp_path / "done")
+    assert done.returncode == 0
+    assert (tmp_path / "done" / "kernel.cubin").read_bytes().startswith(b"\x7fELF")
+
+
+def test_the_command_of_a_template_that_failed_runs_nvcc_on_its_sources_again(
+    farm: Farm, settings: Settings, tools: Tools, tmp_path: Path
+) -> None:
+    tools.say("nvcc", "echo 'error: no' >&2; exit 1")
+    [job] = farm.compile([checkpoint(layer())], OPTIONS)
+    [command] = {result.command for result in farm.inspect(job.id).results}
+    again = pasted(command, settings, tmp_path / "again")
+    assert (again.returncode, again.stderr) == (1, "error: no\n")
+    tools.say("nvcc", tools.command("nvcc"))
+    done = pasted(command, settings, tmp_path / "done")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ".visible .entry" in (tmp_path / "done" / "template" / "template.ptx").read_text()
 
 
 def test_recache_tries_again_what_was_refused(settings: Settings, tools: Tools) -> None:

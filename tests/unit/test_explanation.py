@@ -14,11 +14,11 @@ from codegen.toolchain import Toolchain
 from farm.coordination.coordinator import Coordinator
 from farm.errors import NotFoundError, UnfinishedError
 from farm.jobs import BuildOptions, NewSubmission, Outcome
-from farm.reports.explanation import Explanation, explain
+from farm.reports.explanation import NOTHING_ALIKE, Explanation, explain
 from farm.submission import new_job
 from farm.worker.build import CUBIN_STAGE
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
-from tests.samples import SMALLER, checkpoint, fixed_toolchain, layer
+from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import ARCHS, Farmyard, PlayedExecutor
 
 FIRST = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
@@ -59,7 +59,7 @@ def farm(tmp_path: Path) -> Iterator[Explained]:
 def test_a_first_job_has_nothing_to_be_compared_with(farm: Explained) -> None:
     [one, two] = farm.explain(farm.compile(FIRST), "conv1")
     assert (one.arch, two.arch, one.outcome, one.nearest) == (*ARCHS, Outcome.BUILT, None)
-    assert one.lines == ("no job before it has a cubin that could be compared",)
+    assert one.lines == (NOTHING_ALIKE,)
 
 
 def test_changed_weights_are_named_and_the_layer_of_the_same_name_is_the_nearest(farm: Explained) -> None:
@@ -72,6 +72,24 @@ def test_changed_weights_are_named_and_the_layer_of_the_same_name_is_the_nearest
     assert list(found.differences) == ["weights"]
     before, now = found.differences["weights"]
     assert found.lines == (f"the weights changed ({before[:8]} -> {now[:8]})", "the template was there")
+
+
+def test_a_layer_of_another_network_is_not_compared(farm: Explained) -> None:
+    farm.compile(checkpoint(layer("conv1"), name="first"))
+    other = farm.compile(checkpoint(layer("features.0", spec=SMALLER, seed=7), name="other"))
+    same_name = farm.compile(checkpoint(layer("conv1", spec=SMALLER, seed=8), layer("fc", seed=9), name="third"))
+    [found] = farm.explain(other, "features.0/sm_90")
+    assert (found.nearest, found.differences, found.lines) == (None, {}, (NOTHING_ALIKE,))
+    [of_template] = farm.explain(same_name, "conv1/sm_90")  # of another shape than the conv1 before it
+    assert of_template.nearest is not None
+    assert (of_template.nearest.layer, list(of_template.differences)) == ("features.0", ["weights"])
+
+
+def test_another_data_type_of_the_same_layer_is_named(farm: Explained) -> None:
+    farm.compile(FIRST)
+    half = layer("conv1", spec=replace(SMALL, data_type="float16"), seed=3)
+    [found] = farm.explain(farm.compile(checkpoint(half, name="half")), "conv1/sm_90")
+    assert "template.spec.data_type" in found.differences
 
 
 def test_a_newer_ptxas_is_named_with_both_versions(farm: Explained) -> None:
