@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,9 @@ from rich.text import Text
 
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.render import moment, stderr, stdout
+from cli.standing import EVERY_SECONDS, standing_of
 from cli.streams import StreamConsole
+from farm.jobs import Status
 
 if TYPE_CHECKING:
     from farm.api import Farm
@@ -44,14 +46,17 @@ def logs(
 
 
 def _follow(farm: Farm, job: Job, console: StreamConsole) -> Job:
-    """Prints events until the job has ended, and waits for a database that is away meanwhile."""
+    """Prints events, and every so often where it stands, until the job has ended; waits for a database that is away."""
     from farm.errors import LedgerAwayError
 
-    last, told = 0, False
+    last, told, stood_at = 0, False, monotonic()
     while True:
         try:
             job = farm.job(job.id)  # before its events: what it says at its end is among them then
             last = _print_new(farm, job, console, last)
+            if job.status is Status.RUNNING and job.started_at and monotonic() - stood_at >= EVERY_SECONDS:
+                stood_at = monotonic()
+                _print_line(console, datetime.now(UTC), "info", standing_of(job, datetime.now(UTC)))
             told = False
             if job.status.final or console.reader_gone:
                 return job
@@ -66,6 +71,10 @@ def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
     """Prints what happened after that event; gives the last one."""
     for event in farm.logs(job.id, last):
         last = event.id
-        line = f"{moment(event.at, datetime.now(UTC))}  {event.level:<7}  {event.text}"
-        console.print(Text(line, style=LEVEL_STYLES.get(event.level, "")), soft_wrap=True)
+        _print_line(console, event.at, event.level, event.text)
     return last
+
+
+def _print_line(console: StreamConsole, at: datetime, level: str, text: str) -> None:
+    line = f"{moment(at, datetime.now(UTC))}  {level:<7}  {text}"
+    console.print(Text(line, style=LEVEL_STYLES.get(level, "")), soft_wrap=True)

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from cli.render import duration, size
-from farm.coordination.progress import Progress
+from cli.render import built_how, counted, duration
+from cli.standing import standing_line
+from farm.coordination.progress import Progress, Standing
 from farm.jobs import Build, BuildResult, Job, Outcome
 from farm.worker.requests import Request, Retry, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
+    from farm.coordination.pace import Prospect
     from farm.coordination.plan import Plan
 
 RUNNING_SHOWN = 8
@@ -30,26 +32,27 @@ class CompileProgress(Progress):
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._hits = 0
-        self._built = 0
-        self._templates_hit = 0
-        self._templates_made = 0
+        self._done = 0
         self._total = 0
         """Cubins of this call, each once for each layer that needs it."""
+        self._templates_made = 0
         self._started = False
         self._console = console
         self._quiet = quiet
-        self._running: dict[str, tuple[str, float]] = {}
+        self._names: dict[str, str] = {}
+        """What workers have, by key."""
+        self._prospect: Prospect | None = None
+        self._prospect_at = 0.0
         self._layer_of_cubin: dict[str, str] = {}
         self._bars = Bars(
-            TextColumn("{task.description:<10}"),
+            TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            TaskProgressColumn(),
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             console=console,
         )
-        self._templates = self._bars.add_task("templates", total=None, note="")
-        self._cubins = self._bars.add_task("cubins", total=None, note="")
+        self._bar = self._bars.add_task("compiling", total=None, note="")
         self._live = Live(get_renderable=self._picture, console=console, refresh_per_second=8, transient=True)
         self._shows = console.is_terminal and not quiet
 
@@ -67,9 +70,7 @@ class CompileProgress(Progress):
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
         """See Progress."""
         names = {job.id: job.name for job in jobs}
-        self._bars.update(self._templates, total=len(plan.templates))
         self._total += sum(len(targets) for targets in plan.targets.values())
-        self._bars.update(self._cubins, total=self._total)
         for key, targets in plan.targets.items():
             first = targets[0]
             self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].cubin_name(first.arch, first.part)}"
@@ -79,7 +80,7 @@ class CompileProgress(Progress):
         if not self._started:
             self._started = True
             self._line(f"cache   {self._hits} of {self._total} cubins found, compiling the rest")
-        self._running[request.key] = (self._what(request), time.monotonic())
+        self._names[request.key] = self._what(request)
 
     def retried(self, retry: Retry) -> None:
         """See Progress."""
@@ -87,30 +88,30 @@ class CompileProgress(Progress):
 
     def template_done(self, result: TemplateResult) -> None:
         """See Progress."""
-        what, _ = self._running.pop(result.key, ("template", 0.0))
+        what = self._names.pop(result.key, "template")
         if result.failure:
             self._line(f"failed  {what}: {result.failure.message}", "red")
-        elif result.hit:
-            self._templates_hit += 1
-        else:
+            return
+        if not result.hit:
             self._templates_made += 1
             self._line(f"made    {what} in {duration(result.seconds)}")
-        self._bars.update(self._templates, advance=1, note=f"{self._templates_hit} hits, {self._templates_made} made")
 
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
         """See Progress."""
-        self._running.pop(result.cubin_key, None)
+        self._names.pop(result.cubin_key, None)
+        self._done += 1
         what = f"{job.name} {build.cubin_name(result.arch, result.part)}"
         if result.outcome is Outcome.HIT:
             self._hits += 1
         elif result.outcome is Outcome.BUILT:
-            self._built += 1
-            facts = f"{result.registers} registers, {size(result.cubin_bytes)}"
-            how = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, ptxas {duration(result.ptxas_seconds)}"
-            self._line(f"built   {what}: {how}, {facts}")
+            self._line(f"built   {what}: {built_how(result)}")
         else:
             self._line(f"failed  {what}: {result.error}", "red")
-        self._bars.update(self._cubins, advance=1, note=f"{self._hits} hits, {self._built} built")
+
+    def stands(self, standing: Standing) -> None:
+        """See Progress."""
+        self._prospect, self._prospect_at = standing.prospect, time.monotonic()
+        self._bars.update(self._bar, total=1.0, completed=standing.prospect.share)
 
     def job_lost(self, job: Job) -> None:
         """See Progress."""
@@ -124,6 +125,10 @@ class CompileProgress(Progress):
         """See Progress."""
         self._line(text, "yellow")
 
+    def lease_troubled(self, reason: str) -> None:
+        """See Progress."""
+        self._line(reason, "yellow")
+
     def _what(self, request: Request) -> str:
         if isinstance(request, TemplateRequest):
             return f"template {request.spec} ({request.virtual_arch})"
@@ -135,13 +140,21 @@ class CompileProgress(Progress):
             self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _picture(self) -> Group:
-        now = time.monotonic()
+        """The bar counts predicted work; of what workers have, only what a tool works on now, and for how long."""
+        running = {} if self._prospect is None else self._prospect.running
+        left = None if self._prospect is None else self._prospect.left_seconds
+        since = time.monotonic() - self._prospect_at
+        text = standing_line(self._done, self._total, len(running), None if left is None else max(0.0, left - since))
+        made = f"{self._hits} found, {counted(self._templates_made, 'template')} made"
+        self._bars.update(self._bar, note=f"{text} ({made})")
+        names = dict(self._names)  # the other thread goes on
+        shown = [(names[key], seconds + since) for key, seconds in running.items() if key in names]
         lines = [
-            Text(f"  {what}  {duration(now - since)}", style="dim", overflow="ellipsis", no_wrap=True)
-            for what, since in list(self._running.values())[:RUNNING_SHOWN]
+            Text(f"  {what}  {duration(seconds)}", style="dim", overflow="ellipsis", no_wrap=True)
+            for what, seconds in shown[:RUNNING_SHOWN]
         ]
         if not self._started and self._total > self._hits:
             lines.append(Text("  starting the workers", style="dim"))
-        if len(self._running) > RUNNING_SHOWN:
-            lines.append(Text(f"  and {len(self._running) - RUNNING_SHOWN} more", style="dim"))
+        if len(shown) > RUNNING_SHOWN:
+            lines.append(Text(f"  and {len(shown) - RUNNING_SHOWN} more", style="dim"))
         return Group(self._bars, *lines)

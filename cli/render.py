@@ -15,7 +15,7 @@ from rich.text import Text
 from cli.streams import StreamConsole, discard
 from cli.tables import EXTRA, WIDE, Column, fitted_table
 from codegen.spec import SkippedLayer
-from farm.jobs import Job, Status
+from farm.jobs import BuildResult, Job, Status
 
 PIPE_WIDTH = 10_000
 """Columns where there is no terminal, and COLUMNS is not set: no line is wrapped, and nothing is cut."""
@@ -114,6 +114,12 @@ def magnitude(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f}{unit}"
     return str(count)
+
+
+def built_how(result: BuildResult) -> str:
+    """What it took to build a cubin, and what came of it."""
+    how = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, ptxas {duration(result.ptxas_seconds)}"
+    return f"{how}, {result.registers} registers, {size(result.cubin_bytes)}"
 
 
 def moment(at: datetime, now: datetime) -> str:

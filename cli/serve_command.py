@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import FrameType
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from cli.cache_command import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
-from cli.render import counted, stderr
-from farm.coordination.progress import Progress
-from farm.jobs import Build, BuildResult, Job, Status
+from cli.render import built_how, counted, duration, stderr
+from cli.standing import EVERY_SECONDS, standing_line
+from farm.coordination.progress import Progress, Standing
+from farm.jobs import Build, BuildResult, Job, Outcome, Status
+from farm.worker.requests import Request, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
     from farm.coordination.plan import Plan
@@ -72,10 +75,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 class ServeProgress(Progress):
-    """A line for each job that begins or ends, on stderr: what a service's log has."""
+    """What a service's log has, on stderr: a line for each job, template and cubin, and where all of it stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._running: set[str] = set()
+        self._templates: dict[str, str] = {}
+        """Those with workers, by their keys: what people call them."""
+        self._stood_at = now()
+        self._stood = ""
 
     @property
     def unfinished(self) -> int:
@@ -88,15 +96,38 @@ class ServeProgress(Progress):
         made = f"{counted(len(plan.templates), 'template')}, {counted(len(plan.cubins), 'cubin')}"
         self.line(f"claimed {counted(len(jobs), 'job')}: {made}")
 
+    def submitted(self, request: Request) -> None:
+        """See Progress."""
+        if isinstance(request, TemplateRequest):
+            self._templates[request.key] = f"template {request.spec} ({request.virtual_arch})"
+
     def retried(self, retry: Retry) -> None:
         """See Progress."""
         self.line(f"retry   {retry.text}", "yellow")
 
+    def template_done(self, result: TemplateResult) -> None:
+        """See Progress."""
+        what = self._templates.pop(result.key, "template")
+        if result.failure is not None:
+            self.line(f"failed  {what}: {result.failure.message}", "red")
+        elif not result.hit:
+            self.line(f"made    {what} in {duration(result.seconds)}")
+
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
         """See Progress."""
+        what = f"{job.id[:8]} {job.name} {build.cubin_name(result.arch, result.part)}"
         if result.error:
-            name = build.cubin_name(result.arch, result.part)
-            self.line(f"failed  {job.id[:8]} {job.name} {name}: {result.error}", "red")
+            self.line(f"failed  {what}: {result.error}", "red")
+        elif result.outcome is Outcome.BUILT:
+            self.line(f"built   {what}: {built_how(result)}")
+
+    def stands(self, standing: Standing) -> None:
+        """See Progress."""
+        prospect = standing.prospect
+        text = standing_line(standing.done, standing.total, len(prospect.running), prospect.left_seconds)
+        if self._now() - self._stood_at >= EVERY_SECONDS and text != self._stood:
+            self._stood_at, self._stood = self._now(), text
+            self.line(text)
 
     def job_done(self, job: Job) -> None:
         """See Progress."""
@@ -113,6 +144,10 @@ class ServeProgress(Progress):
     def waiting(self, text: str) -> None:
         """See Progress."""
         self.line(text, "yellow")
+
+    def lease_troubled(self, reason: str) -> None:
+        """See Progress."""
+        self.line(reason, "yellow")
 
     def jobs_forgotten(self, count: int) -> None:
         """See Progress."""

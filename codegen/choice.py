@@ -142,6 +142,11 @@ def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.in
     return _stream_instructions(tiled(spec, tiling), nonzeros)
 
 
+def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> float:
+    """Predicted machine instructions of a K group, were the layer's non-zeros spread evenly."""
+    return Stream.of(tiled(spec, tiling).work, nonzeros / spec.weights_count).code
+
+
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
     streams = _stream_instructions(tiled(spec, tiling), nonzeros)

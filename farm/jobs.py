@@ -205,10 +205,10 @@ class Job:
     tries: int
     submitted_at: datetime
     started_at: datetime | None = None
-    """When the first of its cubins or templates was found, or begun; a job that was claimed may wait for others."""
+    """When the first of its cubins or templates was begun; a job that was claimed may wait for older ones."""
     finished_at: datetime | None = None
     running: int = 0
-    """Number of its templates and cubins that a tool is working on now."""
+    """Number of templates and cubins that a tool is working on now, for this job or for it first."""
     ends_at: datetime | None = None
     """When it will end, as its coordinator predicts."""
     skipped: tuple[SkippedLayer, ...] = field(default=())

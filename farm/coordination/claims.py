@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from codegen.assemble import level_of
 from codegen.errors import CodegenError
 from codegen.toolchain import Toolchain
+from farm.coordination.claim import Claim
 from farm.coordination.clock import Clock
+from farm.coordination.pace import Prospect
 from farm.coordination.plan import Plan, Target, plan
-from farm.coordination.progress import Progress
+from farm.coordination.progress import Progress, Standing
 from farm.coordination.retries import LOWER_LEVEL, Retries
-from farm.coordination.run import Begun, CubinDone, Event, Retried, TemplateDone
-from farm.jobs import Build, BuildResult, Job, Outcome, Status, count_cubins
+from farm.coordination.run import CubinDone, Event, Retried, Submitted, TemplateDone
+from farm.jobs import Build, BuildResult, Outcome, Status
 from farm.ledger import Ledger, TemplateRun
 from farm.units import format_seconds
 from farm.worker.requests import CubinRequest, Failure, Fault, TemplateRequest
 
+OUTLOOK_SHARE = 0.05
+"""Of the time that is left: the ledger is told of a job's end again when that has moved by more."""
 WRITE_SECONDS = 0.5
 """Results are written together, at most this late; as often it is asked which jobs are still ours."""
-
-
-@dataclass
-class Claim:
-    """One job while it runs."""
-
-    job: Job
-    builds: dict[int, Build]
-    """By their ids."""
-    left: int = 0
-    """Cubins still to come."""
-    began: float | None = None
-    """When a worker first had something of it, or the store was found to have something."""
-    stage: str = ""
-    waits: bool = False
-    """For a store that is away."""
-    template_seconds: dict[str, float] = field(default_factory=dict)
-    """What its templates took, by their keys, once they are there: 0 of those that it found."""
-    faults: list[Fault] = field(default_factory=list)
-    first_failure: str = ""
-
-    @property
-    def total(self) -> int:
-        """The layers' parts times architectures."""
-        return count_cubins(list(self.builds.values()), self.job.options)
-
-    @property
-    def end(self) -> tuple[Status, str, str]:
-        """The final state, once nothing is left, the reason in words, and the fault."""
-        if not self.faults:
-            return Status.SUCCEEDED, "", ""
-        worst = next(
-            (fault for fault in (Fault.LOST, *self.faults) if fault in self.faults and not fault.of_input), None
-        )
-        reason = f"{len(self.faults)} of {self.total} cubins failed: {self.first_failure}"
-        return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, self.faults[0])
-
-    def cubin_name(self, target: Target) -> str:
-        """What people call it."""
-        return self.builds[target.build].cubin_name(target.arch, target.part)
 
 
 class Claims:
@@ -89,6 +54,8 @@ class Claims:
         self._runs: list[TemplateRun] = []
         self._events: list[tuple[str, str, str]] = []
         self._ended: set[str] = set()
+        self._ended_cubins = 0
+        """Of jobs that have ended since there was none."""
         self._orphans: set[str] = set()
         """Claimed for us, and we were not told: the database went away in that moment."""
         self._written_at = clock.now()
@@ -134,8 +101,8 @@ class Claims:
         """What a run has told, for every job that it is about."""
         for event in events:
             match event:
-                case Begun():
-                    self._take_begun(event)
+                case Submitted():
+                    self._progress.submitted(event.request)
                 case Retried():
                     self._take_retried(event)
                 case TemplateDone():
@@ -148,15 +115,6 @@ class Claims:
         return [
             self._claims[job_id] for job_id in dict.fromkeys(each.job for each in targets) if job_id in self._claims
         ]
-
-    def _take_begun(self, begun: Begun) -> None:
-        claims = self._of(begun.targets)
-        if isinstance(begun.request, CubinRequest):
-            self._set_stage(claims, "assemble")
-        else:
-            self._set_stage([claim for claim in claims if not claim.stage], "template")
-        if begun.given:
-            self._progress.submitted(begun.request)
 
     def _take_retried(self, retried: Retried) -> None:
         retry, request = retried.retry, retried.retry.request
@@ -198,7 +156,6 @@ class Claims:
                 self._take_target(claim, target, done, hit=done.result.hit or i > 0)
 
     def _take_target(self, claim: Claim, target: Target, done: CubinDone, *, hit: bool) -> None:
-        self._set_stage([claim], claim.stage)
         request, result = done.request, done.result
         name = claim.cubin_name(target)
         known = BuildResult(
@@ -231,6 +188,29 @@ class Claims:
         claim.left -= 1
         self._progress.cubin_done(claim.job, claim.builds[target.build], build_result)
 
+    def at_work(self, jobs: Mapping[str, bool]) -> None:
+        """For these jobs something is built: they have begun. The value says whether it is a cubin."""
+        for stage, of_cubin in (("template", False), ("assemble", True)):
+            claims = [self._claims[job_id] for job_id, cubin in jobs.items() if cubin is of_cubin]
+            self._set_stage([claim for claim in claims if of_cubin or not claim.stage], stage)
+
+    def note(self, prospect: Prospect) -> None:
+        """Tells where it stands; the ledger too, of jobs for which that has changed."""
+        now = self._clock.now()
+        changed = {}
+        for claim in self._claims.values():
+            outlook = prospect.of_jobs[claim.job.id]
+            left = math.inf if outlook.left_seconds is None else outlook.left_seconds
+            moved = claim.ends_at != now + left and abs(claim.ends_at - now - left) > max(2.0, OUTLOOK_SHARE * left)
+            if outlook.running != claim.running or moved:
+                claim.running, claim.ends_at = outlook.running, now + left
+                changed[claim.job.id] = outlook
+        if changed:
+            self._ledger.running.set_outlooks(changed, holder=self._coordinator)
+        done = self._ended_cubins + sum(claim.total - claim.left for claim in self._claims.values())
+        total = self._ended_cubins + sum(claim.total for claim in self._claims.values())
+        self._progress.stands(Standing(done, total, prospect))
+
     def write(self) -> set[str]:
         """Writes what has come once there is some of it, and ends the jobs of which nothing is left.
 
@@ -242,6 +222,7 @@ class Claims:
             self._flush()
         for claim in done:
             if claim.job.id in self._claims:
+                self._set_stage([claim], claim.stage)  # it begins now if nothing had to be built for it
                 self._end(claim, *claim.end)
         late = [
             each
@@ -281,8 +262,9 @@ class Claims:
         self._progress.job_done(self._ledger.job(job_id))
 
     def _forget(self, job_id: str) -> None:
-        del self._claims[job_id]
+        claim = self._claims.pop(job_id)
         self._ended.add(job_id)
+        self._ended_cubins = self._ended_cubins + claim.total - claim.left if self._claims else 0
 
     def _flush(self) -> None:
         """Writes what has come, and lets go of the jobs that were cancelled or taken over: theirs is not written."""

@@ -13,6 +13,7 @@ from farm.coordination.claims import Claims
 from farm.coordination.clock import Clock
 from farm.coordination.flights import Flights
 from farm.coordination.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
+from farm.coordination.pace import Pace
 from farm.coordination.progress import Progress
 from farm.coordination.retries import Retries
 from farm.coordination.run import Run
@@ -28,6 +29,8 @@ from farm.worker.requests import Fault
 NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
 POLL_SECONDS = 0.5
 """How often a job that another coordinator runs is looked at, and whether there are new ones."""
+LOOK_SECONDS = 1.0
+"""How often it is told when jobs will end."""
 JOBS_AT_ONCE = 64
 """Claimed together, at most: others have a share too, and what is held in memory stays small."""
 
@@ -138,7 +141,8 @@ class Coordinator:
             recache=self._settings.recache,
             clock=self._clock,
         )
-        asked_at = -POLL_SECONDS
+        pace = Pace(run.pieces, self._clock)
+        asked_at = looked_at = -LOOK_SECONDS
         while True:
             lease.check()
             asks = run.hungry and (not claims.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
@@ -149,8 +153,14 @@ class Coordinator:
                     run.release(new)  # one may have been lost, and claimed again before that was noticed
                     run.add(claims.begin(new, self._toolchain), new)
             if run.busy:
-                claims.take(run.step())
+                events = run.step()
+                claims.take(events)
+                claims.at_work(run.pieces.at_work())
+                pace.observe(events, self._executor.running())
             run.release(claims.write())
+            if claims.job_ids and self._clock.now() - looked_at >= LOOK_SECONDS:
+                looked_at = self._clock.now()
+                claims.note(pace.look(claims.job_ids))
             if asks and not new and not claims.job_ids:
                 if over():
                     return

@@ -10,120 +10,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from farm.coordination.piece import ALLOWED_MOVES, QUEUED, URGENT, Cubin, Piece, Rank, State, Template
 from farm.coordination.plan import Target
 from farm.coordination.retries import Tries
-from farm.worker.requests import CubinRequest, Request, TemplateRequest
-
-
-class State(StrEnum):
-    """Where a piece stands. What is done or given up is kept no longer, but for templates that cubins to come need."""
-
-    RESTS = "rests"
-    """A template that no cubin waits for."""
-    LOOK_UP = "look-up"
-    """The store is asked next."""
-    TEMPLATE = "waits for its template"
-    READY = "ready"
-    ELSEWHERE = "elsewhere"
-    """Another coordinator builds it."""
-    FLIGHT = "in flight"
-    """A worker has it."""
-    DELAYED = "delayed"
-    """It failed, and is tried again later."""
-    LOWER = "lower"
-    """It took too long, and the same at a lower level is built instead."""
-    DONE = "done"
-
-
-ALLOWED_MOVES: Mapping[State, frozenset[State]] = {
-    State.RESTS: frozenset({State.LOOK_UP}),
-    State.LOOK_UP: frozenset({State.TEMPLATE, State.READY, State.DELAYED, State.DONE, State.RESTS}),
-    State.TEMPLATE: frozenset({State.READY, State.DONE}),
-    State.READY: frozenset({State.FLIGHT, State.ELSEWHERE, State.RESTS}),
-    State.ELSEWHERE: frozenset({State.LOOK_UP, State.RESTS}),
-    State.FLIGHT: frozenset({State.READY, State.DELAYED, State.LOWER, State.DONE, State.RESTS}),
-    State.DELAYED: frozenset({State.LOOK_UP, State.RESTS}),
-    State.LOWER: frozenset({State.DONE}),
-    State.DONE: frozenset(),
-}
-"""From a state to the states a piece may move to. Only templates rest: when they have failed or nobody waits."""
-QUEUED = (State.LOOK_UP, State.READY)
-"""What stands in a queue, and is taken from it in the order of rank."""
-Rank = tuple[float, bool, int, int]
-
-
-@dataclass(eq=False)
-class Piece:
-    """One template or cubin on its way."""
-
-    request: Request
-    """As it is tried next."""
-    number: int
-    state: State = State.RESTS
-    waiting: dict[str, Cubin] = field(default_factory=dict)
-    """Pieces that wait for this one, by their keys."""
-    tries: Tries = field(default_factory=Tries)
-    due: float = 0.0
-    """When it is tried again, if it is delayed."""
-    flies: bool = False
-    """No other coordinator builds it: the ledger has the key as ours."""
-    order: float = math.inf
-    """Order of the oldest job that wants it."""
-    queued: Rank | None = None
-    """Under which rank it stands in a queue."""
-
-    @property
-    def key(self) -> str:
-        return self.request.key
-
-    @property
-    def rank(self) -> Rank:
-        """Oldest job first; of one job, templates before cubins, then what takes longest, then the plan's order."""
-        return self.order, isinstance(self.request, CubinRequest), -self.request.cost, self.number
-
-    @property
-    def wanted(self) -> bool:
-        return bool(self.waiting)
-
-    @property
-    def begun(self) -> bool:
-        """Whether somebody builds it, here or elsewhere, or the same at a lower level."""
-        return self.state in (State.FLIGHT, State.ELSEWHERE, State.LOWER)
-
-    def targets_for(self) -> list[Target]:
-        """All for whom it is built, directly or not."""
-        return [target for each in self.waiting.values() for target in each.targets_for()]
-
-
-@dataclass(eq=False)
-class Template(Piece):
-    """One that cubins need; kept, once it is there, as long as one of them is to come."""
-
-    request: TemplateRequest
-    users: dict[str, Cubin] = field(default_factory=dict)
-    """Cubins that are to come and need it, whether they wait for it or not."""
-
-
-@dataclass(eq=False)
-class Cubin(Piece):
-    """One that jobs asked for, or that is built instead of such a one."""
-
-    request: CubinRequest
-    template: Template = field(kw_only=True)
-    targets: list[Target] = field(default_factory=list)
-    awaits: Piece | None = None
-    """Its template, or the same cubin at a lower level."""
-
-    @property
-    def wanted(self) -> bool:
-        return bool(self.targets or self.waiting)
-
-    def targets_for(self) -> list[Target]:
-        return self.targets + super().targets_for()
+from farm.worker.requests import CubinRequest
 
 
 @dataclass(frozen=True)
@@ -177,14 +70,13 @@ class Pieces:
         self._orders[job_id] = next(self._numbers)
         self._of_job[job_id] = {}
 
-    def ask(self, request: CubinRequest, targets: Sequence[Target]) -> Cubin:
+    def ask(self, request: CubinRequest, targets: Sequence[Target]) -> None:
         """Jobs, which were added before, want a cubin; one that is on its way already is made once."""
         piece = self._cubin(request)
         piece.targets += targets
         for target in targets:
             self._of_job[target.job][piece.key] = piece
         self._hurry(piece, min(self._orders[target.job] for target in targets))
-        return piece
 
     def release(self, job_id: str) -> list[GivenUp]:
         """Forgets a job, and gives up what is built for it alone."""
@@ -200,7 +92,7 @@ class Pieces:
         if state not in ALLOWED_MOVES[piece.state]:
             raise AssertionError(f"a piece cannot move from '{piece.state}' to '{state}'")
         del self._in[piece.state][piece.key]
-        piece.state, piece.queued = state, None
+        piece.state, piece.queued, piece.runs_since = state, None, None
         self._in[state][piece.key] = piece
         self._queue(piece)
 
@@ -221,6 +113,26 @@ class Pieces:
     def put_back(self, piece: Piece) -> None:
         """It was taken out of its queue, and stays in its state."""
         self._queue(piece)
+
+    def hurry(self, piece: Piece) -> None:
+        """It goes before what older jobs want."""
+        self._hurry(piece, URGENT)
+
+    def at_work(self) -> dict[str, bool]:
+        """The jobs for which something is built now, here or elsewhere, and whether that is a cubin.
+
+        What several jobs want is built for the oldest of them.
+        """
+        found: dict[str, bool] = {}
+        for state in (State.FLIGHT, State.ELSEWHERE):
+            for piece in self._in[state].values():
+                job_id = self.oldest(piece)
+                found[job_id] = found.get(job_id, False) or isinstance(piece, Cubin)
+        return found
+
+    def oldest(self, piece: Piece) -> str:
+        """The oldest of the jobs for which it is built."""
+        return min((target.job for target in piece.targets_for()), key=self._orders.__getitem__)
 
     def wait_for_template(self, piece: Cubin) -> None:
         """Until its template, which is not there yet, has come."""

@@ -9,10 +9,12 @@ from itertools import product
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
+from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.operators import template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
+from codegen.tool_time import NVCC_MOST_SECONDS, nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
 from farm.jobs import Build, Job, NewJob
 from farm.worker.requests import CubinRequest, TemplateRequest
@@ -32,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests, most expensive first, and who waits for them."""
+    """Requests, those first that are predicted to take longest, and who waits for them."""
 
     templates: tuple[TemplateRequest, ...]
     cubins: tuple[CubinRequest, ...]
@@ -53,7 +55,10 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
     @cache
     def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
         key = template_key(spec, tiling, virtual, toolchain.nvcc_version)
-        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling))
+        seconds = nvcc_seconds(spec, tiling) or NVCC_MOST_SECONDS
+        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling), seconds=seconds)
+
+    instructions_of = cache(average_instructions)
 
     templates: dict[str, TemplateRequest] = {}
     cubins: dict[str, CubinRequest] = {}
@@ -68,16 +73,19 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
                 of_cubin = cubin_key(template.key, build.weights, part, arch, options, toolchain.ptxas_version)
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)
-                cost = _cost(build, part)
-                cubins.setdefault(key, CubinRequest(template, build.weights, part, arch, options, key, cost))
+                if key not in cubins:
+                    instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
+                    seconds = ptxas_seconds(build.spec, instructions, job.options.optimisation)
+                    cost = _cost(build, part)
+                    cubins[key] = CubinRequest(template, build.weights, part, arch, options, key, cost, seconds=seconds)
                 targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
                 if template.key not in template_fields:
                     template_fields[template.key] = of_template.fields()
                 if key not in cubin_fields:
                     cubin_fields[key] = of_cubin.fields()
     return Plan(
-        templates=tuple(sorted(templates.values(), key=lambda request: -request.cost)),
-        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.cost)),
+        templates=tuple(sorted(templates.values(), key=lambda request: -request.seconds)),
+        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.seconds)),
         targets={key: tuple(who) for key, who in targets.items()},
         template_fields=template_fields,
         cubin_fields=cubin_fields,

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from farm.jobs import Build, BuildResult, Job
 from farm.worker.requests import Request, Retry, TemplateResult
 
 if TYPE_CHECKING:
+    from farm.coordination.pace import Prospect
     from farm.coordination.plan import Plan
     from farm.upkeep.garbage import Sweep
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a coordinator stands with the jobs that it has, and with those that have ended since it had none."""
+
+    done: int
+    """Cubins."""
+    total: int
+    prospect: Prospect
 
 
 class Progress:
@@ -34,6 +46,9 @@ class Progress:
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
         """A cubin of a build is there, hit or built, or has failed."""
 
+    def stands(self, standing: Standing) -> None:
+        """Where it stands; said about once a second."""
+
     def job_done(self, job: Job) -> None:
         """A job has reached its final state."""
 
@@ -43,11 +58,11 @@ class Progress:
     def elsewhere(self, job: Job) -> None:
         """Another coordinator runs this job; said once, before waiting for it."""
 
-    def lease_troubled(self, reason: str) -> None:
-        """The coordinator's claims could not be extended; it is tried again."""
-
     def waiting(self, text: str) -> None:
         """No worker can do anything yet; said every so often, with the reason."""
+
+    def lease_troubled(self, reason: str) -> None:
+        """The coordinator's claims could not be extended; it is tried again."""
 
     def jobs_forgotten(self, count: int) -> None:
         """Jobs beyond the ledger's age were forgotten."""

@@ -9,7 +9,8 @@ from itertools import chain
 
 from farm.coordination.clock import Clock
 from farm.coordination.flights import AT_ONCE, Flights
-from farm.coordination.pieces import Cubin, Piece, Pieces, State, Template
+from farm.coordination.piece import Cubin, Piece, State, Template
+from farm.coordination.pieces import Pieces
 from farm.coordination.plan import Plan, Target
 from farm.coordination.retries import Retries
 from farm.errors import StoreUnavailableError
@@ -42,13 +43,10 @@ ENOUGH = 4
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Something that jobs wait for has begun."""
+class Submitted:
+    """A worker has it, or will soon."""
 
     request: Request
-    targets: Sequence[Target]
-    given: bool
-    """A worker has it from now on; otherwise it has, or another coordinator builds it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class CubinDone:
     targets: Sequence[Target]
 
 
-Event = Begun | Retried | TemplateDone | CubinDone
+Event = Submitted | Retried | TemplateDone | CubinDone
 
 
 class Run:
@@ -101,8 +99,6 @@ class Run:
         self._recache = recache
         self._clock = clock
         self.pieces = Pieces()
-        self._news: list[Event] = []
-        """To be told with the next step."""
 
     @property
     def busy(self) -> bool:
@@ -122,10 +118,7 @@ class Run:
         for job_id in job_ids:
             self.pieces.add_job(job_id)
         for request in plan.cubins:
-            targets = plan.targets[request.key]
-            piece = self.pieces.ask(request, targets)
-            if piece.begun:
-                self._news.append(Begun(piece.request, targets, given=False))
+            self.pieces.ask(request, plan.targets[request.key])
 
     def release(self, job_ids: Collection[str]) -> None:
         """Forgets jobs that have ended, gives up what nobody else wants, and ends the tools that build it."""
@@ -139,7 +132,7 @@ class Run:
 
     def step(self) -> list[Event]:
         """Goes on for a moment; what came of it."""
-        events, self._news = [*self._news, *self._look_up()], []
+        events = self._look_up()
         self._wake()
         events += self._submit()
         self._tell_expected()
@@ -183,8 +176,7 @@ class Run:
             return self._end(piece, found)
         if isinstance(piece, Cubin) and piece.template.state is not State.DONE:
             self.pieces.wait_for_template(piece)
-            template = piece.template
-            return [Begun(template.request, piece.targets_for(), given=False)] if template.begun else []
+            return []
         self.pieces.move(piece, State.READY)
         if not isinstance(piece, Cubin):
             return []
@@ -223,10 +215,9 @@ class Run:
                     room -= 1
                     self.pieces.move(piece, State.FLIGHT)
                     self._executor.submit(piece.request)
+                    events.append(Submitted(piece.request))
                 else:
                     self.pieces.put_back(piece)
-                    continue
-                events.append(Begun(piece.request, piece.targets_for(), given=piece.flies))
         return events
 
     def _tell_expected(self) -> None:

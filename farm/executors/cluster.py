@@ -177,6 +177,10 @@ class ClusterExecutor(Executor):
             task = self._tasks.pop(reference)
             self._nodes.drop(task.node, [task.request.key])
 
+    def running(self) -> Collection[str]:
+        """See Executor."""
+        return self._nodes.running
+
     def workers(self) -> Sequence[WorkerState]:
         """See Executor."""
         return self._nodes.states()

@@ -74,6 +74,9 @@ class Executor(Protocol):
     def cancel(self, keys: Collection[str]) -> None:
         """Drops these requests and ends the tools that run for them; no result of them comes any more."""
 
+    def running(self) -> Collection[str]:
+        """The keys of the requests that are worked on now, as far as is known; the others wait for one of them."""
+
     def workers(self) -> Sequence[WorkerState]:
         """The machines that run requests; none before the first use. May be called from any thread."""
 

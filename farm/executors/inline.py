@@ -63,6 +63,10 @@ class InlineExecutor(Executor):
             running.result.cancel()
             running.unwanted.set()
 
+    def running(self) -> Collection[str]:
+        """See Executor."""
+        return list(self._running)[:1]
+
     def workers(self) -> Sequence[WorkerState]:
         """See Executor."""
         return ()

@@ -153,6 +153,11 @@ class Nodes:
         for key in keys:
             node.requests.pop(key, None)
 
+    @property
+    def running(self) -> list[str]:
+        """Keys: of each machine the requests that it has had longest, one for a CPU."""
+        return [key for node in self._nodes.values() for key in list(node.requests)[: node.cpus]]
+
     def states(self) -> list[WorkerState]:
         """As `farm workers` shows them: those that are alive."""
         now = time.monotonic()

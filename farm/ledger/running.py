@@ -18,7 +18,7 @@ class Outlook:
     """How a job goes on, as its coordinator predicts."""
 
     running: int
-    """Number of its templates and cubins that a tool is working on now."""
+    """Number of templates and cubins that a tool is working on now, for this job or for it first."""
     left_seconds: float | None
     """Until its end; None: it cannot be told."""
 

@@ -138,7 +138,7 @@ def _kernels(build: Build, model: Checkpoint, options: BuildOptions) -> list[_Ke
     return [
         _Kernel(
             INSTRUCTION_BYTES * int(streams[part.first : part.end].sum()),
-            ptxas_seconds(build.spec, streams[part.first : part.end], options.optimisation),
+            ptxas_seconds(build.spec, float(streams[part.first : part.end].sum()), options.optimisation),
         )
         for part in build.parts
     ]

@@ -37,6 +37,8 @@ class TemplateRequest:
     """Multiply-adds that nvcc compiles: what its time grows with."""
     memory_limit_bytes: int | None = None
     """Memory limit of the tool; None: what the worker's settings say."""
+    seconds: float = 0.0
+    """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
 
     @property
     def memory_bytes(self) -> int:
@@ -58,9 +60,11 @@ class CubinRequest:
     key: str
     """Digest of the cubin's key."""
     cost: int
-    """Estimated work: multiply-adds that ptxas assembles."""
+    """Multiply-adds that ptxas assembles: what its memory grows with."""
     memory_limit_bytes: int | None = None
     """Memory limit of the tool; None: what the worker's settings say."""
+    seconds: float = 0.0
+    """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
 
     @property
     def memory_bytes(self) -> int:

@@ -43,7 +43,7 @@ from farm.jobs import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.settings import Settings, load_settings
 from farm.store import open_store
-from tests.benchmarks import bulk, coordinator, ledger, submission
+from tests.benchmarks import bulk, coordinator, ledger, outlook, submission, tool_time
 
 LIMITS = ToolLimits()
 SPARSITY = 0.9
@@ -242,6 +242,8 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "submission": submission.submission,
     "coordinator": coordinator.coordinator,
     "bulk": bulk.bulk,
+    "outlook": outlook.outlook,
+    "tool_time": tool_time.tool_time,
 }
 
 

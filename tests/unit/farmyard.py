@@ -84,6 +84,9 @@ class PlayedExecutor(Executor):
         self.dropped += [request.key for request in self._waiting if request.key in keys]
         self._waiting = deque(request for request in self._waiting if request.key not in keys)
 
+    def running(self) -> Collection[str]:
+        return [request.key for request in self._waiting]
+
     def workers(self) -> Sequence[WorkerState]:
         return ()
 

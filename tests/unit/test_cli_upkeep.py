@@ -15,6 +15,7 @@ import pytest
 from cli.main import run
 from cli.render import size
 from farm.jobs import Status
+from farm.ledger.running import Outlook
 from farm.store.disk import DiskStore
 from tests.store_contract import blob_name
 from tests.unit.farmyard import Farmyard
@@ -190,6 +191,27 @@ def test_following_a_log_ends_with_the_job_and_its_code(
     shown = text(f"logs -f {job_id}", capsys, code)
     assert looked.is_set()
     assert [line.split()[-1] for line in shown.splitlines()] == ["first", "last"]
+
+
+def test_following_a_log_says_every_so_often_where_the_job_stands(
+    farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job_id] = farm.submit("followed")
+    farm.ledger.claim(job_id, "c", 60)
+    looks = [0]
+
+    def go_on(_seconds: float) -> None:
+        looks[0] += 1
+        if looks[0] == 1:  # before, it was claimed and had not begun: nothing is said
+            farm.ledger.running.set_stage([job_id], "assemble", holder="c")
+            farm.ledger.running.set_outlooks({job_id: Outlook(2, 541.0)}, holder="c")
+        elif looks[0] == 2:
+            farm.ledger.finish(job_id, Status.SUCCEEDED, "")
+
+    monkeypatch.setattr("cli.logs_command.sleep", go_on)
+    monkeypatch.setattr("cli.logs_command.EVERY_SECONDS", 0.0)
+    [line] = text(f"logs -f {job_id}", capsys).splitlines()
+    assert line.endswith("info     0/4 cubins, 2 running, ~9 min left")
 
 
 def test_ctrl_c_ends_the_following_and_not_the_job(

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from codegen.tiling import Part, Tiling
 from farm.coordination.flights import Flights
-from farm.coordination.pieces import ALLOWED_MOVES, Cubin, Pieces, State, Template
+from farm.coordination.piece import ALLOWED_MOVES, Cubin, State, Template
+from farm.coordination.pieces import Pieces
 from farm.coordination.plan import Plan, Target
 from farm.coordination.retries import Retries
 from farm.coordination.run import CubinDone, Run

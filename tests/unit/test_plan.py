@@ -123,6 +123,13 @@ def test_a_part_costs_its_share_of_the_layers_multiply_adds() -> None:
     ]
 
 
+def test_what_takes_ptxas_longest_comes_first() -> None:
+    found = planned(build(1, parts=(Part(0, 1), Part(1, 4))), archs=("sm_90",))
+    assert [(request.part.first, request.seconds > 0) for request in found.cubins] == [(1, True), (0, True)]
+    assert found.cubins[0].seconds > found.cubins[1].seconds
+    assert all(request.seconds > 0 for request in found.templates)
+
+
 def test_the_cubins_of_one_part_stay_neighbours_and_parts_follow_one_another() -> None:
     found = planned(build(1, parts=HALVES), build(2, parts=HALVES))
     order = [(request.weights[-1], request.part.first) for request in found.cubins]
