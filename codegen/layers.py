@@ -75,6 +75,8 @@ class Layer:
     """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
     operator: str = ""
     """The node's, by ONNX's name."""
+    reshaped: tuple[str, ...] = ()
+    """Outputs of those of these nodes that only reshape, which the kernel leaves out: elements lie as before."""
 
     @property
     def likely_rows(self) -> int:

@@ -35,6 +35,8 @@ class _Fusion:
     steps: list[Step] = field(default_factory=list)
     residual: str = ""
     nodes: list[Node] = field(default_factory=list)
+    reshaped: list[str] = field(default_factory=list)
+    """Outputs of those of the nodes that only reshape."""
 
     def take(self, taken: Set[int]) -> Sequence[Node]:
         """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
@@ -62,6 +64,7 @@ class _Fusion:
             return []
         self.output = nodes[-1].outputs[0]
         self.nodes += [*reshaping, *nodes]
+        self.reshaped += [node.outputs[0] for node in reshaping]
         return [*reshaping, *nodes]
 
     def _next(self, taken: Set[int], reshaped: str) -> Sequence[Node]:
@@ -139,6 +142,7 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
         product.rows,
         tuple(map(str, fusion.nodes)),
         node.operator,
+        tuple(fusion.reshaped),
     )
     return FusedLayer(layer, fusion.nodes[-1].position if fusion.nodes else node.position)
 

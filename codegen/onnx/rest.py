@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 LAYER_DOMAIN = "farm"
 LAYER_OPERATOR = "Layer"
-"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input and, if any, its residual."""
+"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input and, if any, its residual.
+
+Its output has the shape that the layer's operator gives it. Where the model reshapes that before the last of the nodes
+that the layer computes, it is reshaped here behind the layer; the residual is of the model's shape, as many elements.
+"""
 
 
 class OnnxRest:
@@ -54,7 +58,7 @@ class OnnxRest:
 
     def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
         """Nodes in graph order and constants by name, from the outputs backwards."""
-        nodes: dict[int, NodeProto] = {}
+        nodes: dict[int, list[NodeProto]] = {}
         constants: dict[str, TensorProto] = {}
         seen: set[str] = set()
         waiting = [output.name for output in self._model.graph.output]
@@ -65,15 +69,32 @@ class OnnxRest:
             seen.add(name)
             layer = layers.get(name)
             if layer is not None:
-                nodes[self._producers[name]] = _layer_node(layer)
-                waiting += [layer.input, layer.residual]
+                nodes[self._producers[name]] = made = self._layer_nodes(layer)
+                waiting += [each for node in made[1:] for each in node.input[1:]] + [layer.input, layer.residual]
             elif (constant := self._constant(name)) is not None:
                 constants[name] = constant
             elif name in self._producers:
                 position = self._producers[name]
-                nodes[position] = node = self._model.graph.node[position]
+                node = self._model.graph.node[position]
+                nodes[position] = [node]
                 waiting += _reads(node)
-        return [nodes[position] for position in sorted(nodes)], [constants[name] for name in sorted(constants)]
+        return [node for position in sorted(nodes) for node in nodes[position]], [
+            constants[name] for name in sorted(constants)
+        ]
+
+    def _layer_nodes(self, layer: Layer) -> list[NodeProto]:
+        """The layer, then what reshapes its output."""
+        import onnx
+
+        reshaping = [self._model.graph.node[self._producers[name]] for name in layer.reshaped]
+        names = [node.input[0] for node in reshaping[:1]] + [node.output[0] for node in reshaping[:-1]] + [layer.output]
+        made = [_layer_node(layer, names[0])]
+        for original, before, after in zip(reshaping, names, names[1:], strict=False):
+            node = onnx.NodeProto()
+            node.CopyFrom(original)
+            node.input[0], node.output[0] = before, after
+            made.append(node)
+        return made
 
     def _constant(self, name: str) -> TensorProto | None:
         """A tensor that is known before the model runs; None for others, and for what only the model can compute."""
@@ -114,11 +135,11 @@ def _tensor(value: ValueInfoProto) -> Tensor:
     return Tensor(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
 
 
-def _layer_node(layer: Layer) -> NodeProto:
+def _layer_node(layer: Layer, output: str) -> NodeProto:
     from onnx import helper
 
     inputs = [layer.input, layer.residual] if layer.residual else [layer.input]
-    return helper.make_node(LAYER_OPERATOR, inputs, [layer.output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
+    return helper.make_node(LAYER_OPERATOR, inputs, [output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
 
 
 def _reads(node: NodeProto) -> list[str]:

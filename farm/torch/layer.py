@@ -165,7 +165,8 @@ def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int) -> torch.T
     x = _checked(layer, "input", x)
     if residual is not None:
         residual = _checked(layer, "residual", residual)
-        if list(residual.shape) != output_shape(layer.spec, x.shape):
+        # It may be of the shape that the model gives the output behind the layer.
+        if residual.numel() != math.prod(output_shape(layer.spec, x.shape)):
             raise ValueError(
                 f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
                 f"{output_shape(layer.spec, x.shape)}"

@@ -25,6 +25,7 @@ from farm.torch import load  # noqa: E402
 from farm.torch.layer import output_shape  # noqa: E402
 from farm.torch.module import module_of  # noqa: E402
 from tests.torch.bundles import fetched  # noqa: E402
+from tests.unit.onnx_models import constants, info, model, node, save, values  # noqa: E402
 
 SHAPES = {
     "lenet5": (1, 28, 28),
@@ -66,6 +67,23 @@ def test_a_network_computes_what_its_model_does(tmp_path: Path, name: str, batch
     with torch.inference_mode():
         found = module(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_may_have_the_shape_that_the_model_gives_the_output(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "c", "conv"), node("Reshape", "c s", "d"), node("Add", "d r", "y")]
+    tensors = constants(w=values(4, 3, 3, 3), s=np.array([-1, 4, 9]))
+    proto = model(nodes, tensors, inputs=[info("x", (2, 3, 5, 5)), info("r", (2, 4, 9))])
+    checkpoint = read_checkpoint(save(tmp_path, proto))
+    [layer] = checkpoint.layers
+    assert (layer.residual, layer.output) == ("r", "y")
+    assert checkpoint.rest is not None
+    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    module = module_of(network, {"conv": BundledLayer("conv", layer.spec, True, ())}, {"conv": partial(played, layer)})
+    x, r = (torch.from_numpy(values(*shape, seed=1)) for shape in ((2, 3, 5, 5), (2, 4, 9)))
+    expected = torch.nn.functional.conv2d(x, torch.from_numpy(values(4, 3, 3, 3))).reshape(2, 4, 9) + r
+    torch.testing.assert_close(module(x, r), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"its residual is \[2, 4, 8\], its output is \[2, 4, 3, 3\]"):
+        module(x, r[:, :, :8])
 
 
 def test_a_network_can_be_exported_with_its_layers_as_operators(tmp_path: Path) -> None:

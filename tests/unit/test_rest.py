@@ -16,12 +16,13 @@ from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.rest import LAYER_DOMAIN
 from codegen.reference import layer_output
-from tests.unit.onnx_models import save
+from codegen.spec import Linear
+from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (784,)}
 
 
-def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray) -> np.ndarray:
+def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray, **others: np.ndarray) -> np.ndarray:
     """By onnx's evaluator, the compiled layers by our reference."""
     layers = {layer.name: layer for layer in checkpoint.layers}
 
@@ -30,10 +31,16 @@ def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray) -> np.ndarray
 
         def _run(self, x: np.ndarray, residual: np.ndarray | None = None, layer: str = "") -> tuple[np.ndarray]:
             found = layers[layer]
-            return (layer_output(found.spec, found.weights, x, residual=residual).astype(np.float32),)
+            given = x.reshape(-1, *found.spec.input_shape)
+            added = None if residual is None else residual.reshape(-1, *found.spec.output_shape)
+            output = layer_output(found.spec, found.weights, given, residual=added).astype(np.float32)
+            rows = (*x.shape[:-1], -1) if isinstance(found.spec, Linear) else output.shape
+            return (output.reshape(rows),)
 
     LayerRun.__name__ = "Layer"
-    [output] = ReferenceEvaluator(onnx.load_model_from_string(rest), new_ops=[LayerRun]).run(None, {"input": x})
+    [output] = ReferenceEvaluator(onnx.load_model_from_string(rest), new_ops=[LayerRun]).run(
+        None, {"input": x, **others}
+    )
     return np.asarray(output)
 
 
@@ -101,3 +108,46 @@ def test_constants_that_the_model_computes_are_stored(tmp_path: Path) -> None:
     left = onnx.load_model_from_string(checkpoint.rest.without(checkpoint.layers)).graph
     assert [node.op_type for node in left.node] == ["Layer", "Softmax", "Pow"]
     assert [(each.name, float(numpy_helper.to_array(each)[0])) for each in left.initializer] == [("minus", -3.0)]
+
+
+RESHAPED: dict[str, list[onnx.NodeProto]] = {
+    "of flat maps": [
+        node("Conv", "input w", "c", "conv"),
+        node("Reshape", "c flat", "d"),
+        node("Add", "d r", "e"),
+        node("Softmax", "e", "output", axis=1),
+    ],
+    "of flat maps, twice": [
+        node("Conv", "input w", "c", "conv"),
+        node("Flatten", "c", "d"),
+        node("Relu", "d", "e"),
+        node("Identity", "e", "f"),
+        node("Reshape", "f flat", "g"),
+        node("Add", "g r", "h"),
+        node("Transpose", "h", "output", perm=[0, 2, 1]),
+    ],
+    "to a shape that is computed": [
+        node("Conv", "input w", "c", "conv"),
+        node("Shape", "r", "s"),
+        node("Reshape", "c s", "d"),
+        node("Relu", "d", "e"),
+        node("Softmax", "e", "output", axis=1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RESHAPED)
+def test_a_layer_behind_which_the_model_reshapes_is_reshaped_in_the_rest(tmp_path: Path, name: str) -> None:
+    tensors = constants(w=values(4, 3, 3, 3), flat=np.array([-1, 4, 9]), r=values(2, 4, 9))
+    proto = model(RESHAPED[name], tensors, inputs=[info("input", (2, 3, 5, 5)), info("q", (2, 4, 9))], output="output")
+    proto.graph.node.insert(0, node("Relu", "q", "r"))  # a residual that is computed
+    del proto.graph.initializer[-1]
+    path = save(tmp_path, proto)
+    checkpoint = read_checkpoint(path)
+    [layer] = checkpoint.layers
+    assert layer.reshaped
+    assert checkpoint.rest is not None
+    x, q = values(2, 3, 5, 5), values(2, 4, 9, seed=1)
+    [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "q": q})
+    found = outputs_of(checkpoint.rest.without(checkpoint.layers), checkpoint, x, q=q)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
