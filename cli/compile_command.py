@@ -13,7 +13,7 @@ from rich.text import Text
 from cli.bundle_command import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.failures import failure_lines
-from cli.layers import compiled_line, layer_table, lowered_lines, skipped_lines
+from cli.layers import compiled_line, layer_table, left_out_lines, lowered_lines
 from cli.options import check_output_folder, input_shapes_of
 from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
 from cli.submission import (
@@ -134,7 +134,7 @@ def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -
             head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
             console.print(head.append_text(status_text(detail.job.status)))
             console.print(layer_table(detail, console.width), soft_wrap=True)
-        for line in (*lowered_lines(detail), *skipped_lines(detail.job)):
+        for line in (*lowered_lines(detail), *left_out_lines(detail)):
             console.print(line, soft_wrap=True)
         if len(details) <= LAYERS_OF_JOBS:
             console.print()

@@ -14,8 +14,8 @@ from cli.layers import (
     folded_lines,
     layer_json,
     layer_table,
+    left_out_lines,
     lowered_lines,
-    skipped_lines,
     tuning_lines,
 )
 from cli.render import duration, job_json, job_seconds, job_state, moment, print_json, size, stdout
@@ -62,5 +62,5 @@ def _print(detail: JobDetail) -> None:
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width), soft_wrap=True)
     notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail))
-    for line in (*notes, *failure_lines([detail]), *skipped_lines(job)):
+    for line in (*notes, *failure_lines([detail]), *left_out_lines(detail)):
         console.print(line, soft_wrap=True)

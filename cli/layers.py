@@ -11,11 +11,12 @@ from typing import Any
 from rich.text import Text
 
 from cli.render import counted, duration, size
+from cli.skipped import skipped_lines
 from cli.tables import EXTRA, Column, fitted_table
 from cli.totals import arch_totals
 from codegen.spec import Linear
 from codegen.tiling import Part
-from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, TilingChoice
+from farm.jobs import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
 
 MODEL = "cost model"
 """Where a tiling comes from that no tuning record gave."""
@@ -221,9 +222,11 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
     ]
 
 
-def skipped_lines(job: Job) -> list[Text]:
-    """What was not compiled, and why."""
-    return [Text(f"skipped {layer.name} ({layer.operator}): {layer.reason}", style="yellow") for layer in job.skipped]
+def left_out_lines(detail: JobDetail) -> list[Text]:
+    """What was not compiled, why, and how much of the model that is."""
+    from farm.reports.coverage import coverage_of
+
+    return skipped_lines(detail.job.skipped, coverage_of(detail.builds, detail.job.skipped))
 
 
 def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:

@@ -11,6 +11,7 @@ from cli.exit_codes import OK, USAGE
 from cli.layers import shape_of
 from cli.options import input_shapes_of
 from cli.render import counted, duration, print_json, size, skipped_json, stdout
+from cli.skipped import skipped_lines
 from cli.submission import (
     Accumulate,
     Archs,
@@ -30,7 +31,6 @@ from cli.tables import EXTRA, Column, fitted_table
 from cli.totals import coverage_json, coverage_line
 
 if TYPE_CHECKING:
-    from codegen.spec import SkippedLayer
     from farm.reports.coverage import Coverage
     from farm.reports.forecast import Forecast, LayerForecast, ModelForecast
 
@@ -95,10 +95,10 @@ def _print(found: Forecast) -> None:
         console.print(Text(f"{model.job.name}  {', '.join(model.job.options.archs)}", style="bold"), soft_wrap=True)
         rows = [_cells(layer, model.coverage) for layer in model.layers]
         console.print(fitted_table(COLUMNS, rows, console.width), soft_wrap=True)
-        for layer in model.job.skipped:
-            console.print(Text(f"skipped {_skipped(layer, model.coverage)}", style="yellow"), soft_wrap=True)
-        for line in (coverage_line(model.coverage), _kernels_line(model)):
-            console.print(Text(line), soft_wrap=True)
+        covered = [Text(coverage_line(model.coverage))]
+        lines = skipped_lines(model.job.skipped, model.coverage) or covered
+        for shown in (*lines, Text(_kernels_line(model))):
+            console.print(shown, soft_wrap=True)
         console.print()
     for line in _totals(found):
         console.print(Text(line), soft_wrap=True)
@@ -121,18 +121,6 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         duration(layer.ptxas_seconds) if missing else "-",
         f"{layer.kernel_microseconds:,.1f} us",
     ]
-
-
-def _skipped(layer: SkippedLayer, coverage: Coverage) -> str:
-    known = [
-        f"{share:.1%} of the {what}"
-        for what, count, share in (
-            ("weights", layer.weights, coverage.share_of_weights(layer.weights or 0)),
-            ("multiply-adds", layer.multiply_adds, coverage.share_of_multiply_adds(layer.multiply_adds or 0)),
-        )
-        if count is not None
-    ]
-    return f"{layer.name} ({layer.operator}): {layer.reason} [{', '.join(known) or 'of unknown size'}]"
 
 
 def _kernels_line(model: ModelForecast) -> str:

@@ -49,7 +49,9 @@ def status(
         ledger.check_submission(submission)
 
     def look(most: int | None) -> View:
-        return View(ledger.jobs(limit=most, **shown), ledger.counts(**of), ledger.count_claimed(**of), states)
+        return View(
+            ledger.jobs(limit=most, **shown), ledger.counts(**of), ledger.count_claimed(**of), states, any(of.values())
+        )
 
     most = None if everything else limit
     if as_json:
@@ -73,6 +75,8 @@ class View:
     claimed: int
     states: Sequence[Status] | None
     """Of the jobs."""
+    filtered: bool
+    """Whether only some jobs were asked for, by model, architecture or submission."""
 
     @property
     def left_out(self) -> int:
@@ -87,7 +91,7 @@ class View:
         lines = [counts_line(self.counts, self.claimed)]
         if self.jobs:
             lines.append(job_table(self.jobs[:room], width))
-        elif self.counts:
+        elif self.counts or self.filtered:
             lines.append(Text("none of these jobs is what you asked for: farm status --all shows all"))
         else:
             lines.append(Text("no jobs: farm compile model.onnx --arch sm_90 makes one"))

@@ -27,6 +27,7 @@ from farm.executors.gpu import open_gpu
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
 from farm.reports import doctor
+from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.explanation import Explanation, explain
 from farm.reports.forecast import Forecast, forecast
 from farm.settings import Settings, load_settings
@@ -89,7 +90,8 @@ class Farm(Keeper):
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
         dense = (warning for job in jobs for warning in dense_warnings(job.builds))
-        warnings = dict.fromkeys((*notes, *dense))
+        coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
+        warnings = dict.fromkeys((*notes, *dense, *filter(None, coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def warm(

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from codegen.spec import LIKELY_ROWS, SkippedLayer
 from farm.jobs import Build
 
+LOW = 0.9
+"""A share of weights or multiply-adds under which there is a warning."""
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -35,6 +38,12 @@ class Coverage:
         """0 to 1."""
         return multiply_adds / self.all_multiply_adds if self.all_multiply_adds else 0.0
 
+    @property
+    def is_low(self) -> bool:
+        """Whether so little is compiled that a person should know: under LOW of the weights or the multiply-adds."""
+        shares = self.share_of_weights(self.weights), self.share_of_multiply_adds(self.multiply_adds)
+        return min(shares) < LOW
+
 
 def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Coverage:
     """The coverage of one job; a layer with several builds, one per tiling, counts once."""
@@ -51,6 +60,20 @@ def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Cov
         multiply_adds=multiply_adds,
         all_multiply_adds=multiply_adds + sum(layer.multiply_adds or 0 for layer in left_out),
         of_unknown_size=sum(layer.weights is None or layer.multiply_adds is None for layer in left_out),
+    )
+
+
+def coverage_warning(job: str, coverage: Coverage) -> str | None:
+    """What to know before a job of this name runs; None where enough is compiled."""
+    if not coverage.is_low:
+        return None
+    weights, multiply_adds = (
+        coverage.share_of_weights(coverage.weights),
+        coverage.share_of_multiply_adds(coverage.multiply_adds),
+    )
+    return (
+        f"{job}: only {weights:.1%} of the weights and {multiply_adds:.1%} of the multiply-adds will be compiled, "
+        f"{coverage.skipped} of {coverage.compiled + coverage.skipped} layers are skipped: farm plan says why"
     )
 
 
