@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test services torch test-cluster test-gpu fuzz chaos models bench lint format clean
+.PHONY: help setup demo test services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd postgresql radosgw
@@ -40,8 +40,17 @@ torch: .venv/ready-dev ## PyTorch into .venv, for tests/torch; a download of 0.2
 test-gpu: .venv/ready-dev ## the tests that need a GPU, its driver and PyCUDA
 	@$(BIN)/python -m pytest tests/gpu
 
+gpu: .venv/ready ## PyCUDA, for farm tune, bench and verify --gpu; built here without CUDA, driver or GPU
+	@[ -f "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends python3-dev >/dev/null; }
+	@echo "installing PyCUDA into .venv (two minutes of one core, once):"
+	@infra/install-pycuda $(BIN)/python
+
 fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; options in FUZZ, as FUZZ='--seed 7'
 	@$(BIN)/python -m tests.differential $(FUZZ)
+
+test-packages: .venv/ready-dev ## installs the program as users do, PyCUDA too, into environments of their own; downloads
+	@$(BIN)/python -m pytest tests/packages --install
 
 chaos: .venv/ready-dev services ## faults at random moments, 20 rounds of each; options in CHAOS, as CHAOS='--seed 7 s3-killed'
 	@$(BIN)/python -m tests.chaos $(CHAOS)

@@ -52,6 +52,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skip-nothing", action="store_true", help="a test that is skipped is a failure")
+    parser.addoption("--install", action="store_true", help="install packages too, which takes minutes and a network")
     parser.addoption("--every-sparsity", action="store_true", help="whole networks at 0.8 and 0.95 too")
 
 

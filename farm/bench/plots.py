@@ -12,6 +12,7 @@ from farm.bench.results import Measurement, Results, cases_of
 from farm.bench.roof import moved_bytes, nonzero_flops
 from farm.bench.summary import geometric_mean, speedups
 from farm.errors import UsageError
+from farm.extras import way_out
 from farm.gpu.workload import CaseKey
 
 STYLES = {
@@ -31,7 +32,7 @@ def plot(results: Results, folder: Path) -> list[Path]:
         import matplotlib
         from matplotlib import pyplot
     except ImportError:
-        raise UsageError("figures need matplotlib: install the extra 'plots'") from None
+        raise UsageError(f"figures need matplotlib: {way_out('plots')}") from None
     matplotlib.use("Agg")
     settings = {"svg.hashsalt": "farm", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from codegen.launch import Launch
+from farm.extras import way_out
 from farm.gpu.replay import REPLAYS, CudaGraph, Gate, launches_of, rest
 
 _POISON = 0xFF
@@ -116,6 +117,13 @@ class DeviceFacts:
         return asdict(self)
 
 
+def _missing(error: ImportError) -> str:
+    """What to do where PyCUDA cannot be imported."""
+    if isinstance(error, ModuleNotFoundError):
+        return way_out("gpu")
+    return "its libcuda.so.1 comes with NVIDIA's driver, so run this on a machine that has one"
+
+
 class Device:
     """The first GPU, for as long as the `with` block lasts. Raises DeviceError where there is none."""
 
@@ -123,9 +131,7 @@ class Device:
         try:
             from pycuda import driver
         except ImportError as error:
-            raise DeviceError(
-                f"PyCUDA cannot be used here ({error}): install the extra 'gpu' on a machine with an NVIDIA driver"
-            ) from None
+            raise DeviceError(f"PyCUDA cannot be used here ({error}): {_missing(error)}") from None
         self._driver: Any = driver
         self._streams: list[Any] = []
         """For parts of layers that run beside the first."""

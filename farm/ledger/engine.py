@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from farm.errors import LedgerAwayError, LedgerError
+from farm.extras import way_out
 from farm.settings import redacted
 
 BUSY_SECONDS = 30
@@ -83,7 +84,7 @@ def _open_postgresql(url: str) -> Engine:
     except ImportError as error:
         raise LedgerError(
             f"the database {redacted(url)} needs the driver psycopg, which cannot be imported ({error}): "
-            "pip install 'sparse-compile-farm[postgres]'"
+            f"{way_out('postgres')}"
         ) from None
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farm.errors import FarmError, UnreachableError, UsageError
+from farm.extras import way_out
 from farm.jobs import Status
 from farm.ledger import Ledger
 
@@ -84,8 +85,7 @@ class MetricsServer:
             from prometheus_client.exposition import CONTENT_TYPE_LATEST
         except ImportError as error:
             raise UsageError(
-                f"metrics need prometheus_client, which cannot be imported ({error}): "
-                "pip install 'sparse-compile-farm[metrics]'"
+                f"metrics need prometheus_client, which cannot be imported ({error}): {way_out('metrics')}"
             ) from None
         registry = CollectorRegistry()
         registry.register(LedgerCollector(ledger))

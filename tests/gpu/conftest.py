@@ -1,4 +1,4 @@
-"""These tests need an NVIDIA GPU, its driver and PyCUDA (the extra `gpu`)."""
+"""These tests need an NVIDIA GPU, its driver and PyCUDA (`make gpu`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors", "units"),
-    ("setting_table",),
+    ("extras", "setting_table"),
     ("jobs", "runtime", "settings", "version"),
     ("store",),
     ("worker", "tuning"),

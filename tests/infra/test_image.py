@@ -33,7 +33,7 @@ def test_what_it_copies_is_there_and_is_all_that_the_wheel_is_made_of() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
     files = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "constraints.txt"}
-    assert copied() == packages | files
+    assert copied() == packages | files | {"infra/install-pycuda"}
 
 
 def test_the_build_is_given_what_is_copied_and_nothing_else() -> None:
@@ -45,7 +45,11 @@ def test_the_build_is_given_what_is_copied_and_nothing_else() -> None:
 
 
 def test_it_runs_as_a_user_without_rights_and_with_ray_s_authentication_on() -> None:
-    last = DOCKERFILE.rpartition("\nFROM ")[2]
-    assert re.search(r"^USER 1000:1000$", last, re.M)
-    assert "RAY_AUTH_MODE=token" in last
-    assert not re.search(r"\b(sudo|make|git|pip|python3-venv|python3-dev|build-essential)\b", last)
+    stages = {stage.split("\n")[0]: stage for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.M)[1:]}
+    base = stages["debian:bookworm-slim AS base"]
+    assert "RAY_AUTH_MODE=token" in base
+    images = [stages["base AS gpu"], stages["base"]]  # the last is what is built unless another is named
+    assert DOCKERFILE.endswith(images[-1])
+    for image in images:
+        assert re.search(r"^USER 1000:1000$", image, re.M)
+        assert not re.search(r"\b(sudo|make|git|pip|python3-venv|python3-dev|build-essential)\b", base + image)
