@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 SHOW := sed -un -e 's/^ *Downloading \([^-]*\).*(\([0-9.]* MB\))$$/    \1 \2/p' -e 's/^Installing collected.*/    unpacking/p'
 
 help: ## this list
-	@sed -En 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 12
+	@sed -En 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 15
 
 setup: .venv/ready ## the environment in .venv: what the program needs, the CUDA compiler included
 
