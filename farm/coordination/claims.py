@@ -218,8 +218,10 @@ class Claims:
         """
         now = self._clock.now()
         done = [claim for claim in self._claims.values() if not claim.left]
-        if done or now - self._written_at > WRITE_SECONDS:
+        if now - self._written_at > WRITE_SECONDS or (done and len(done) == len(self._claims)):
             self._flush()
+        else:
+            done = []  # together with the next ones, soon
         for claim in done:
             if claim.job.id in self._claims:
                 self._set_stage([claim], claim.stage)  # it begins now if nothing had to be built for it
