@@ -25,6 +25,8 @@ STREAM_MULTIPLY_ADDS = 20_000
 """Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
 STREAM_BYTES = 500_000
 """Machine code that one block runs, at most."""
+LOOPED_STREAMS = 2.5
+"""How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
 PART_INSTRUCTIONS = 40_000
 """Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
 LAYER_INSTRUCTIONS = 60_000
@@ -58,18 +60,22 @@ def choose_tiling(
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
     with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
-    nothing fits: the layer's code is too large, or a kernel larger than shared memory, or the form
+    nothing fits: the layer's code is too large with any tiling, or a kernel larger than shared memory, or the form
     does not do for the layer.
     """
     layer = lower(spec)
     _check_form(layer, form)
+    least_bytes = math.inf
     for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate):
-        if code_bytes > code_limit_bytes:
-            raise TilingError(
-                f"its code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB: "
-                "prune the layer further, or raise --max-code-size"
-            )
-        return replace(tiling, form=form)
+        if code_bytes <= code_limit_bytes:
+            return replace(tiling, form=form)
+        least_bytes = min(least_bytes, code_bytes)
+    if least_bytes < math.inf:
+        each, megabytes = least_bytes / max(1, int(nonzeros.sum())), math.ceil(least_bytes / 1e6)
+        raise TilingError(
+            f"its code would be {megabytes} MB, {each:.0f} bytes a non-zero weight, and the limit is "
+            f"{code_limit_bytes / 1e6:g} MB: raise it with --max-code-size {megabytes}MB, or prune the layer further"
+        )
     raise TilingError(
         f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
         "shared memory"
@@ -200,7 +206,8 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
         if not _fits(divided):
             continue
         stream = Stream.of(divided.work, density)
-        if stream.multiply_adds <= STREAM_MULTIPLY_ADDS and stream.code_bytes <= STREAM_BYTES:
+        multiply_adds, code_bytes = _stream_limits(divided)
+        if stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes:
             sizes.append((divided, stream.code * divided.work.streams))
     # A layer that is larger whatever its tiling is given the smaller ones.
     limit = max(LAYER_INSTRUCTIONS, 1.2 * min((size for _, size in sizes), default=0))
@@ -246,4 +253,11 @@ def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArra
     if layer.tiling.group_kernels == 1:
         return True  # there is nothing smaller
     largest = int(_stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
-    return largest <= STREAM_MULTIPLY_ADDS and 16 * float(streams.max()) <= STREAM_BYTES
+    multiply_adds, code_bytes = _stream_limits(layer)
+    return largest <= multiply_adds and 16 * float(streams.max()) <= code_bytes
+
+
+def _stream_limits(layer: AnyTiled) -> tuple[float, float]:
+    """Multiply-adds and bytes of a K group, at most."""
+    more = LOOPED_STREAMS if layer.work.loop_instructions else 1
+    return more * STREAM_MULTIPLY_ADDS, more * STREAM_BYTES

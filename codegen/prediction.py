@@ -58,6 +58,8 @@ class Stream:
     loads: float
     copies: float
     """Instructions of all copies."""
+    copy_code: float
+    """Those that are there to run them: as many, or those of a loop in each chunk."""
     accumulations: float
     """Instructions that add up packed sums."""
     chunks: int
@@ -73,6 +75,7 @@ class Stream:
             multiply_adds=work.terms * density,
             loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),
             copies=work.copies * work.copy_instructions,
+            copy_code=work.loop_instructions * work.chunks or work.copies * work.copy_instructions,
             # Where there was no weight for a sum, that stays as it is.
             accumulations=ACCUMULATE_INSTRUCTIONS * added * (1 - (1 - density) ** (work.terms / max(1, added))),
             chunks=work.chunks,
@@ -82,12 +85,12 @@ class Stream:
     @property
     def instructions(self) -> float:
         """To issue."""
-        return self.code + PROLOGUE_INSTRUCTIONS
+        return self.code - self.copy_code + self.copies + PROLOGUE_INSTRUCTIONS
 
     @property
     def code(self) -> float:
         """Instructions to fetch."""
-        work = self.multiply_adds + self.loads + self.copies + self.accumulations
+        work = self.multiply_adds + self.loads + self.copy_code + self.accumulations
         return work + self.chunks * CHUNK_INSTRUCTIONS + self.stores
 
     @property

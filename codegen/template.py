@@ -164,7 +164,9 @@ class RolledForm:
         """Finds the loop, its placeholders and loads, and the epilogue."""
         lines = ptx.splitlines()
         labels = [i for i, line in enumerate(lines) if _LABEL.match(line)]
-        branches = [i for i, line in enumerate(lines) if _BRANCH.search(line)]
+        branches = [
+            i for i, line in enumerate(lines) if _BRANCH.search(line) and not line.startswith("{")
+        ]  # a loop in a line stays in it
         groups = [i for i, line in enumerate(lines) if line.startswith("// farm.group ")]
         if len(labels) != 1 or len(branches) != 1 or len(groups) != 1:
             raise TemplateError(

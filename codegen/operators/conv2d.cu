@@ -11,7 +11,6 @@
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
 #define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
-#define PLANE (HEIGHT * WIDTH)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define PRESENT(j, channel) present[j]
 #define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
@@ -41,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     const int first_kernel = span * SPAN_KERNELS + (group - span * GROUPS_PER_SPAN) * GROUP_KERNELS;
 
     Copies copies;
-    const Element* channels = input + (size_t)first_image * (CHANNELS * PLANE) + (size_t)first_channel * PLANE;
+    const Element* channels = input + (size_t)first_image * IMAGE_ELEMENTS + (size_t)first_channel * CHANNEL_STEP;
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
         const unsigned unit = thread + j * THREADS;
@@ -67,10 +66,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
         copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
 #endif
         // A mask, not a choice: that could become a branch.
-        const int offset = i * (CHANNELS * PLANE) + c * PLANE + in_y * WIDTH + in_x;
+        const int offset = i * IMAGE_ELEMENTS + c * CHANNEL_STEP + in_y * ROW_STEP + in_x;
         copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
         copies.inside[j] = unit < IMAGES / PAIR_IMAGES * IMAGE_UNITS;
-        copies.target[j] = tile_address + (i / PAIR_IMAGES * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + x) * 4;
+#if PATCH_GAP
+        const int in_row = x + x / STRIDE_X * PATCH_GAP;
+#else
+        const int in_row = x;
+#endif
+        copies.target[j] = tile_address + (i / PAIR_IMAGES * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + in_row) * 4;
     }
 
     const int out_y = (tile_row + row) * UP_Y - CROP_Y, out_x = (tile_column + column) * UP_X - CROP_X;
@@ -81,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     const Element* residual = added + first;
 #endif
     const int word = image / PAIR_IMAGES * IMAGE_WORDS + row * (STRIDE_Y / STEP_Y) * ROW_WORDS +
-                     column * (STRIDE_X / STEP_X) + MARGIN;
+                     column * (STRIDE_X / STEP_X + PATCH_GAP) + MARGIN;
     const float* window = tile + word;
 #if EDGES
 #pragma unroll

@@ -108,9 +108,9 @@ def _address(layer: TiledConvolution) -> stream.Address:
 
 def _parameters(layer: TiledConvolution) -> str:
     spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
-    plane = geometry.height * geometry.width
     starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
     values: dict[str, int | str] = {
+        "LOOPED": 0,
         "IMAGES": tiling.images,
         "RESIDENT_BLOCKS": resident_blocks(layer),
         "PAIR_IMAGES": pair.images,
@@ -131,7 +131,13 @@ def _parameters(layer: TiledConvolution) -> str:
         "OUTPUT_WIDTH": spec.output_width,
         "TILES_X": tiles(layer)[1],
         "WHOLE_ROWS": int(tile.whole_rows),
-        "ROW_LENGTH": (tiling.chunk_channels * plane if tile.merged else plane) if tile.whole_rows else geometry.width,
+        "ROW_STEP": geometry.row_step,
+        "CHANNEL_STEP": geometry.channel_step,
+        "IMAGE_ELEMENTS": geometry.image_elements,
+        "PATCH_GAP": tile.patch_gap,
+        "ROW_LENGTH": (geometry.channel_step * (tiling.chunk_channels if tile.merged else 1))
+        if tile.whole_rows
+        else geometry.width,
         "ROW_WORDS": tile.row_words,
         "CHANNEL_WORDS": tile.channel_words,
         "IMAGE_WORDS": tile.image_words,
@@ -143,8 +149,10 @@ def _parameters(layer: TiledConvolution) -> str:
         "IMAGE_UNITS": tile.image_units,
         "POINTERS": tile.pointers,
         "HELD": held(layer),
-        "ADVANCE": tiling.chunk_channels * plane,
-        "PAIR_OFFSET": geometry.channels * plane if pair.images == 2 else tiling.tile_width * geometry.stride[1],
+        "ADVANCE": tiling.chunk_channels * geometry.channel_step,
+        "JUMP": geometry.channel_jump,
+        "JUMP_AFTER": geometry.patch_rows,
+        "PAIR_OFFSET": geometry.image_elements if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
         "EDGE_STARTS": "{" + ", ".join(map(str, starts)) + "}",
         "ZERO_WORDS": tile.zero_words,
@@ -157,7 +165,7 @@ def _copy_lines(layer: TiledConvolution) -> str:
     tile = layer.input_tile
     channels = range(0, layer.tiling.chunk_channels, tile.pass_channels)
     return "".join(
-        f"COPY({j}, {i * tile.pointers + j}, {c}, {c} * PLANE, {c} * CHANNEL_WORDS)\n"
+        f"COPY({j}, {i * tile.pointers + j}, {c}, {c} * CHANNEL_STEP, {c} * CHANNEL_WORDS)\n"
         for i, c in enumerate(channels)
         for j in range(tile.pointers)
     )
@@ -205,7 +213,7 @@ def work(layer: TiledConvolution) -> Work:
         threads=layer.threads,
         sums=sum_registers(layer),
         terms=per_channel * streams.span_channels,
-        inputs=used_rows * geometry.kernel_width * streams.span_channels,
+        inputs=used_rows * geometry.kernel_width * streams.span_channels // tile.vector,
         pointers=tile.pointers,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
@@ -219,12 +227,12 @@ def work(layer: TiledConvolution) -> Work:
         * tiling.images
         * height
         * _row_bytes(geometry, tile, element * pair.columns, width),
-        input_bytes=element * geometry.channels * geometry.height * geometry.width,
+        input_bytes=element * geometry.image_elements,
         output_bytes=element * outputs,
         largest_offset_bytes=element
         * max(
             pair.images * outputs,
-            ((pair.images - 1) * geometry.channels + tiling.chunk_channels) * geometry.height * geometry.width,
+            (pair.images - 1) * geometry.image_elements + tiling.chunk_channels * geometry.channel_step,
         ),
         conflicts=_conflicts(layer),
         packed_sums=sums if pair.halves == 2 and tiling.accumulate == "float32" else 0,
@@ -250,9 +258,10 @@ def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) ->
 
 def _conflicts(layer: TiledConvolution) -> float:
     tiling, tile, (down, across) = layer.tiling, layer.input_tile, layer.geometry.tile_stride
-    row_step = tiling.rows * down * tile.row_words
+    steps = (tile.image_words, tiling.rows * down * tile.row_words, across + tile.patch_gap)
+    image_step, row_step, column_step = (step // tile.vector for step in steps)
     shape = (layer.word_images, tiling.tile_height, tiling.tile_width)
-    return _average_conflicts(shape, (tile.image_words % BANKS, row_step % BANKS, across))
+    return _average_conflicts(shape, (image_step % BANKS, row_step % BANKS, column_step))
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,9 @@ from codegen.layers import FloatArray, Weights
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair
 from codegen.tiling import Tiling
 
+LEAST_PATCH_ROWS = 4
+"""Of a kernel whose rows become channels: of a smaller one, chunks of whole channels take fewer copies."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -20,7 +23,8 @@ class Geometry:
 
     An ordinary convolution has one phase. A transposed one with stride s is a convolution of stride 1 that computes
     s x s outputs at each position, each with its own part of the kernel (Shi et al. 2016, arXiv 1609.07009). A linear
-    layer is a 1x1 convolution whose positions are the rows of the batch.
+    layer is a 1x1 convolution whose positions are the rows of the batch. Where a kernel moves down by its own height,
+    as that of a patch embedding does, each of its rows is a channel, so that a block has few of them at a time.
     """
 
     channels: int
@@ -40,6 +44,35 @@ class Geometry:
     """Down and across."""
     crop: Pair = (0, 0)
     """Outputs of the first position that lie before the first output."""
+    patch_rows: int = 1
+    """Of the layer's kernel, each of which is a channel here, if no two positions share an input row."""
+    rows_left: int = 0
+    """Input rows of a channel below those of the last patch."""
+
+    @cached_property
+    def channel_step(self) -> int:
+        """Elements from a channel to the next: of the layer, or of the rows of a patch."""
+        return (1 if self.patch_rows > 1 else self.height) * self.width
+
+    @cached_property
+    def row_step(self) -> int:
+        """Elements from a row of a channel to the next."""
+        return self.patch_rows * self.width
+
+    @cached_property
+    def channel_jump(self) -> int:
+        """Elements from where the next channel would be after the last row of a patch to where it is."""
+        return ((self.height - 1) * self.patch_rows + self.rows_left) * self.width if self.patch_rows > 1 else 0
+
+    @cached_property
+    def image_elements(self) -> int:
+        return self.channels // self.patch_rows * (self.height * self.patch_rows + self.rows_left) * self.width
+
+    @cached_property
+    def has_patches_apart(self) -> bool:
+        """Whether no two positions share an input element."""
+        across = (self.stride[1], self.dilation[1], self.pad_left)
+        return self.patch_rows > 1 and across == (self.kernel_width, 1, 0)
 
     @cached_property
     def is_pointwise(self) -> bool:
@@ -88,6 +121,21 @@ def geometry_of(spec: LayerSpec) -> Geometry:
     match spec:
         case Linear():
             return Geometry(spec.inputs, spec.outputs)
+        case Conv2d() if _has_patch_rows(spec):
+            return Geometry(
+                spec.channels * spec.kernel_height,
+                spec.kernels,
+                height=spec.output_height,
+                width=spec.width,
+                kernel_width=spec.kernel_width,
+                stride=(1, spec.stride[1]),
+                dilation=(1, spec.dilation[1]),
+                pad_left=spec.padding[1],
+                positions_height=spec.output_height,
+                positions_width=spec.output_width,
+                patch_rows=spec.kernel_height,
+                rows_left=spec.height % spec.kernel_height,
+            )
         case Conv2d():
             return Geometry(
                 spec.channels,
@@ -124,6 +172,11 @@ def geometry_of(spec: LayerSpec) -> Geometry:
             )
         case _:
             assert_never(spec)
+
+
+def _has_patch_rows(spec: Conv2d) -> bool:
+    down = (spec.stride[0], spec.dilation[0], spec.padding[0], spec.padding[2], spec.groups)
+    return spec.kernel_height >= LEAST_PATCH_ROWS and down == (spec.kernel_height, 1, 0, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -213,10 +266,10 @@ class Streams:
 def fits(geometry: Geometry, tiling: Tiling) -> bool:
     """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
 
-    A chunk of the others has channels of one group only.
+    A chunk of the others has channels of one group only, and one of a patch rows of one channel.
     """
     if geometry.groups == 1:
-        return True
+        return geometry.patch_rows == 1 or geometry.patch_rows % tiling.chunk_channels == 0
     if tiling.group_kernels <= geometry.group_kernels:
         return tiling.chunk_channels <= geometry.group_channels
     groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from codegen.operators.geometry import Geometry
@@ -40,6 +41,10 @@ class InputTile:
     """From a chunk to the next."""
     margin: int
     """Words before the first that is read: copies begin at multiples of their size."""
+    patch_gap: int
+    """Words between the patches of a row: of positions that share no input, so that their loads meet no bank twice."""
+    vector: int
+    """Words that one load reads of a patch; 1 where inputs are read one by one."""
     unit: int
     """Words that one copy moves."""
     row_units: int
@@ -87,11 +92,13 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
     whole_rows = (
         tiling.tile_width == geometry.positions_width
         and geometry.step == (1, 1)
+        and geometry.patch_rows == 1
         and tiling.form == "rolled"
         and pair.columns == 1
     )
     merged = False
     edges: tuple[int, ...] = ()
+    gap, vector = 0, 1
     if whole_rows:
         row_words = geometry.width
         merged = even and one_row and geometry.pad_top == 0 and height == geometry.height
@@ -111,9 +118,16 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         across = 0 if one_tile else tiling.tile_width * geometry.stride[1]
         unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
         margin = -geometry.pad_left % unit
-        row_words = _up(margin + width, unit)
+        if geometry.has_patches_apart:
+            # With an odd number of loads from a patch to the next, no two lanes meet in a bank.
+            vector = math.gcd(unit, geometry.kernel_width)
+            if geometry.kernel_width // vector % 2 == 0:
+                gap = unit = vector
+        row_units = _over(margin + width, unit)
+        row_words = row_units * unit + tiling.tile_width * gap
         channel_words = height * row_words
-    row_units = (tiling.chunk_channels * plane if merged else channel_words if whole_rows else row_words) // unit
+    if whole_rows:
+        row_units = (tiling.chunk_channels * plane if merged else channel_words) // unit
     channel_units = row_units if whole_rows else height * row_units
     pass_channels = tiling.chunk_channels if merged else _passes(tiling, images * channel_units, block_threads, even)
     image_units = row_units if merged else pass_channels * channel_units
@@ -137,6 +151,8 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         image_words=image_words,
         stage_words=stage_words,
         margin=margin,
+        patch_gap=gap,
+        vector=vector,
         unit=unit,
         row_units=row_units,
         channel_units=channel_units,

@@ -29,6 +29,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     group += blockIdx.z;
 
     Copies copies;
+#if LOOPED
+    copies.begin(input + (size_t)first_row * CHANNELS, thread, images - first_row, tile_address);
+#else
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
         const int word = (thread + j * THREADS) * UNIT;
@@ -40,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
         copies.inside[j] = word < THREADS * ROWS * CHUNK_CHANNELS;
         copies.target[j] = tile_address + (row * ROW_WORDS + channel) * 4;
     }
+#endif
 
     const int row = first_row + thread;
     const size_t first = (size_t)row * KERNELS + group * GROUP_KERNELS;

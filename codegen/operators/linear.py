@@ -19,6 +19,14 @@ KERNEL = "linear"
 SOURCE = "linear.cu"
 
 
+LOOPED_CHANNELS = 64
+"""Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
+LOOPED_WEIGHTS = 2**21
+"""Of a layer whose code is so much that such chunks are considered."""
+LOOP_INSTRUCTIONS = 20.0
+"""Code of that loop, with what is around it: counted in what ptxas makes of it."""
+
+
 def pairs(layer: TiledLinear) -> int:
     """Rows of the batch that the halves of a register hold."""
     return 2 if layer.spec.data_type == "float16" else 1
@@ -31,16 +39,21 @@ def block_rows(layer: TiledLinear) -> int:
 
 def unit(layer: TiledLinear) -> int:
     """Words that one copy moves: four where chunks of rows begin at multiples of 16 bytes."""
-    return (
-        4 if layer.spec.data_type == "float32" and layer.spec.inputs % 4 == layer.tiling.chunk_channels % 4 == 0 else 1
-    )
+    aligned = layer.spec.inputs % 4 == layer.tiling.chunk_channels % 4 == 0
+    return 4 if aligned and layer.spec.data_type == "float32" else 1
+
+
+def is_looped(layer: TiledLinear) -> bool:
+    """Whether the kernel copies in a loop: a thread then has the same elements of every so manieth row."""
+    return layer.tiling.chunk_channels >= LOOPED_CHANNELS
 
 
 def row_words(layer: TiledLinear) -> int:
     """Words from a row to the next in shared memory: padded, so that the lanes' loads meet no bank twice."""
+    channels = layer.tiling.chunk_channels
     if unit(layer) == 4:
-        return layer.tiling.chunk_channels + (4 if layer.tiling.chunk_channels % 8 == 0 else 0)
-    return layer.tiling.chunk_channels | 1
+        return channels + (4 if channels % 8 == 0 else 0)
+    return channels | 1
 
 
 def tiles(layer: TiledLinear) -> tuple[int, int]:  # noqa: ARG001 - of Operator
@@ -50,44 +63,48 @@ def tiles(layer: TiledLinear) -> tuple[int, int]:  # noqa: ARG001 - of Operator
 
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     """Rows of the batch, nothing, groups of outputs."""
+    spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
-    residual = ("residual",) if AddResidual() in layer.spec.epilogue else ()
+    residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
-        block=(layer.tiling.tile_width, 1, 1),
-        shared_bytes=4 * layer.tiling.stages * layer.tiling.tile_width * layer.tiling.rows * row_words(layer),
+        block=(tiling.tile_width, 1, 1),
+        shared_bytes=4 * tiling.stages * tiling.tile_width * tiling.rows * row_words(layer),
         arguments=("input", "output", *residual, "images"),
-        data_type=layer.spec.data_type,
+        data_type=spec.data_type,
     )
 
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
     """What the block with this blockIdx.x and K group computes; it may reach beyond the batch."""
-    rows, kernel = block_rows(layer), block[2] * layer.tiling.group_kernels
-    return Region(
-        slice(block[0] * rows, (block[0] + 1) * rows),
-        slice(kernel, min(kernel + layer.tiling.group_kernels, layer.spec.outputs)),
-    )
+    size, rows = layer.tiling.group_kernels, block_rows(layer)
+    kernel = block[2] * size
+    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(kernel, min(kernel + size, layer.spec.outputs)))
 
 
-def _pointers(layer: TiledLinear) -> int:
+def _copies(layer: TiledLinear) -> int:
+    """Of a thread, for one chunk."""
     return -(-layer.tiling.rows * layer.tiling.chunk_channels // unit(layer))
 
 
 def sources(layer: TiledLinear) -> dict[str, str]:
     """The generated headers that linear.cu includes."""
+    copies = _copies(layer)
     values: dict[str, int | str] = {
+        "LOOPED": int(is_looped(layer)),
         "ROW_WORDS": row_words(layer),
         "UNIT": unit(layer),
-        "POINTERS": _pointers(layer),
-        "HELD": _pointers(layer) * (2 if layer.spec.data_type == "float16" else unit(layer)),
+        "POINTERS": copies,
+        "HELD": copies * (2 if layer.spec.data_type == "float16" else unit(layer)),
         "ADVANCE": layer.tiling.chunk_channels,
+        "JUMP": 0,
+        "JUMP_AFTER": 1,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
     }
     return {
         "parameters.h": stream.parameters(layer, values),
-        "copies.h": "".join(f"COPY({j}, {j}, 0, 0, 0)\n" for j in range(_pointers(layer))),
+        "copies.h": "".join(f"COPY({j}, {j}, 0, 0, 0)\n" for j in range(copies)),
         "body.h": stream.rolled_body(layer, lambda tap: ("in", f"{tap.row} * THREADS * ROW_WORDS + {tap.channel}")),
         "accumulate.h": stream.accumulate(layer),
         "epilogue.h": stream.rolled_epilogue(list(_stores(layer))),
@@ -95,50 +112,61 @@ def sources(layer: TiledLinear) -> dict[str, str]:
 
 
 def _stores(layer: TiledLinear) -> Iterator[Store]:
-    for p in range(layer.tiling.rows):
+    tiling = layer.tiling
+    for p in range(tiling.rows):
         for q in range(pairs(layer)):
-            rows = f"{p + q * layer.tiling.rows} * THREADS"
-            for k in range(layer.tiling.group_kernels):
+            rows = f"{p + q * tiling.rows} * THREADS"
+            for k in range(tiling.group_kernels):
                 yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", f"{rows} * KERNELS + {k}")
 
 
 def work(layer: TiledLinear) -> Work:
     """What one stream does."""
-    chunks = -(-layer.spec.inputs // layer.tiling.chunk_channels)
-    sums = layer.tiling.rows * layer.tiling.group_kernels
-    adds_up = pairs(layer) == 2 and layer.tiling.accumulate == "float32"
-    element, step = ELEMENT_BYTES[layer.spec.data_type], unit(layer)
+    spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
+    sums = tiling.rows * tiling.group_kernels
+    adds_up = pairs(layer) == 2 and tiling.accumulate == "float32"
+    element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Work(
-        streams=-(-layer.spec.outputs // layer.tiling.group_kernels),
-        threads=layer.tiling.tile_width,
+        streams=layer.streams.count,
+        threads=tiling.tile_width,
         sums=sums * (3 if adds_up else 1),
-        terms=sums * layer.spec.inputs,
-        inputs=layer.tiling.rows * -(-layer.spec.inputs // step),
-        pointers=_pointers(layer),
-        copies=_pointers(layer) * chunks,
+        terms=sums * spec.inputs,
+        inputs=tiling.rows * -(-spec.inputs // step),
+        pointers=1 if looped else _copies(layer),
+        copies=_copies(layer) * chunks,
         chunks=chunks,
-        stores=sums * pairs(layer) * (1 + added_instructions(layer.spec.epilogue)),
-        slots=sums * layer.tiling.chunk_channels,
-        results=sums * -(-layer.tiling.chunk_channels // stream.POINTWISE_CHANNELS),
-        tile_bytes=block_rows(layer) * chunks * (element * layer.tiling.chunk_channels + 28),
-        input_bytes=element * layer.spec.inputs,
-        output_bytes=element * layer.spec.outputs,
-        largest_offset_bytes=element * block_rows(layer) * max(layer.spec.inputs, layer.spec.outputs),
+        stores=sums * pairs(layer) * (1 + added_instructions(spec.epilogue)),
+        slots=sums * tiling.chunk_channels,
+        results=sums * -(-tiling.chunk_channels // stream.POINTWISE_CHANNELS),
+        tile_bytes=block_rows(layer) * chunks * (element * tiling.chunk_channels + 28),
+        input_bytes=element * spec.inputs,
+        output_bytes=element * spec.outputs,
+        largest_offset_bytes=element * block_rows(layer) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(layer) // step for lane in range(32 // step)),
         packed_sums=sums if adds_up else 0,
+        loop_instructions=LOOP_INSTRUCTIONS if looped else 0,
     )
 
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
-    shares = {-(-layer.spec.outputs // share) for share in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    spec = layer.spec
+    shares = {-(-spec.outputs // share) for share in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    groups = sorted({min(spec.outputs, size) for size in (16, 32, 64, 96)} | shares)
     for threads in (32, 64, 128, 256):
         for rows in (1, 2):
-            for kernels in sorted({min(layer.spec.outputs, size) for size in (16, 32, 64, 96)} | shares):
-                for channels in sorted({min(layer.spec.inputs, size) for size in (8, 16, 32)}):
+            for kernels in groups:
+                for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
                     yield Tiling(threads, 1, rows, kernels, channels, stages=2)
+    if spec.data_type == "float32" and spec.weights_count >= LOOPED_WEIGHTS:
+        step = 4 if spec.inputs % 4 == 0 else 1
+        for threads in (32, 64, 128):
+            for channels in (64, 128, 256):
+                if threads % (channels // step) == 0:
+                    for kernels in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 40, 48))}):
+                        yield Tiling(threads, 1, 1, kernels, channels, stages=2)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:
-    """One output at a time: for what the limits leave no other layer.tiling."""
+    """One output at a time: for what the limits leave no other tiling."""
     yield Tiling(32, 1, 1, 1, min(layer.spec.inputs, 8), stages=2)

@@ -49,6 +49,9 @@ __device__ __forceinline__ void wait_for_copies() {
     __syncthreads();
 }
 
+#if LOOPED
+#include "looped.cuh"
+#else
 // What a thread copies of every chunk. What depends on the channel is an immediate of the instruction, so that a
 // pointer serves all channels of a chunk. `present` says which halves of the word (or whether all of it) lie within the
 // input: the rest is zero. The macro `enabled(c)` of the operator says whether the chunk has a channel c at all.
@@ -59,9 +62,11 @@ struct Copies {
     bool inside[POINTERS];
     unsigned word[ASYNCHRONOUS ? 1 : HELD];
 
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void advance(int channel) {
+        // Channels that are rows of patches: after the last one, to those of the next channel of the input.
+        const int jump = JUMP && (channel + CHUNK_CHANNELS) % JUMP_AFTER == 0 ? JUMP : 0;
 #pragma unroll
-        for (int j = 0; j < POINTERS; ++j) source[j] += ADVANCE;
+        for (int j = 0; j < POINTERS; ++j) source[j] += ADVANCE + jump;
     }
 
 #if ASYNCHRONOUS
@@ -87,7 +92,7 @@ struct Copies {
 #include "copies.h"
 #undef COPY
         asm volatile("cp.async.commit_group;" ::: "memory");
-        advance();
+        advance(channel);
     }
     __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {}
 #else
@@ -113,7 +118,7 @@ struct Copies {
 #endif
 #include "copies.h"
 #undef COPY
-        advance();
+        advance(channel);
     }
     __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {
 #define COMMIT_WORD(j, i, c, to)                                                                             \
@@ -165,7 +170,7 @@ struct Copies {
 #endif
 #include "copies.h"
 #undef COPY
-        advance();
+        advance(channel);
     }
     // A float16 word is a half of the second output above one of the first; a bfloat16 above zeros is a float32.
     // `nothing` is zero, which ptxas does not know: it would put words together, and so wait for the loads, before the
@@ -204,6 +209,7 @@ struct Copies {
 #endif
 #endif
 };
+#endif
 
 // One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
 // do not exist. STEPS is the text of the layer's epilogue.

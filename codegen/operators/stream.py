@@ -245,6 +245,7 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
     """The text of epilogue.h of the full form: every stream with all its chunks."""
     geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
     kernel_bits, bias_bits = full_placeholders(layer.spec)
+    kernel_bits = kernel_bits.reshape(geometry.kernels, -1, geometry.kernel_height, geometry.kernel_width)
     lines = []
     for g in range(streams.count):
         first = streams.first_kernel(g)

@@ -56,6 +56,8 @@ HALF_LAYERS = {
     "conv": OddLayer(replace(CONV, epilogue=ADD_RELU), Tiling(4, 4, 1, 4, 2, 2)),
     "strides": OddLayer(Conv2d(5, 19, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(3, 4, 2, 3, 2, 3)),
     "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(4, 4, 1, 8, 4, 2)),
+    "patches": OddLayer(Conv2d(3, 48, 64, 10, 16, 16, stride=(16, 16)), Tiling(2, 3, 1, 5, 4, 3)),
+    "one row of a wide map": OddLayer(Conv2d(32, 1, 196, 10, 1, 3, padding=(0, 1, 0, 1)), Tiling(32, 1, 1, 5, 16, 3)),
     "transposed": OddLayer(TRANSPOSED, Tiling(2, 4, 2, 3, 2, 2)),
     "pointwise": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, strided": OddLayer(Conv2d(16, 9, 21, 10, 1, 1, (2, 2), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
@@ -73,6 +75,7 @@ IMAGE_PAIRS = {
         Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(8, 4, 1, 4, 3, 2, images=2)
     ),
     "strides": OddLayer(Conv2d(5, 19, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 3, images=2)),
+    "patches": OddLayer(Conv2d(3, 48, 64, 10, 16, 16, stride=(16, 16)), Tiling(4, 3, 1, 5, 4, 3, images=2)),
     "four images": OddLayer(Conv2d(8, 7, 7, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(7, 7, 1, 4, 4, 3, images=4)),
     "pointwise, four images": OddLayer(replace(POINTWISE, epilogue=ADD_RELU), Tiling(96, 1, 1, 5, 4, 2, images=4)),
     "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(11, 5, 1, 8, 4, 2, images=2)),
@@ -103,6 +106,20 @@ ODD_LAYERS = {
     "depthwise": OddLayer(
         Conv2d(8, 9, 11, 8, 3, 3, padding=(1, 1, 1, 1), groups=8, epilogue=RELU6), Tiling(8, 4, 1, 4, 4, 2)
     ),
+    "one row of a wide map": OddLayer(Conv2d(32, 1, 196, 10, 1, 3, padding=(0, 1, 0, 1)), Tiling(32, 1, 1, 5, 16, 3)),
+    "one row of a wide map, strided": OddLayer(
+        Conv2d(16, 1, 401, 6, 1, 7, stride=(1, 2), padding=(0, 3, 0, 3)), Tiling(64, 1, 1, 3, 4, 2)
+    ),
+    "one row of a wide map in groups": OddLayer(
+        Conv2d(16, 1, 200, 16, 1, 3, padding=(0, 1, 0, 1), groups=16), Tiling(32, 1, 1, 4, 4, 2)
+    ),
+    "patches, 16 bytes a copy": OddLayer(Conv2d(3, 48, 64, 10, 16, 16, stride=(16, 16)), Tiling(4, 3, 1, 5, 4, 3)),
+    "patches, rows left over": OddLayer(
+        Conv2d(3, 46, 44, 7, 14, 14, stride=(14, 14), epilogue=ADD_RELU), Tiling(3, 2, 2, 4, 2, 2)
+    ),
+    "patches apart in one direction only": OddLayer(
+        Conv2d(3, 16, 11, 5, 4, 3, stride=(4, 1), padding=(0, 1, 0, 1)), Tiling(4, 4, 1, 5, 2, 2)
+    ),
     "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
@@ -116,6 +133,13 @@ ODD_LAYERS = {
     ),
     "linear, 16 bytes a copy": OddLayer(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=70),
+    **{
+        f"linear, copied in a loop, batch {batch}": OddLayer(
+            Linear(300, 10, epilogue=ADD_RELU), Tiling(32, 1, 1, 4, 128, 2), batch
+        )
+        for batch in (1, 32, 70)
+    },
+    "linear, copied in a loop, 4 bytes a copy": OddLayer(Linear(301, 10), Tiling(64, 1, 2, 4, 64, 2), batch=100),
     "whole rows": OddLayer(
         Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1), epilogue=ADD_RELU), Tiling(11, 4, 1, 4, 2, 2)
     ),
@@ -175,6 +199,8 @@ class NetworkLayer:
     sparsity: float = 0.9
 
 
+PATCHES = Conv2d(3, 224, 224, 768, 16, 16, stride=(16, 16))
+
 NETWORK_LAYERS = {
     "resnet50 conv1": NetworkLayer(replace(square_conv(3, 224, 64, 7, 2), epilogue=RELU), 4),
     "resnet50 layer1 conv3": NetworkLayer(replace(square_conv(64, 56, 256, 1), epilogue=ADD_RELU), 8),
@@ -204,7 +230,14 @@ NETWORK_LAYERS = {
     "unet up4": NetworkLayer(ConvTranspose2d(512, 8, 8, 256, 2, 2, (2, 2)), 8),
     "unet up1": NetworkLayer(ConvTranspose2d(64, 64, 64, 32, 2, 2, (2, 2)), 4),
     "unet classes": NetworkLayer(square_conv(32, 128, 2, 1), 4, 0.5),
+    "vit_b16 patches": NetworkLayer(PATCHES, 8),
+    "vit_h14 patches": NetworkLayer(Conv2d(3, 224, 224, 1280, 14, 14, stride=(14, 14)), 4),
+    "float16 vit_b16 patches": NetworkLayer(replace(PATCHES, data_type="float16"), 8),
+    "tcn 1-D": NetworkLayer(Conv2d(64, 1, 1000, 64, 1, 9, padding=(0, 4, 0, 4), epilogue=RELU), 8),
     "vgg16 conv3_2": NetworkLayer(replace(square_conv(256, 56, 256, 3), epilogue=RELU), 4),
+    "vgg16 fc6": NetworkLayer(Linear(25088, 4096, epilogue=RELU), 8, 0.99),
+    "vgg16 fc7, a tenth": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 1),
+    "vgg16 fc8": NetworkLayer(Linear(4096, 1000), 100),
     "vgg16 fc7": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 16, 0.99),
     "float16 resnet50 layer2 conv2": NetworkLayer(
         replace(square_conv(128, 28, 128, 3), epilogue=RELU, data_type="float16"), 16

@@ -13,7 +13,10 @@ from pathlib import Path
 from codegen.networks import NETWORKS
 from tests.models.whole_networks import planned, verified
 
-TOO_LARGE = r"its code would be \d+ MB and the limit is 16 MB: prune the layer further, or raise --max-code-size"
+TOO_LARGE = (
+    r"its code would be \d+ MB, \d+ bytes a non-zero weight, and the limit is 16 MB: "
+    r"raise it with --max-code-size \d+MB, or prune the layer further"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ EXPECTED = {
     "mlp": Expected({"linear": 4}, 4),
     "feed_forward": Expected({"linear": 2}, 2),
 }
-DENSER = {("vgg16", 0.8): Expected({"conv2d": 13}, 9, ("fc6", "fc7", "fc8"))}
+SPARSER = {("vgg16", 0.95): Expected({"conv2d": 13, "linear": 2}, 11, ("fc6",))}
 """Where the sparsity changes what is compiled: the code of a million non-zeros is about as large as it may be."""
 
 
@@ -50,7 +53,7 @@ def test_every_network_is_expected_to_do_something() -> None:
 def test_every_layer_of_a_network_is_compiled_and_right_or_skipped_with_its_reason(
     network: str, sparsity: float, tmp_path: Path
 ) -> None:
-    expected = DENSER.get((network, sparsity), EXPECTED[network])
+    expected = SPARSER.get((network, sparsity), EXPECTED[network])
     plan = planned(network, sparsity, tmp_path)
     assert plan.operators() == expected.operators
     assert [layer.name for layer in plan.skipped] == list(expected.skipped)

@@ -55,6 +55,19 @@ _CONVOLUTIONS = {
     "stride 2, where loads come in pairs": Case(
         Conv2d(6, 20, 21, 7, 3, 3, stride=(2, 2), padding=(1, 0, 1, 1)), Tiling(8, 4, 2, 4, 2, 3)
     ),
+    "patches of 8 x 8": Case(Conv2d(3, 24, 32, 10, 8, 8, stride=(8, 8)), Tiling(4, 3, 1, 5, 2, 2)),
+    "patches of 6 x 6, rows left over, in tiles, two rows a thread": Case(
+        Conv2d(2, 22, 44, 7, 6, 6, stride=(6, 6), epilogue=_RESIDUAL), Tiling(5, 1, 2, 4, 3, 3)
+    ),
+    "patches of 5 x 5 without cp.async, as many rows a chunk as they have": Case(
+        Conv2d(2, 15, 20, 7, 5, 5, stride=(5, 5)), Tiling(4, 3, 1, 4, 5, 2), virtual_arch="compute_75"
+    ),
+    "patches apart in one direction only": Case(
+        Conv2d(3, 16, 11, 5, 4, 3, stride=(4, 1), padding=(0, 1, 0, 1)), Tiling(4, 4, 1, 5, 2, 2)
+    ),
+    "patches in the full form": Case(
+        Conv2d(2, 8, 12, 5, 4, 4, stride=(4, 4)), Tiling(3, 2, 1, 3, 2, 2, form="full"), batch=2
+    ),
     "a stride larger than the kernel": Case(Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)), Tiling(4, 4, 2, 4, 3, 2)),
     "one output": Case(Conv2d(4, 3, 3, 1, 3, 3), Tiling(1, 1, 1, 1, 4, 2), batch=1),
     "a residual and a Relu": Case(
@@ -185,6 +198,19 @@ _TRANSPOSED = {
 _LINEAR = {
     "linear, copied by fours": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
     "linear, inputs that do not divide": Case(Linear(41, 10, epilogue=_RESIDUAL), Tiling(32, 1, 2, 4, 8, 2), batch=70),
+    "linear, copied in a loop": Case(Linear(256, 10), Tiling(32, 1, 1, 4, 64, 2), batch=40),
+    "linear, copied in a loop, inputs that do not divide": Case(
+        Linear(300, 10, epilogue=_RESIDUAL), Tiling(32, 1, 1, 4, 128, 2), batch=70
+    ),
+    "linear, copied in a loop, word by word, two rows a thread": Case(
+        Linear(301, 9), Tiling(64, 1, 2, 4, 64, 2), batch=100
+    ),
+    "linear, copied in a loop without cp.async, one row": Case(
+        Linear(100, 6), Tiling(32, 1, 1, 4, 64, 2), virtual_arch="compute_75", batch=1
+    ),
+    "linear, copied in a loop without cp.async, two blocks": Case(
+        Linear(201, 6), Tiling(64, 1, 1, 6, 64, 2), virtual_arch="compute_75", batch=70
+    ),
     "linear without cp.async": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), virtual_arch="compute_75", batch=3),
 }
 

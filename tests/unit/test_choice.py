@@ -25,6 +25,8 @@ from codegen.choice import (
     SUMS,
     choose_parts,
     choose_tiling,
+    ranked_tilings,
+    stream_instructions,
 )
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
@@ -221,14 +223,56 @@ def test_a_kernel_larger_than_shared_memory_is_an_error_that_says_so() -> None:
 
 def test_a_layer_with_too_much_code_is_an_error_that_says_how_much_and_a_higher_limit_lets_it_pass() -> None:
     spec = Conv2d(1024, 4, 4, 1024, 3, 3, padding=PAD)
-    message = r"its code would be \d+ MB and the limit is 16 MB: prune the layer further, or raise --max-code-size"
+    message = (
+        r"its code would be (\d+) MB, \d+ bytes a non-zero weight, and the limit is 16 MB: "
+        r"raise it with --max-code-size \1MB, or prune the layer further"
+    )
     with pytest.raises(TilingError, match=message) as refused:
         choose_tiling(spec, 64, spread(spec, 0.5))
     megabytes = int(str(refused.value).split(" MB")[0].split()[-1])
     assert megabytes >= 16 * spec.weights_count // 2 // 10**6
     with pytest.raises(TilingError, match=r"the limit is 0\.5 MB"):
         choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=500_000)
-    check_limits(spec, choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=(megabytes + 1) * 10**6))
+    check_limits(spec, choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=megabytes * 10**6))
+
+
+LARGE = {
+    "vgg16 fc1": Linear(25088, 4096),
+    "vgg16 fc2": Linear(4096, 4096),
+    "vgg16 fc8": Linear(4096, 1000),
+    "alexnet fc6": Linear(9216, 4096),
+    "llama up": Linear(4096, 11008),
+    "bert, out of the feed-forward": Linear(3072, 768),
+    "bert, into the feed-forward": Linear(768, 3072),
+    "vit-b/16 patches": Conv2d(3, 224, 224, 768, 16, 16, stride=(16, 16)),
+    "vit-b/32 patches": Conv2d(3, 224, 224, 768, 32, 32, stride=(32, 32)),
+    "vit-h/14 patches": Conv2d(3, 224, 224, 1280, 14, 14, stride=(14, 14)),
+    "mixer-l/16 patches": Conv2d(3, 224, 224, 1024, 16, 16, stride=(16, 16)),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_tenth_of_a_large_layer_takes_at_most_24_bytes_a_nonzero(name: str, batch: int) -> None:
+    spec = LARGE[name]
+    nonzeros = spread(spec, 0.1)
+    tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**9)
+    code_bytes = 16 * float(stream_instructions(spec, tiling, nonzeros).sum())
+    assert 16 < code_bytes / nonzeros.sum() <= 24.05
+
+
+@pytest.mark.parametrize("name", ["vgg16 fc2", "vit-b/16 patches"])
+def test_a_limit_below_the_fastest_tiling_is_met_by_a_smaller_one(name: str) -> None:
+    spec = LARGE[name]
+    nonzeros = spread(spec, 0.1)
+    sizes = [
+        16 * float(stream_instructions(spec, tiling, nonzeros).sum())
+        for tiling in ranked_tilings(spec, 64, nonzeros, code_limit_bytes=10**9)
+    ]
+    limit = int(min(sizes)) + 1
+    assert limit < sizes[0]
+    chosen = choose_tiling(spec, 64, nonzeros, code_limit_bytes=limit)
+    assert 16 * float(stream_instructions(spec, chosen, nonzeros).sum()) <= limit
 
 
 def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:

@@ -1,0 +1,74 @@
+// Copies to shared memory in a loop of the kernel, for chunks so large that a line of code for each copy would be most of
+// the code. A thread has the same elements of every so manieth row, and copies only rows of the batch: `clear` makes the
+// others zero, once.
+//
+// Each loop is one line of PTX in a scope of its own: the rewriter repeats it with the chunk, labels and all.
+#define ROW_UNITS (CHUNK_CHANNELS / UNIT)
+#define PASS_ROWS (THREADS / ROW_UNITS)
+
+struct Copies {
+    const Element* source;
+    unsigned target;
+    // The address after the last row of the batch that the block has, in the first stage.
+    unsigned end;
+    // Of the row, from this thread's first element on.
+    int channels;
+
+    __device__ __forceinline__ void begin(const Element* rows, unsigned thread, int count, unsigned tile) {
+        const unsigned row = thread / ROW_UNITS, channel = thread % ROW_UNITS * UNIT;
+        source = rows + (size_t)row * CHANNELS + channel;
+        target = tile + (row * ROW_WORDS + channel) * 4;
+        end = tile + min(count, THREADS * ROWS) * (ROW_WORDS * 4);
+        channels = CHANNELS % CHUNK_CHANNELS ? CHANNELS - (int)channel : CHANNELS;
+        // Rows that the batch has not: each thread its own, which nobody else reads.
+#pragma unroll
+        for (int p = 0; p < ROWS; ++p) {
+            const unsigned words = tile + (thread + p * THREADS) * (ROW_WORDS * 4);
+#pragma unroll
+            for (int s = 0; s < STAGES; ++s) clear(words + s * (STAGE * 4), end + s * (STAGE * 4));
+        }
+    }
+
+    __device__ __forceinline__ void clear(unsigned row, unsigned last) const {
+        asm volatile("{ .reg .pred p; .reg .b32 a,z; setp.lt.u32 p,%0,%1; @p bra done; mov.b32 a,%0; add.u32 z,a,%2; "
+                     "next: .pragma \"nounroll\"; st.shared.b32 [a],0; add.u32 a,a,4; setp.lt.u32 p,a,z; @p bra next; done: }"
+                     :: "r"(row), "r"(last), "n"(ROW_WORDS * 4) : "memory");
+    }
+
+    __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+        // A mask, not a choice: that could become a branch.
+        const unsigned last = (end + stage) & -(unsigned)(channel < channels);
+#define NEXT_ROW "add.s64 s,s,%3; "
+#if ASYNCHRONOUS
+#if UNIT == 4
+#define COPY_ROW "cp.async.cg.shared.global [t],[s],16; " NEXT_ROW "add.u32 t,t,%4; "
+#else
+#define COPY_ROW "cp.async.ca.shared.global [t],[s],4; " NEXT_ROW "add.u32 t,t,%4; "
+#endif
+#else
+// Four rows at a time, whose loads wait together.
+#if UNIT == 4
+#define WORDS ".v4.b32"
+#define ROW(n) "{a" n ",b" n ",c" n ",d" n "}"
+#else
+#define WORDS ".b32"
+#define ROW(n) "a" n
+#endif
+#define LOAD_ROW(n) "setp.lt.u32 p" n ",u,%2; @p" n " ld.global.nc" WORDS " " ROW(n) ",[s]; " NEXT_ROW "add.u32 u,u,%4; "
+#define STORE_ROW(n) "@p" n " st.shared" WORDS " [t]," ROW(n) "; add.u32 t,t,%4; "
+#define COPY_ROW                                                                                                       \
+    "mov.b32 u,t; " LOAD_ROW("0") LOAD_ROW("1") LOAD_ROW("2") LOAD_ROW("3")                                             \
+    STORE_ROW("0") STORE_ROW("1") STORE_ROW("2") STORE_ROW("3")
+#endif
+        asm volatile("{ .reg .pred p,p0,p1,p2,p3; .reg .b64 s; .reg .b32 t,u,a0,b0,c0,d0,a1,b1,c1,d1,a2,b2,c2,d2,a3,b3,c3,d3; "
+                     "setp.ge.u32 p,%0,%2; @p bra done; mov.b64 s,%1; mov.b32 t,%0; "
+                     "next: .pragma \"nounroll\"; " COPY_ROW "setp.lt.u32 p,t,%2; @p bra next; done: }"
+                     :: "r"(target + stage), "l"(source), "r"(last), "n"(PASS_ROWS * CHANNELS * 4),
+                     "n"(PASS_ROWS * ROW_WORDS * 4) : "memory");
+#if ASYNCHRONOUS
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+        source += ADVANCE;
+    }
+    __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {}
+};
