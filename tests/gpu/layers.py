@@ -139,7 +139,7 @@ ODD_LAYERS = {
         )
         for batch in (1, 32, 70)
     },
-    "linear, copied in a loop, 4 bytes a copy": OddLayer(Linear(301, 10), Tiling(64, 1, 2, 4, 64, 2), batch=100),
+    "linear, copied in a loop, 4 bytes a copy": OddLayer(Linear(301, 10), Tiling(32, 1, 2, 4, 64, 2), batch=100),
     "whole rows": OddLayer(
         Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1), epilogue=ADD_RELU), Tiling(11, 4, 1, 4, 2, 2)
     ),
