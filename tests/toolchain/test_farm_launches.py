@@ -13,7 +13,7 @@ import pytest
 
 from codegen.launch import GridSize, Launch
 from codegen.operators import conv2d
-from codegen.tiling import Part, Tiling
+from codegen.tiling import Part
 from farm.api import Farm
 from farm.errors import UsageError
 from farm.gpu.kernels import KernelPool
@@ -38,8 +38,8 @@ def newer_program(compiled: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on convolutions are launched with twice the threads and more shared memory, in the same blocks."""
     today = conv2d.launch_of
 
-    def launch_of(spec: conv2d.Spec, tiling: Tiling, part: Part | None = None) -> Launch:
-        launch = today(spec, tiling, part)
+    def launch_of(layer: conv2d.TiledConvolution, part: Part | None = None) -> Launch:
+        launch = today(layer, part)
         return replace(launch, block=(2 * launch.block[0], 1, 1), shared_bytes=launch.shared_bytes + 3640)
 
     monkeypatch.setattr(conv2d, "launch_of", launch_of)
@@ -92,8 +92,8 @@ def test_the_emulator_does_not_guess_what_the_blocks_of_another_program_compute(
 ) -> None:
     today = conv2d.launch_of
 
-    def launch_of(spec: conv2d.Spec, tiling: Tiling, part: Part | None = None) -> Launch:
-        launch = today(spec, tiling, part)
+    def launch_of(layer: conv2d.TiledConvolution, part: Part | None = None) -> Launch:
+        launch = today(layer, part)
         return replace(launch, grid=(GridSize(launch.grid[0].fixed + 1), *launch.grid[1:]))
 
     monkeypatch.setattr(conv2d, "launch_of", launch_of)
