@@ -14,7 +14,7 @@ COMMANDS = (
     "rsync_exclude", "rsync_filter", "setup_commands", "worker_setup_commands", "worker_start_ray_commands",
 )  # fmt: skip
 """Of a launcher that goes to its machines by ssh: this cloud's need none."""
-IDLE_MINUTES = 0.25
+IDLE_MINUTES = 0.5
 
 
 class GrowingCluster(RayNodes):

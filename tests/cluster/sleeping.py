@@ -24,8 +24,8 @@ def sleeping_ptxas(folder: Path) -> tuple[Path, Path]:
     return script, runs
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.05)

@@ -20,6 +20,9 @@ from tests.command import ROOT, farm
 from tests.samples import SMALL
 
 WAITING = "no worker yet: waiting for the cluster to start one"
+JOINING = "no worker yet: waiting for one to join the cluster"
+LONG_SECONDS = 180.0
+"""A machine starts, or idles away; on one that does much else."""
 
 
 @pytest.fixture(scope="module")
@@ -53,73 +56,9 @@ def environment_of(nodes: RayNodes, folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_compile_makes_a_cluster_that_stands_at_zero_start_machines(
-    growing: GrowingCluster, model: Path, tmp_path: Path
-) -> None:
-    done = farm(tmp_path, environment_of(growing, tmp_path), "compile", str(model), "--arch", "sm_80,sm_90")
-    assert done.code == 0, done.err
-    assert WAITING in done.err
-
-
-def path_without_a_compiler(folder: Path) -> str:
-    """Every program of this machine but g++."""
-    for place in os.environ["PATH"].split(":"):
-        for program in Path(place).glob("*"):
-            if "g++" not in program.name and not (folder / program.name).exists():
-                (folder / program.name).symlink_to(program)
-    return str(folder)
-
-
-def test_an_idle_machine_that_cannot_do_the_work_keeps_none_from_starting(
-    growing: GrowingCluster, model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    wait_until(lambda: not machines(growing))
-    growing.join(1, PATH=path_without_a_compiler(tmp_path_factory.mktemp("bin")))
-    done = farm(tmp_path, environment_of(growing, tmp_path), "compile", str(model), "--arch", "sm_80")
-    assert done.code == 0, done.err
-    assert f"{WAITING} (" in done.err
-    assert "nvcc needs the host compiler g++" in done.err
-
-
-def test_a_machine_that_does_not_come_in_time_is_an_exit_code(
-    growing: GrowingCluster, model: Path, tmp_path: Path
-) -> None:
-    wait_until(lambda: not machines(growing))
-    environment = environment_of(growing, tmp_path) | {"FARM_WORKER_WAIT": "1s"}
-    done = farm(tmp_path, environment, "compile", str(model), "--arch", "sm_80")
-    assert done.code == 32
-    assert WAITING in done.err
-    assert f"after 1 s the Ray cluster at {growing.address} has no machine that can do this work" in done.err
-
-
-ON_A_GPU = """
-from farm.executors.gpu import open_gpu
-from farm.settings import load_settings
-from tests.cluster import gpu_work
-
-said = []
-with open_gpu(load_settings(), notice=said.append) as gpu:
-    [told] = gpu.run(gpu_work.told)
-print(told["gpu"], said)
-"""
-
-
-def test_work_on_a_gpu_starts_a_machine_with_one(growing: GrowingCluster, tmp_path: Path) -> None:
-    environment = {**os.environ, **environment_of(growing, tmp_path)}
-    command = [sys.executable, "-c", ON_A_GPU]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "GPU 0 ['no machine with a GPU yet: waiting for the cluster to start one'" in done.stdout
-
-
-def test_doctor_starts_no_machine_and_minds_no_cluster_at_zero(growing: GrowingCluster, tmp_path: Path) -> None:
-    wait_until(lambda: not machines(growing))
-    done = farm(tmp_path, environment_of(growing, tmp_path), "doctor", "--json")
-    checks = {each["name"]: each for each in json.loads(done.out)["checks"]}
-    assert checks["executor"]["ok"]
-    assert "has no machine for builds now: it starts some when there is work" in checks["executor"]["text"]
-    assert "with a GPU" in checks["gpu"]["text"]
-    assert not machines(growing)
+def inherited() -> dict[str, str]:
+    """Without what a test before this left: a Ray of this process has a token of its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_"))}
 
 
 def machines(cluster: GrowingCluster) -> list[int]:
@@ -135,6 +74,63 @@ def command_line(pid: int) -> bytes:
         return b""  # it has just ended
 
 
+def test_doctor_starts_no_machine_and_minds_no_cluster_at_zero(growing: GrowingCluster, tmp_path: Path) -> None:
+    done = farm(tmp_path, environment_of(growing, tmp_path), "doctor", "--json")
+    checks = {each["name"]: each for each in json.loads(done.out)["checks"]}
+    assert checks["executor"]["ok"]
+    assert "has no machine for builds now: it starts some when there is work" in checks["executor"]["text"]
+    assert "with a GPU" in checks["gpu"]["text"]
+    assert not machines(growing)
+
+
+def test_a_compile_makes_a_cluster_that_stands_at_zero_start_machines(
+    growing: GrowingCluster, model: Path, tmp_path: Path
+) -> None:
+    done = farm(tmp_path, environment_of(growing, tmp_path), "compile", str(model), "--arch", "sm_80,sm_90")
+    assert done.code == 0, done.err
+    assert WAITING in done.err
+
+
+ON_A_GPU = """
+from farm.executors.gpu import open_gpu
+from farm.settings import load_settings
+from tests.cluster import gpu_work
+
+said = []
+with open_gpu(load_settings(), notice=said.append) as gpu:
+    [told] = gpu.run(gpu_work.told)
+print(told["gpu"], said)
+"""
+
+
+def test_work_on_a_gpu_starts_a_machine_with_one(growing: GrowingCluster, tmp_path: Path) -> None:
+    environment = inherited() | environment_of(growing, tmp_path)
+    command = [sys.executable, "-c", ON_A_GPU]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONG_SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "GPU 0 ['no machine with a GPU yet: waiting for the cluster to start one'" in done.stdout
+
+
+def path_without_a_compiler(folder: Path) -> str:
+    """Every program of this machine but g++."""
+    for place in os.environ["PATH"].split(":"):
+        for program in Path(place).glob("*"):
+            if "g++" not in program.name and not (folder / program.name).exists():
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
+def test_an_idle_machine_that_cannot_do_the_work_keeps_none_from_starting(
+    growing: GrowingCluster, model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    wait_until(lambda: not machines(growing), LONG_SECONDS)  # those of the tests before
+    growing.join(1, PATH=path_without_a_compiler(tmp_path_factory.mktemp("bin")))
+    done = farm(tmp_path, environment_of(growing, tmp_path), "compile", str(model), "--arch", "sm_80")
+    assert done.code == 0, done.err
+    assert f"{WAITING} (" in done.err
+    assert "nvcc needs the host compiler g++" in done.err
+
+
 def test_without_an_autoscaler_a_compile_without_workers_fails_at_once(
     empty: RayNodes, model: Path, tmp_path: Path
 ) -> None:
@@ -144,12 +140,20 @@ def test_without_an_autoscaler_a_compile_without_workers_fails_at_once(
     assert "waiting" not in done.err
 
 
+def test_a_wait_that_is_set_is_kept_without_an_autoscaler_too(empty: RayNodes, model: Path, tmp_path: Path) -> None:
+    environment = environment_of(empty, tmp_path) | {"FARM_WORKER_WAIT": "1s"}
+    done = farm(tmp_path, environment, "compile", str(model), "--arch", "sm_80")
+    assert done.code == 32
+    assert JOINING in done.err
+    assert f"after 1 s the Ray cluster at {empty.address} has no machine that can do this work" in done.err
+
+
 @contextmanager
 def serving(environment: dict[str, str], folder: Path) -> Iterator[Path]:
     log = folder / "serve.log"
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "serve"], cwd=ROOT, env={**os.environ, **environment}, stderr=output
+            [sys.executable, "-m", "cli.main", "serve"], cwd=ROOT, env=inherited() | environment, stderr=output
         )
     try:
         yield log
@@ -164,8 +168,8 @@ def test_a_coordinator_that_starts_before_any_worker_waits_for_one_and_says_so(
 ) -> None:
     environment = environment_of(empty, tmp_path)
     with serving(environment, tmp_path) as log:
-        wait_until(lambda: b"no worker yet: waiting for one to join the cluster" in log.read_bytes())
+        wait_until(lambda: JOINING.encode() in log.read_bytes(), LONG_SECONDS)
         assert farm(tmp_path, environment, "submit", str(model), "--arch", "sm_80").code == 0
-        wait_until(lambda: b"claimed 1 job" in log.read_bytes())
+        wait_until(lambda: b"claimed 1 job" in log.read_bytes(), LONG_SECONDS)
         empty.join(1)
-        wait_until(lambda: b"SUCCEEDED" in log.read_bytes())
+        wait_until(lambda: b"SUCCEEDED" in log.read_bytes(), LONG_SECONDS)
