@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cli.exit_codes import OK, exit_code_of
-from cli.render import counted, print_error, stdout
+from cli.exit_codes import OK, PARTIAL, exit_code_of
+from cli.render import counted, print_error, stderr, stdout
 from cli.selection import JobsOrLatest, OfSubmission, selected_jobs
 from farm.errors import FarmError
 from farm.jobs import Job
+from farm.partial import MissingLayer
 
 
 def fetch(
@@ -23,6 +24,9 @@ def fetch(
         typer.Option("-o", "--output", metavar="DIR", help="The folder to write; of several jobs, one below it each."),
     ] = Path("bundle"),
     submission: OfSubmission = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Of a job that failed, the layers that were compiled; exits with 104.")
+    ] = False,
 ) -> int:
     """Copy the bundles of jobs: cubins per layer and architecture, and manifest.json that says how to launch them."""
     from farm.api import Farm
@@ -33,7 +37,8 @@ def fetch(
         jobs = selected_jobs(farm, job, submission)
         for each, folder in zip(jobs, bundle_folders(jobs, output), strict=True):
             try:
-                manifest = farm.fetch(each.id, folder)
+                manifest = farm.fetch(each.id, folder, partial=partial)
+                missing = farm.missing_layers(each.id) if partial else ()
             except FarmError as error:
                 if len(jobs) == 1:
                     raise
@@ -42,7 +47,18 @@ def fetch(
                 continue
             cubins = sum(1 for _ in folder.rglob("*.cubin"))
             stdout().print(Text(f"{manifest}: {counted(cubins, 'cubin')}"), soft_wrap=True)
+            if missing:
+                code = max(code, PARTIAL)
+                _warn(each, missing)
     return code
+
+
+def _warn(job: Job, missing: Sequence[MissingLayer]) -> None:
+    """What the bundle lacks, on the standard error stream."""
+    layers = counted(len({each.name for each in missing}), "layer")
+    lines = [f"warning: the bundle of {job.name} is a part, it lacks {layers} and the network around them:"]
+    lines += [f"  {each.name} for {', '.join(each.archs)}: {each.reason}" for each in missing]
+    stderr().print(Text("\n".join(lines), style="yellow"), soft_wrap=True)
 
 
 def bundle_folders(jobs: Sequence[Job], output: Path) -> list[Path]:

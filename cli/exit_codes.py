@@ -15,6 +15,7 @@ JOB_FAILED = 100
 UNFINISHED = 101
 NOT_FOUND = 102
 CANCELLED = 103
+PARTIAL = 104
 INTERRUPTED = 130
 """As a shell reports a program ended by Ctrl-C."""
 

@@ -21,11 +21,13 @@ from farm.compiled import CompiledModel, check_succeeded, compiled_model
 from farm.coordination.coordinator import Coordinator, open_coordinator
 from farm.coordination.plan import plan
 from farm.coordination.progress import Progress
+from farm.errors import CancelledError, JobFailedError
 from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
 from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
+from farm.partial import MissingLayer, whole_part
 from farm.reports import doctor
 from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.explanation import Explanation, explain
@@ -246,12 +248,32 @@ class Farm(Keeper):
         """What happened, oldest first, after the event with that id."""
         return self._ledger.events(self.job(job_id).id, after_id)
 
-    def fetch(self, job_id: str, directory: Path) -> Path:
-        """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError."""
-        detail = self._succeeded(job_id)
-        return write_bundle(
-            directory, detail.job, detail.builds, detail.results, self._tool_versions(detail.results), self._store
-        )
+    def fetch(self, job_id: str, directory: Path, *, partial: bool = False) -> Path:
+        """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError.
+
+        With `partial`, of a job that ended otherwise too: the layers that are whole, `missing_layers` are the others.
+        Raises JobFailedError if there is none.
+        """
+        detail = self.inspect(job_id)
+        whole, missing = whole_part(detail)
+        try:
+            check_succeeded(detail)
+        except (JobFailedError, CancelledError) as error:
+            if not whole.results:
+                raise
+            if not partial:
+                layers = len({build.position for build in whole.builds})
+                raise type(error)(
+                    f"{error}; farm fetch --partial writes what there is: {layers} of "
+                    f"{len({build.position for build in detail.builds})} layers"
+                ) from None
+            detail = whole
+        tools = self._tool_versions(detail.results)
+        return write_bundle(directory, detail.job, detail.builds, detail.results, tools, self._store, missing)
+
+    def missing_layers(self, job_id: str) -> tuple[MissingLayer, ...]:
+        """What a bundle of the job lacks: nothing, if it succeeded."""
+        return whole_part(self.inspect(job_id))[1]
 
     def verify(
         self,

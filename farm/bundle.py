@@ -8,6 +8,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from codegen.onnx.rest import Tensor, interface_of
 from codegen.spec import LayerSpec, Linear
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
+from farm.partial import MissingLayer
 from farm.store.contract import Store
 
 SCHEMA_VERSION = 2
@@ -26,6 +28,8 @@ VERSION_OF_TILINGS = 3
 """Version of a manifest in which architectures of one layer have launches of their own."""
 VERSION_OF_ACTIVATIONS = 4
 """Version of a manifest in which an epilogue has steps that version 3 does not know; otherwise it is 3 or 2."""
+VERSION_OF_PARTIAL = 5
+"""Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
@@ -41,6 +45,7 @@ def write_bundle(
     results: Sequence[BuildResult],
     toolchain: Mapping[str, str],
     store: Store,
+    missing: Sequence[MissingLayer] = (),
 ) -> Path:
     """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
     parts, and the manifest; gives the manifest's path.
@@ -48,7 +53,8 @@ def write_bundle(
     With the model's network around them (`network.onnx`), where the job has it. A directory whose name ends in
     `.farm` is one file instead, an archive of the same; its path is what is given then.
 
-    `toolchain` has the version of each tool. A bundle that lies there already is replaced. Raises UsageError if
+    `toolchain` has the version of each tool. With `missing` layers the bundle is a part: its manifest lists them, and
+    it has no network, which would ask for them. A bundle that lies there already is replaced. Raises UsageError if
     the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
     of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
@@ -62,8 +68,8 @@ def write_bundle(
         for build in same:
             for result in of_build[build.id]:
                 files[_path(build, result, folder)] = read_cubin(store, job, build, result)
-    manifest = _manifest(job, layers, toolchain)
-    if job.network is not None:
+    manifest = _manifest(job, layers, toolchain, missing)
+    if job.network is not None and not missing:
         files[NETWORK] = network = _network(store, job, job.network)
         manifest["network"] = _network_entry(job.network, network)
     files[MANIFEST] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
@@ -107,13 +113,16 @@ def _network_entry(digest: str, network: bytes) -> dict[str, Any]:
     return {"path": NETWORK, "sha256": digest, "inputs": shown(inputs), "outputs": shown(outputs)}
 
 
-def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str]) -> dict[str, Any]:
+def _manifest(
+    job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str], missing: Sequence[MissingLayer]
+) -> dict[str, Any]:
     launches = [launch for layer in layers for launch in layer["launches"]]
     steps = {step["step"] for layer in layers for step in layer["spec"]["epilogue"]}
     activated = not steps <= STEPS_OF_BEFORE
     differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
+    version = VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION
     return {
-        "schema_version": VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION,
+        "schema_version": VERSION_OF_PARTIAL if missing else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
@@ -121,6 +130,7 @@ def _manifest(job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, st
         "toolchain": dict(toolchain),
         "layers": layers,
         "skipped": [{"name": each.name, "operator": each.operator, "reason": each.reason} for each in job.skipped],
+        **({"missing": [{**asdict(each), "archs": list(each.archs)} for each in missing]} if missing else {}),
     }
 
 

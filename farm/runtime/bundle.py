@@ -17,7 +17,7 @@ from farm.errors import UsageError
 
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
-SCHEMA_VERSIONS = (2, 3)
+SCHEMA_VERSIONS = (2, 3, 4, 5)
 """Of manifests that this program reads."""
 
 
@@ -65,7 +65,7 @@ class Bundle:
             if version not in SCHEMA_VERSIONS:
                 raise UsageError(
                     f"{self.path}: its manifest has the version {version}, this program reads "
-                    f"{' and '.join(map(str, SCHEMA_VERSIONS))}: fetch it again with this version of farm"
+                    f"{SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]}: fetch it again with this version of farm"
                 )
             self.layers = {each["name"]: _layer(each) for each in self.manifest["layers"]}
         except (FileNotFoundError, BadZipFile, ValueError, KeyError, TypeError) as error:
@@ -78,6 +78,11 @@ class Bundle:
     @property
     def network(self) -> bytes:
         """The model around the layers. Raises UsageError where the bundle has none."""
+        if missing := self.manifest.get("missing"):
+            raise UsageError(
+                f"{self.path} is a part and holds no network: {missing[0]['name']} was not compiled "
+                f"({missing[0]['reason']}): run farm retry, then farm fetch"
+            )
         if "network" not in self.manifest:
             raise UsageError(
                 f"{self.path} holds layers and no network: its job is older than this version of farm; compile it again"
