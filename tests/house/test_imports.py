@@ -23,7 +23,7 @@ FARM_LAYERS = (
     ("errors", "units"),
     ("extras", "setting_table"),
     ("jobs", "runtime", "settings", "version"),
-    ("store",),
+    ("store", "partial"),
     ("worker", "tuning"),
     ("ledger", "executors", "gpu"),
     ("coordination", "torch"),
