@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from cli.bundle_command import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.failures import failure_lines
+from cli.fetch_command import bundle_folders
 from cli.layers import compiled_line, layer_table, left_out_lines, lowered_lines
 from cli.options import check_output_folder, input_shapes_of
 from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.bundle_command import fetch
 from cli.compile_command import compile_models
+from cli.fetch_command import fetch
 from cli.render import stderr
 from cli.status_command import status
 from cli.verify_command import verify

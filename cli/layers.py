@@ -14,7 +14,7 @@ from cli.render import counted, duration, size
 from cli.skipped import skipped_lines
 from cli.tables import EXTRA, Column, fitted_table
 from cli.totals import arch_totals
-from codegen.spec import Linear
+from codegen.spec import LayerSpec, Linear
 from codegen.tiling import Part
 from farm.jobs import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
 
@@ -165,7 +165,11 @@ def _tiling_of(build: Build) -> str:
 
 def shape_of(build: Build) -> str:
     """As in 512x14x14 -> 512, 3x3, /2."""
-    spec = build.spec
+    return shape_text(build.spec)
+
+
+def shape_text(spec: LayerSpec) -> str:
+    """The same of a spec."""
     return f"{spec}" if isinstance(spec, Linear) or spec.stride == (1, 1) else f"{spec}, /{max(spec.stride)}"
 
 

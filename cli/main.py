@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.bench_command import app as bench_app
-from cli.bundle_command import fetch
+from cli.bundle_command import app as bundle_app
 from cli.cache_command import app as cache_app
 from cli.cancel_command import cancel, retry
 from cli.compile_command import compile_models
@@ -23,6 +23,7 @@ from cli.doctor_command import doctor
 from cli.examples import examples_text
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
 from cli.explain_command import explain
+from cli.fetch_command import fetch
 from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.plan_command import plan
@@ -94,6 +95,7 @@ _add("cancel", cancel, JOBS)
 _add("retry", retry, JOBS)
 _add("fetch", fetch, RESULTS)
 _add("verify", verify, RESULTS)
+app.add_typer(bundle_app, name="bundle", rich_help_panel=RESULTS)
 _add("tune", tune, SPEED)
 app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)
 app.add_typer(bench_app, name="bench", rich_help_panel=SPEED)

@@ -88,6 +88,8 @@ def check_output_folder(folder: Path | None) -> None:
     if folder is None or not folder.exists():
         return
     if not folder.is_dir():
+        if folder.suffix == ".farm":
+            return
         raise UsageError(f"--output {folder}: it is a file: name another folder")
     others = [entry.name for entry in folder.iterdir() if not _is_bundle(entry)]
     if others and not _is_bundle(folder):

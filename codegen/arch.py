@@ -22,7 +22,7 @@ NEAREST = 3
 
 def supported_archs(toolchain: Toolchain) -> list[str]:
     """What both ptxas and the templates can do, oldest first."""
-    return [arch for arch in toolchain.archs if _number(arch) >= OLDEST]
+    return [arch for arch in toolchain.archs if arch_number(arch) >= OLDEST]
 
 
 def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
@@ -61,14 +61,15 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 def virtual_arch(arch: str) -> str:
     """The virtual architecture whose PTX serves a real one, as in compute_80 for sm_90a."""
-    number = _number(arch)
+    number = arch_number(arch)
     if number < OLDEST:
         raise ArchError(f"there is no template for {arch}: sm_{OLDEST} is the oldest architecture")
     return f"compute_{OLDEST_WITH_ASYNC_COPIES if number >= OLDEST_WITH_ASYNC_COPIES else OLDEST}"
 
 
-def _number(arch: str) -> int:
-    match = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
+def arch_number(arch: str) -> int:
+    """90 for sm_90, sm_90a and compute_90. Raises ArchError."""
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)[a-z]?", arch)
     if match is None:
         raise ArchError(f"'{arch}' is not the name of an architecture: they look like sm_90")
     return int(match[1])
@@ -79,7 +80,7 @@ def runs_on(cubin: str, gpu: str) -> bool:
 
     Cubins of an architecture's own instructions (sm_90a) run on exactly that one.
     """
-    made, has = _number(cubin), _number(gpu)
+    made, has = arch_number(cubin), arch_number(gpu)
     if cubin[-1].isalpha():
         return made == has
     return made // 10 == has // 10 and made % 10 <= has % 10

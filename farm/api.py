@@ -26,6 +26,7 @@ from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
+from farm.kernel_ptx import newest_ptx
 from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
 from farm.partial import MissingLayer, whole_part
 from farm.reports import doctor
@@ -248,11 +249,11 @@ class Farm(Keeper):
         """What happened, oldest first, after the event with that id."""
         return self._ledger.events(self.job(job_id).id, after_id)
 
-    def fetch(self, job_id: str, directory: Path, *, partial: bool = False) -> Path:
+    def fetch(self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False) -> Path:
         """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError.
 
         With `partial`, of a job that ended otherwise too: the layers that are whole, `missing_layers` are the others.
-        Raises JobFailedError if there is none.
+        Raises JobFailedError if there is none. With `ptx`, also each kernel's PTX of the newest virtual architecture.
         """
         detail = self.inspect(job_id)
         whole, missing = whole_part(detail)
@@ -269,7 +270,8 @@ class Farm(Keeper):
                 ) from None
             detail = whole
         tools = self._tool_versions(detail.results)
-        return write_bundle(directory, detail.job, detail.builds, detail.results, tools, self._store, missing)
+        kernels = newest_ptx(detail, self._store) if ptx else ()
+        return write_bundle(directory, detail.job, detail.builds, detail.results, tools, self._store, missing, kernels)
 
     def missing_layers(self, job_id: str) -> tuple[MissingLayer, ...]:
         """What a bundle of the job lacks: nothing, if it succeeded."""

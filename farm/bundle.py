@@ -16,11 +16,13 @@ from zipfile import ZipFile, ZipInfo
 
 from codegen.launch import Launch
 from codegen.onnx.rest import Tensor, interface_of
-from codegen.spec import LayerSpec, Linear
+from codegen.spec import LayerSpec, Linear, SkippedLayer
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
+from farm.kernel_ptx import KernelPtx
 from farm.partial import MissingLayer
-from farm.store.contract import Store
+from farm.runtime.bundle import MANIFEST, NETWORK, with_digest
+from farm.store.contract import Store, blob_digest
 
 SCHEMA_VERSION = 2
 """Version of the manifest; raised whenever a reader of the old one would be misled."""
@@ -31,9 +33,6 @@ VERSION_OF_ACTIVATIONS = 4
 VERSION_OF_PARTIAL = 5
 """Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
-MANIFEST = "manifest.json"
-NETWORK = "network.onnx"
-"""The model with each compiled layer as one node."""
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
 
@@ -46,6 +45,7 @@ def write_bundle(
     toolchain: Mapping[str, str],
     store: Store,
     missing: Sequence[MissingLayer] = (),
+    ptx: Sequence[KernelPtx] = (),
 ) -> Path:
     """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
     parts, and the manifest; gives the manifest's path.
@@ -54,7 +54,8 @@ def write_bundle(
     `.farm` is one file instead, an archive of the same; its path is what is given then.
 
     `toolchain` has the version of each tool. With `missing` layers the bundle is a part: its manifest lists them, and
-    it has no network, which would ask for them. A bundle that lies there already is replaced. Raises UsageError if
+    it has no network, which would ask for them. `ptx` is written as `<layer>/compute_80.ptx` and so on, and is in the
+    launch of the cubins that were made from it. A bundle that lies there already is replaced. Raises UsageError if
     the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
     of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
@@ -64,15 +65,21 @@ def write_bundle(
     layers = []
     of_layer = [list(same) for _, same in groupby(builds, key=lambda build: build.position)]
     for same, folder in zip(of_layer, safe_names([same[0].layer for same in of_layer]), strict=True):
-        layers.append(_layer(job, same, of_build, folder))
+        entry = _layer(job, same, of_build, folder)
+        layers.append(entry)
         for build in same:
             for result in of_build[build.id]:
                 files[_path(build, result, folder)] = read_cubin(store, job, build, result)
+            for kernel in ptx:
+                if kernel.result.build == build.id:
+                    path = _ptx_path(build, kernel, folder)
+                    files[path] = kernel.text
+                    _add_ptx(entry, kernel, path)
     manifest = _manifest(job, layers, toolchain, missing)
     if job.network is not None and not missing:
         files[NETWORK] = network = _network(store, job, job.network)
         manifest["network"] = _network_entry(job.network, network)
-    files[MANIFEST] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
+    files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
         return directory
@@ -84,6 +91,20 @@ def _path(build: Build, result: BuildResult, folder: str) -> str:
     """Path of a cubin within the bundle; parts count from 1 there."""
     part = f".part{result.part + 1}" if len(build.parts) > 1 else ""
     return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
+
+
+def _ptx_path(build: Build, kernel: KernelPtx, folder: str) -> str:
+    part = f".part{kernel.result.part + 1}" if len(build.parts) > 1 else ""
+    return f"{folder}/{kernel.virtual_arch}{part}.ptx"
+
+
+def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str) -> None:
+    """To the launch whose cubins it is of."""
+    result = kernel.result
+    for launch in layer["launches"]:
+        if launch["cubins"].get(result.arch, {}).get("cubin_key") == result.cubin_key:
+            digest, count = blob_digest(kernel.text), len(kernel.text)
+            launch["ptx"] = {"path": path, "sha256": digest, "bytes": count, "arch": kernel.virtual_arch}
 
 
 def read_cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
@@ -129,8 +150,18 @@ def _manifest(
         "batch": job.options.batch,
         "toolchain": dict(toolchain),
         "layers": layers,
-        "skipped": [{"name": each.name, "operator": each.operator, "reason": each.reason} for each in job.skipped],
+        "skipped": [_skipped_entry(each) for each in job.skipped],
         **({"missing": [{**asdict(each), "archs": list(each.archs)} for each in missing]} if missing else {}),
+    }
+
+
+def _skipped_entry(layer: SkippedLayer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "operator": layer.operator,
+        "reason": layer.reason,
+        "weights": layer.weights,
+        "multiply_adds": layer.multiply_adds,
     }
 
 
@@ -281,6 +312,7 @@ def _listed(manifest: Path) -> set[str]:
         content = json.loads(manifest.read_text())
         launches = [launch for layer in content["layers"] for launch in layer["launches"]]
         network = {content["network"]["path"]} if "network" in content else set()
-        return {MANIFEST} | network | {str(cubin["path"]) for launch in launches for cubin in launch["cubins"].values()}
+        kernels = [kernel for each in launches for kernel in (*each["cubins"].values(), each.get("ptx")) if kernel]
+        return {MANIFEST} | network | {str(kernel["path"]) for kernel in kernels}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+from codegen.arch import arch_number, runs_on
 from codegen.errors import CodegenError, DeviceError, TemplateError
 from codegen.launch import Launch
 from codegen.layers import Weights
@@ -65,7 +65,7 @@ def verify_on_cpu(
             layer = (template_key, build.weights, build.parts, build.rows, launches)
             if layer not in verified:
                 verified[layer] = _verify_kernels(store, build, template_key, ptx, launches, batch, seed)
-            ordered = tuple(sorted(names, key=_number))
+            ordered = tuple(sorted(names, key=arch_number))
             yield LayerVerification(build.layer, len(build.parts), ordered, "emulator", verified[layer])
 
 
@@ -110,7 +110,7 @@ def verify_on_gpu(
 ) -> Iterator[LayerVerification]:
     """Runs the cubins that fit this machine's GPU. Raises DeviceError without a GPU, UsageError if no cubin fits it."""
     with Device() as device:
-        archs = sorted({result.arch for result in results if result.cubin is not None}, key=_number)
+        archs = sorted({result.arch for result in results if result.cubin is not None}, key=arch_number)
         fitting = [arch for arch in archs if runs_on(arch, device.arch)]
         if not fitting:
             raise UsageError(
@@ -151,17 +151,6 @@ def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:
         name = build.cubin_name(result.arch, result.part)
         raise BlobLostError(f"the store has lost the cubin {name}: run farm compile again")
     return data
-
-
-def runs_on(arch: str, device: str) -> bool:
-    """Cubins run on later minor versions of their generation; those with a letter only on their own."""
-    if arch[-1].isalpha():  # as in sm_90a: tied to this very GPU
-        return arch[:-1] == device
-    return _number(arch) // 10 == _number(device) // 10 and _number(arch) <= _number(device)
-
-
-def _number(arch: str) -> int:
-    return int(re.sub(r"\D", "", arch))
 
 
 def _weights(store: Store, build: Build) -> Weights:

@@ -24,6 +24,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
+_WAYS_OUT = {
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the code: install one of CUDA 13 or later",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the code is for another GPU: compile the model with --arch of this one",
+    "CUDA_ERROR_JIT_COMPILER_NOT_FOUND": "the driver lacks its compiler, libnvidia-ptxjitcompiler: install it whole",
+}
+"""By the name of an error."""
 
 
 @lru_cache(maxsize=1)
@@ -49,4 +55,5 @@ def call(name: str, *arguments: Any) -> None:
         said = ctypes.c_char_p()
         driver().cuGetErrorName(code, ctypes.byref(said))
         words = said.value.decode() if said.value else f"error {code}"
-        raise DeviceError(f"{name} failed ({words})")
+        way_out = _WAYS_OUT.get(words)
+        raise DeviceError(f"{name} failed ({words}){f': {way_out}' if way_out else ''}")

@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from codegen.arch import runs_on
+from codegen.arch import arch_number, runs_on
 from codegen.launch import Launch
 from codegen.spec import LayerSpec, spec_from_json
 from farm.errors import UsageError
 
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
+"""The model with each compiled layer as one node."""
 SCHEMA_VERSIONS = (2, 3, 4, 5)
 """Of manifests that this program reads."""
+NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """One file of a layer, and how it is launched."""
+    """One file of a layer, and how it is launched: machine code, or PTX that the driver makes into some."""
 
     path: str
     sha256: str
+    bytes: int
     arch: str
+    """Of PTX the virtual one, as in compute_80."""
     launch: Launch
 
 
@@ -40,16 +44,22 @@ class BundledLayer:
     has_residual: bool
     cubins: tuple[Cubin, ...]
     """Of all architectures; those of one together compute the layer, in any order."""
+    ptx: tuple[Cubin, ...] = ()
+    """Of one virtual architecture, which together compute the layer too; empty unless the bundle was fetched so."""
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    """Their `count` and `nonzeros`."""
+    rows_per_image: int | None = 1
 
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
-        """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too.
+        """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,
+        else the PTX, if that is not of a later one.
 
         Empty where there are none.
         """
-        for candidate in sorted({each.arch for each in self.cubins}, key=_number, reverse=True):
+        for candidate in sorted({each.arch for each in self.cubins}, key=arch_number, reverse=True):
             if runs_on(candidate, arch):
                 return tuple(each for each in self.cubins if each.arch == candidate)
-        return ()
+        return tuple(each for each in self.ptx if arch_number(each.arch) <= arch_number(arch))
 
 
 class Bundle:
@@ -76,21 +86,30 @@ class Bundle:
         return tuple(self.manifest["archs"])
 
     @property
+    def missing(self) -> Sequence[Mapping[str, Any]]:
+        """Layers that a part of a bundle lacks: name, operator, archs and reason."""
+        return tuple(self.manifest.get("missing", ()))
+
+    @property
+    def has_network(self) -> bool:
+        return "network" in self.manifest
+
+    @property
     def network(self) -> bytes:
         """The model around the layers. Raises UsageError where the bundle has none."""
-        if missing := self.manifest.get("missing"):
+        if missing := self.missing:
             raise UsageError(
                 f"{self.path} is a part and holds no network: {missing[0]['name']} was not compiled "
                 f"({missing[0]['reason']}): run farm retry, then farm fetch"
             )
-        if "network" not in self.manifest:
+        if not self.has_network:
             raise UsageError(
                 f"{self.path} holds layers and no network: its job is older than this version of farm; compile it again"
             )
         return self.read(NETWORK, self.manifest["network"]["sha256"])
 
     def cubin(self, cubin: Cubin) -> bytes:
-        """Its bytes. Raises UsageError if they are missing or damaged."""
+        """Its bytes, which cuModuleLoadData takes. Raises UsageError if they are missing or damaged."""
         return self.read(cubin.path, cubin.sha256)
 
     def read(self, name: str, sha256: str) -> bytes:
@@ -99,20 +118,25 @@ class Bundle:
             data = self._bytes(name)
         except FileNotFoundError as error:
             raise UsageError(f"{self.path}: {name} is missing ({error}): fetch the bundle again") from None
+        except BadZipFile as error:
+            raise UsageError(f"{self.path}: {name} is damaged ({error}): fetch it again") from None
         if hashlib.sha256(data).hexdigest() != sha256:
             raise UsageError(f"{self.path}: {name} is damaged, its digest is not the manifest's: fetch it again")
         return data
 
     def files(self) -> dict[str, str]:
         """Digests by name, of every file but the manifest."""
-        found = {each.path: each.sha256 for layer in self.layers.values() for each in layer.cubins}
-        if "network" in self.manifest:
+        found = {each.path: each.sha256 for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)}
+        if self.has_network:
             found[NETWORK] = self.manifest["network"]["sha256"]
         return found
 
     def damage(self) -> Sequence[str]:
-        """Every file that is missing or damaged, in words."""
+        """Every file that is missing or damaged, in words; the manifest too, if it was written with its digest."""
         found = []
+        text = self._bytes(MANIFEST)
+        if "sha256" in self.manifest and not is_whole(text, self.manifest["sha256"]):
+            found.append(f"{self.path}: {MANIFEST} is damaged, its digest is not the one in it: fetch it again")
         for name, sha256 in self.files().items():
             try:
                 self.read(name, sha256)
@@ -131,18 +155,29 @@ class Bundle:
                 raise FileNotFoundError(f"no {name} in it") from None
 
 
+def with_digest(manifest: Mapping[str, Any]) -> bytes:
+    """A manifest as a file whose first entry, `sha256`, is the digest of the file with zeros in that place."""
+    text = json.dumps({"sha256": NO_DIGEST, **manifest}, indent=2, ensure_ascii=False).encode() + b"\n"
+    return text.replace(NO_DIGEST.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+
+
+def is_whole(manifest: bytes, sha256: str) -> bool:
+    """Whether a manifest is as `with_digest` wrote it."""
+    return hashlib.sha256(manifest.replace(sha256.encode(), NO_DIGEST.encode(), 1)).hexdigest() == sha256
+
+
 def _layer(value: Mapping[str, Any]) -> BundledLayer:
+    launches = [(Launch.from_json(launch), launch) for launch in value["launches"]]
     return BundledLayer(
         value["name"],
         spec_from_json(value["spec"]),
         "residual" in value["tensors"],
-        tuple(
-            Cubin(cubin["path"], cubin["sha256"], arch, Launch.from_json(launch))
-            for launch in value["launches"]
-            for arch, cubin in launch["cubins"].items()
-        ),
+        tuple(_cubin(cubin, arch, launch) for launch, entry in launches for arch, cubin in entry["cubins"].items()),
+        tuple(_cubin(entry["ptx"], entry["ptx"]["arch"], launch) for launch, entry in launches if "ptx" in entry),
+        value["weights"],
+        value["rows_per_image"],
     )
 
 
-def _number(arch: str) -> int:
-    return int("".join(filter(str.isdigit, arch)))
+def _cubin(value: Mapping[str, Any], arch: str, launch: Launch) -> Cubin:
+    return Cubin(value["path"], value["sha256"], value["bytes"], arch, launch)

@@ -107,7 +107,8 @@ class GpuLayer:
             raise UsageError(
                 f"{self._bundle.path} has {', '.join(self._bundle.archs)} and none of it runs on "
                 f"{torch.cuda.get_device_name(index)} (sm_{major}{minor}): "
-                f"compile the model with --arch sm_{major}{minor} and fetch it again"
+                f"compile the model with --arch sm_{major}{minor} and fetch it again; of an older GPU's job, "
+                "farm fetch --ptx writes what runs on later ones too"
             )
         driver()
         with torch.cuda.device(index):

@@ -22,10 +22,11 @@ MAY_IMPORT = {
 FARM_LAYERS = (
     ("errors", "units"),
     ("extras", "setting_table"),
-    ("jobs", "runtime", "settings", "version"),
+    ("jobs", "settings", "version"),
     ("store", "partial"),
     ("worker", "tuning"),
-    ("ledger", "executors", "gpu"),
+    ("ledger", "executors", "gpu", "kernel_ptx"),
+    ("runtime",),
     ("coordination", "torch"),
     ("submission", "bundle", "verification", "bench"),
     ("compiled",),

@@ -253,7 +253,13 @@ def test_the_schema_knows_pointers_to_whole_tensors_and_the_number_of_images_onl
 
 def test_the_manifest_tells_what_was_skipped_and_why(tmp_path: Path, store: MemoryStore) -> None:
     assert write(tmp_path / "out", store)["skipped"] == [
-        {"name": "fc", "operator": "Gemm", "reason": "fully connected layers are not compiled"}
+        {
+            "name": "fc",
+            "operator": "Gemm",
+            "reason": "fully connected layers are not compiled",
+            "weights": None,
+            "multiply_adds": None,
+        }
     ]
 
 

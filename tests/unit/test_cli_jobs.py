@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.bundle_command import bundle_folders
+from cli.fetch_command import bundle_folders
 from cli.main import run
 from farm.jobs import JobSet, Status
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed

@@ -1,0 +1,128 @@
+"""`farm bundle`: what a bundle holds is shown, and what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from cli.options import check_output_folder
+from cli.render import magnitude
+from codegen.networks import lenet5, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.spec import SkippedLayer
+from farm.bundle import write_bundle
+from farm.kernel_ptx import KernelPtx
+from farm.runtime.bundle import Bundle
+from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, result, stored_cubins, validator
+
+SKIPPED = SkippedLayer("fc", "Gemm", "its weights are not constant", 60, SPEC.multiply_adds)
+PTX = b".version 9.0\n.target sm_80\n"
+
+
+@pytest.fixture(params=["bundle", "bundle.farm"])
+def bundle(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """With the network of LeNet-5, one layer, PTX, and a skipped layer of as many multiply-adds."""
+    write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
+    checkpoint = read_checkpoint(tmp_path / "net.onnx")
+    assert checkpoint.rest is not None
+    store = stored_cubins()
+    job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)), skipped=(SKIPPED,))
+    path = tmp_path / str(request.param)
+    results = [result(0, "sm_80"), result(0, "sm_90")]
+    write_bundle(path, job, [build(0, "conv1")], results, TOOLS, store, ptx=[KernelPtx(results[1], "compute_80", PTX)])
+    return path
+
+
+def test_ptx_is_a_file_of_the_launch_whose_cubins_were_made_from_it(bundle: Path) -> None:
+    opened = Bundle(bundle)
+    validator().validate(opened.manifest)
+    [layer] = opened.layers.values()
+    [ptx] = layer.ptx
+    assert (ptx.path, ptx.arch, opened.cubin(ptx)) == ("conv1/compute_80.ptx", "compute_80", PTX)
+    assert ptx.launch == layer.cubins[0].launch
+
+
+def test_a_gpu_runs_its_cubins_and_ptx_where_none_fits(bundle: Path) -> None:
+    layer = Bundle(bundle).layers["conv1"]
+    chosen = {gpu: [each.arch for each in layer.cubins_for(gpu)] for gpu in ("sm_75", "sm_86", "sm_90", "sm_120")}
+    assert chosen == {"sm_75": [], "sm_86": ["sm_80"], "sm_90": ["sm_90"], "sm_120": ["compute_80"]}
+
+
+def test_show_says_what_is_compiled_and_what_is_left(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bundle", "show", str(bundle)]) == 0
+    said = capsys.readouterr().out
+    assert "network      input float32 [N, 1, 28, 28] -> output float32 [N, 10]" in said
+    assert "compiled     1 of 2 layers with weights, 50.0% of the multiply-adds, batch 64" in said
+    assert "left over    Flatten 1, MaxPool 2: 50.0% of the multiply-adds, for the framework" in said
+    assert (
+        f"skipped    Gemm fc ({magnitude(SPEC.multiply_adds)} multiply-adds, 50.0%): its weights are not const" in said
+    )
+    for arch in ("sm_80", "sm_90", "compute_80"):
+        assert arch in said
+
+
+def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bundle", "show", str(bundle), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["archs"] == ["sm_90", "sm_80"]
+    assert document["rest"] == {"Flatten": 1, "MaxPool": 2}
+    assert document["left_share"] == 0.5
+    [layer] = document["layers"]
+    assert layer["bytes"] == {"sm_90": 15, "sm_80": 15, "compute_80": len(PTX)}
+
+
+def test_a_whole_bundle_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bundle", "verify", str(bundle)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 5 files, each with its digest")
+
+
+@pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
+@pytest.mark.parametrize(
+    "name", ["conv1/sm_80.cubin", "conv1/sm_90.cubin", "conv1/compute_80.ptx", "network.onnx", "manifest.json"]
+)
+def test_a_flipped_byte_is_named(name: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray((bundle / name).read_bytes())
+    place = data.index(b"conv1") if name == "manifest.json" else 3
+    data[place] ^= 1
+    (bundle / name).write_bytes(data)
+    assert run(["bundle", "verify", str(bundle)]) == 39
+    [said] = capsys.readouterr().err.splitlines()
+    assert f"{name} is damaged" in said
+
+
+@pytest.mark.parametrize("bundle", ["bundle.farm"], indirect=True)
+def test_a_flipped_byte_within_one_file_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(bundle.read_bytes())
+    data[data.index(b"cubin 0 sm_80")] ^= 1
+    bundle.write_bytes(data)
+    assert run(["bundle", "verify", str(bundle)]) == 39
+    assert "conv1/sm_80.cubin is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
+def test_a_missing_file_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bundle / "conv1" / "sm_80.cubin").unlink()
+    assert run(["bundle", "verify", str(bundle)]) == 39
+    assert "conv1/sm_80.cubin is missing" in capsys.readouterr().err
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.farm").write_bytes(b"no zip")
+    for path in (tmp_path, tmp_path / "x.farm"):
+        assert run(["bundle", "show", str(path)]) == 2
+        assert "is no bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
+def test_a_bundle_with_ptx_is_replaced_whole(bundle: Path) -> None:
+    results = [result(0, "sm_80"), result(0, "sm_90")]
+    write_bundle(bundle, JOB, [build(0, "conv1")], results, TOOLS, stored_cubins())
+    assert set(contents(bundle)) == {"manifest.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
+
+
+def test_a_compile_may_write_over_a_bundle_in_either_form(bundle: Path) -> None:
+    check_output_folder(bundle)
