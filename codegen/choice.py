@@ -71,10 +71,11 @@ def choose_tiling(
             return replace(tiling, form=form)
         least_bytes = min(least_bytes, code_bytes)
     if least_bytes < math.inf:
-        each, megabytes = least_bytes / max(1, int(nonzeros.sum())), math.ceil(least_bytes / 1e6)
+        each, needed = least_bytes / max(1, int(nonzeros.sum())), _size(least_bytes)
         raise TilingError(
-            f"its code would be {megabytes} MB, {each:.0f} bytes a non-zero weight, and the limit is "
-            f"{code_limit_bytes / 1e6:g} MB: raise it with --max-code-size {megabytes}MB, or prune the layer further"
+            f"its code would be {needed}, {each:.0f} bytes a non-zero weight, and the limit is "
+            f"{_size(code_limit_bytes)}: raise it with --max-code-size {needed.replace(' ', '')}, "
+            "or prune the layer further"
         )
     raise TilingError(
         f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
@@ -110,8 +111,14 @@ def misfit_of(
         return "a K group of these weights has too much code for it"
     code_bytes = 16 * float(streams.sum())
     if code_bytes > code_limit_bytes:
-        return f"the code would be {code_bytes / 1e6:.0f} MB and the limit is {code_limit_bytes / 1e6:g} MB"
+        return f"the code would be {_size(code_bytes)} and the limit is {_size(code_limit_bytes)}"
     return ""
+
+
+def _size(count_bytes: float) -> str:
+    """In whole KB or MB, rounded up, so that a limit of that size suffices."""
+    unit, name = (1e6, "MB") if count_bytes >= 1e6 else (1e3, "KB")
+    return f"{math.ceil(count_bytes / unit)} {name}"
 
 
 def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:

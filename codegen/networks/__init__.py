@@ -12,8 +12,8 @@ from codegen.networks.mlp import feed_forward, mlp
 from codegen.networks.mobilenet_v2 import mobilenet_v2
 from codegen.networks.network_file import write_network
 from codegen.networks.pruning import prune, random_weights
-from codegen.networks.resnet50 import resnet50
-from codegen.networks.small import alexnet_cifar10, lenet5, operator_network, small_resnet
+from codegen.networks.resnet import resnet18, resnet50
+from codegen.networks.small import alexnet_cifar10, lenet5, operator_network
 from codegen.networks.ten_operators import TEN_OPERATORS
 from codegen.networks.unet import unet
 from codegen.networks.vgg16 import vgg16
@@ -32,8 +32,8 @@ __all__ = [
     "operator_network",
     "prune",
     "random_weights",
+    "resnet18",
     "resnet50",
-    "small_resnet",
     "unet",
     "vgg16",
     "write_network",
@@ -42,7 +42,7 @@ __all__ = [
 NETWORKS: dict[str, Callable[[float, int], ModelProto]] = {
     "lenet5": lenet5,
     "alexnet_cifar10": alexnet_cifar10,
-    "small_resnet": small_resnet,
+    "resnet18": resnet18,
     "resnet50": resnet50,
     "vgg16": vgg16,
     "mobilenet_v2": mobilenet_v2,

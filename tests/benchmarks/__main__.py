@@ -27,8 +27,8 @@ from codegen.networks import (
     lenet5,
     operator_network,
     random_weights,
+    resnet18,
     resnet50,
-    small_resnet,
     write_network,
 )
 from codegen.onnx.checkpoint import read_checkpoint
@@ -97,7 +97,7 @@ def overhead() -> None:
         farm = Farm(settings, store, ledger)
         models = []
         for seed in range(3):
-            write_network(folder / f"resnet{seed}.onnx", small_resnet(SPARSITY, seed=seed, width=30))
+            write_network(folder / f"resnet{seed}.onnx", resnet18(SPARSITY, seed, width=30))
             models.append(read_checkpoint(folder / f"resnet{seed}.onnx"))
         with open_executor(settings, store, toolchain) as executor:
             coordinator = Coordinator(ledger, store, executor, toolchain, settings)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.networks import alexnet_cifar10, lenet5, prune, small_resnet, write_network
+from codegen.networks import alexnet_cifar10, lenet5, prune, resnet18, write_network
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -15,12 +15,12 @@ STEPS = 10
 FIRST_SPARSITY = 0.85
 LAST_SPARSITY = 0.95
 RESNET_WIDTH = 8
-"""Channels of the small ResNet's first stage: an eighth of ResNet-18's, so that a sweep of it takes minutes."""
+"""Channels of its first stage: an eighth of ResNet-18's, so that a sweep of it takes minutes."""
 
 NETWORKS: dict[str, Callable[[], ModelProto]] = {
     "lenet5": lambda: lenet5(FIRST_SPARSITY, seed=0),
     "alexnet": lambda: alexnet_cifar10(FIRST_SPARSITY, seed=0),
-    "resnet": lambda: small_resnet(FIRST_SPARSITY, seed=0, width=RESNET_WIDTH),
+    "resnet": lambda: resnet18(FIRST_SPARSITY, seed=0, width=RESNET_WIDTH),
 }
 
 

@@ -41,15 +41,25 @@ class Output:
 def ours(
     path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "compute_80", place: float = 0.0
 ) -> dict[str, Output]:
-    """The tensors that the layers of a model compute, by their names; of layers whose input is an input of the model.
+    """The tensors that the layers of a model compute, by their names.
+
+    Layers read inputs of the model; what they add up may be what a layer before them computed.
 
     `place` is that of the tiling among those that a layer can be given: 0 is the one that is chosen, 1 the one that
     would be chosen last. Inputs of bfloat16 are arrays of any 16-bit type. Raises CheckpointError if no layer of the
     model is compiled.
     """
     shapes = _shapes(path)
-    layers = read_checkpoint(path, {}).layers
-    return {layer.output: _run(layer, inputs, shapes[layer.output], virtual_arch, place) for layer in layers}
+    tensors, outputs = dict(inputs), dict[str, Output]()
+    for layer in read_checkpoint(path, {}).layers:
+        stored, bound = _run(layer, tensors, virtual_arch, place)
+        if layer.residual in outputs:
+            bound = bound + outputs[layer.residual].bound.reshape(bound.shape)
+        values = to_float32(stored, layer.spec.data_type).astype(np.float64)
+        shape = shapes[layer.output]
+        tensors[layer.output] = stored
+        outputs[layer.output] = Output(values.reshape(shape), bound.reshape(shape))
+    return outputs
 
 
 @cache
@@ -58,8 +68,9 @@ def _template(spec: LayerSpec, tiling: Tiling, virtual_arch: str) -> Template:
 
 
 def _run(
-    layer: Layer, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...], virtual_arch: str, place: float
-) -> Output:
+    layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """What the layer's kernels put out, as it is stored, and how far that may be from the layer."""
     spec, weights = layer.spec, layer.weights
     x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
@@ -78,8 +89,7 @@ def _run(
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
     bound = error_bound(spec, weights, x, residual=residual, products_together=products_together(weights, tiling))
-    values = to_float32(output, spec.data_type).astype(np.float64)
-    return Output(values.reshape(shape), bound.reshape(shape))
+    return output, bound
 
 
 def _stored(array: NDArray[Any], spec: LayerSpec) -> NDArray[Any]:

@@ -47,7 +47,6 @@ NOT_RUN = {
     "test_matmul_4d": SEVERAL_MATRICES,
     "test_matmul_bcast": SEVERAL_MATRICES,
     "test_matmulinteger": INTEGERS,
-    "test_operator_addmm": "its biases are computed while the model runs",
     "test_qlinearconv": INTEGERS,
     "test_qlinearmatmul_2D_int8_float16": INTEGERS,
     "test_qlinearmatmul_2D_int8_float32": INTEGERS,
@@ -71,7 +70,7 @@ def saved(case: BackendCase, folder: Path) -> Path:
 def test_a_case_gives_the_output_that_the_package_expects(name: str, tmp_path: Path) -> None:
     case = backend_cases()[name]
     computed = ours(saved(case, tmp_path), case.inputs)
-    assert computed.keys() == case.expected.keys()
+    assert computed.keys() >= case.expected.keys()  # more where a layer adds up what one before it computed
     exact = evaluate(case.model, case.inputs)
     for tensor, expected in case.expected.items():
         bound = computed[tensor].bound + exact[tensor].folding + exact[tensor].error

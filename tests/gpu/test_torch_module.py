@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.networks import alexnet_cifar10, lenet5, mlp, write_network  # noqa: E402 - after the check for torch
-from codegen.networks.small import small_resnet  # noqa: E402
+from codegen.networks.resnet import resnet18  # noqa: E402
 from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
 from codegen.toolchain import Toolchain  # noqa: E402
 from farm.api import Farm  # noqa: E402
@@ -26,7 +26,7 @@ NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),
     "alexnet_cifar10": (alexnet_cifar10, (3, 32, 32)),
     "mlp": (mlp, (1, 28, 28)),
-    "resnet18": (lambda sparsity, seed: small_resnet(sparsity, seed, width=16), (3, 224, 224)),
+    "resnet18": (lambda sparsity, seed: resnet18(sparsity, seed, width=16), (3, 224, 224)),
 }
 
 

@@ -8,7 +8,7 @@ from codegen.networks import NETWORKS
 
 SPARSITY = 0.9
 SPARSITIES = (0.8, SPARSITY, 0.95)
-LARGEST_FIRST = ("resnet50", "small_resnet", "unet", "vgg16", "mobilenet_v2")
+LARGEST_FIRST = ("resnet50", "resnet18", "unet", "vgg16", "mobilenet_v2")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -34,7 +34,7 @@ class Expected:
 EXPECTED = {
     "lenet5": Expected({"conv2d": 2, "linear": 2}, 4),
     "alexnet_cifar10": Expected({"conv2d": 3, "linear": 1}, 4),
-    "small_resnet": Expected({"conv2d": 20, "linear": 1}, 16),
+    "resnet18": Expected({"conv2d": 20, "linear": 1}, 16),
     "resnet50": Expected({"conv2d": 53, "linear": 1}, 25),
     "vgg16": Expected({"conv2d": 13, "linear": 1}, 10, ("fc6", "fc7")),
     "mobilenet_v2": Expected({"conv2d": 52, "linear": 1}, 31),

@@ -176,10 +176,10 @@ def test_verify_finds_every_layer_right(farm: Farm, compiled: str) -> None:
 
 
 def test_a_layer_above_the_allowed_code_size_is_skipped_and_the_others_compile(farm: Farm) -> None:
-    code, out, err = farm("compile", "digits.onnx", "--arch", "sm_90", "--max-code-size", "30KB")
+    code, out, err = farm("compile", "digits.onnx", "--arch", "sm_90", "--max-code-size", "20KB")
     assert code == 0, err
     assert "skipped conv2 (Conv): its code would be" in out
-    assert "at most 30 KB of code in a layer" in farm("inspect")[1]
+    assert "at most 20 KB of code in a layer" in farm("inspect")[1]
     assert [layer["name"] for layer in json.loads(farm("inspect", "--json")[1])["layers"]] == ["conv1", "fc"]
 
 

@@ -35,19 +35,19 @@ def test_a_plan_starts_no_process_and_leaves_nothing_in_the_store(
     assert not err
     document = json.loads(out)
     [model] = document["models"]
-    assert {layer["name"] for layer in model["layers"]} == {"conv1", "conv2"}
-    assert [layer["name"] for layer in model["skipped"]] == ["fc1", "fc2"]
+    assert {layer["name"] for layer in model["layers"]} == {"conv1", "conv2", "fc2"}
+    assert [layer["name"] for layer in model["skipped"]] == ["fc1"]
     assert all("the limit is" in layer["reason"] for layer in model["skipped"])
     assert model["skipped"][0]["weights"] == 400_000
     coverage = model["coverage"]
-    assert coverage["weights"] == 500 + 25_000
+    assert coverage["weights"] == 500 + 25_000 + 5_000
     assert coverage["weights_total"] == 500 + 25_000 + 400_000 + 5_000
     assert sum({layer["name"]: layer["share_of_weights"] for layer in model["layers"]}.values()) == pytest.approx(
         coverage["share_of_weights"]
     )
     assert all(layer["predicted_kernel_microseconds"] > 1 for layer in model["layers"])
     total = document["total"]
-    assert (total["cubins_to_make"], total["cubins_in_store"], total["templates_in_store"]) == (4, 0, 0)
+    assert (total["cubins_to_make"], total["cubins_in_store"], total["templates_in_store"]) == (6, 0, 0)
     assert min(total[f"predicted_{what}"] for what in ("code_bytes", "nvcc_seconds", "ptxas_seconds")) > 0
     assert not list((tmp_path / "data").rglob("v1"))
 

@@ -20,7 +20,7 @@ def test_measured_layers_are_of_five_networks_and_the_ten_operators(batch: int) 
     points = [point for point in read_points() if point.images % 64 == batch % 64]
     assert {point.network for point in points} == {
         "ten operators",
-        "small_resnet",
+        "resnet18",
         "resnet50",
         "vgg16",
         "mobilenet_v2",

@@ -21,7 +21,7 @@ from codegen.networks import (
     lenet5,
     mlp,
     operator_network,
-    small_resnet,
+    resnet18,
     unet,
     vgg16,
     write_network,
@@ -34,7 +34,7 @@ SPARSITY = 0.9
 SHAPES = {
     "lenet5": ((1, 28, 28), (10,)),
     "alexnet_cifar10": ((3, 32, 32), (10,)),
-    "small_resnet": ((3, 224, 224), (1000,)),
+    "resnet18": ((3, 224, 224), (1000,)),
     "resnet50": ((3, 224, 224), (1000,)),
     "vgg16": ((3, 224, 224), (1000,)),
     "mobilenet_v2": ((3, 224, 224), (1000,)),
@@ -157,8 +157,8 @@ def test_the_convolutions_of_a_network_are_the_papers_operators(
     assert [layer.weights.sparsity for layer in layers] == pytest.approx([0.9] * len(layers))
 
 
-def test_the_small_resnet_has_20_convolutions_with_strides_and_shortcuts(tmp_path: Path) -> None:
-    write_network(tmp_path / "net.onnx", small_resnet(0.9, 0))
+def test_resnet18_has_20_convolutions_with_strides_and_shortcuts(tmp_path: Path) -> None:
+    write_network(tmp_path / "net.onnx", resnet18(0.9, 0))
     specs = [layer.spec for layer in convolutions(tmp_path / "net.onnx")]
     assert len(specs) == 20
     assert specs[0] == Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3))

@@ -62,13 +62,21 @@ def multiply_adds(model: onnx.ModelProto) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("lenet5", 431_080), ("resnet50", 25_557_032), ("mobilenet_v2", 3_504_872)]
+    ("name", "published"),
+    [
+        ("lenet5", 431_080),
+        ("resnet18", 11_689_512),
+        ("resnet50", 25_557_032),
+        ("mobilenet_v2", 3_504_872),
+    ],
 )
 def test_a_network_has_the_published_number_of_parameters(name: str, published: int) -> None:
     assert parameters(network(name)) == published
 
 
-@pytest.mark.parametrize(("name", "published"), [("resnet50", 4.09e9), ("mobilenet_v2", 0.301e9)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("resnet18", 1.814e9), ("resnet50", 4.09e9), ("mobilenet_v2", 0.301e9)]
+)
 def test_a_network_has_the_published_number_of_multiply_adds(name: str, published: float) -> None:
     assert multiply_adds(network(name)) == pytest.approx(published, rel=0.003)
 
@@ -96,6 +104,8 @@ def test_the_graph_of_vgg16_has_its_tables_weights() -> None:
 
 
 NODES = {
+    "resnet18": {"Conv": 20, "BatchNormalization": 20, "Relu": 17, "Add": 8, "MaxPool": 1, "Gemm": 1}
+    | {"GlobalAveragePool": 1, "Flatten": 1},
     "resnet50": {"Conv": 53, "BatchNormalization": 53, "Relu": 49, "Add": 16, "MaxPool": 1, "Gemm": 1}
     | {"GlobalAveragePool": 1, "Flatten": 1},
     "mobilenet_v2": {"Conv": 52, "BatchNormalization": 52, "Clip": 35, "Constant": 70, "Add": 10, "Gemm": 1}

@@ -63,7 +63,7 @@ def test_the_rest_with_its_layers_computes_what_the_model_does(tmp_path: Path, n
 
 
 def test_only_what_the_rest_needs_is_in_it(tmp_path: Path) -> None:
-    _, checkpoint, rest = read(tmp_path, "small_resnet")
+    _, checkpoint, rest = read(tmp_path, "resnet18")
     graph = onnx.load_model_from_string(rest.without(checkpoint.layers)).graph
     assert not graph.initializer
     assert {node.op_type for node in graph.node} == {"Layer", "MaxPool", "GlobalAveragePool", "Flatten"}

@@ -39,7 +39,7 @@ from farm.worker.build import known_toolchain
 from tests.benchmarks.cost_model.points import Point, write_points
 from tests.gpu.workbench import any_toolchain
 
-MEASURED = ("small_resnet", "resnet50", "vgg16", "mobilenet_v2", "unet")
+MEASURED = ("resnet18", "resnet50", "vgg16", "mobilenet_v2", "unet")
 SPARSITY = 0.9
 BATCHES = (1, 64)
 MOST_BYTES = 9e8
