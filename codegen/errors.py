@@ -31,6 +31,10 @@ class EmulationError(CodegenError):
     """The PTX did something the emulator does not know, or something no program may do."""
 
 
+class MachineCodeError(CodegenError):
+    """A cubin or a stream of machine code that this program does not understand, or that a check refuses."""
+
+
 class ToolchainError(CodegenError):
     """A tool is missing or cannot be used here."""
 

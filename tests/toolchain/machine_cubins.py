@@ -1,0 +1,41 @@
+"""Cubins of small layers, by ptxas, for the tests of what reads and checks machine code."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from codegen.arch import virtual_arch
+from codegen.assemble import assemble
+from codegen.layers import Weights
+from codegen.rewrite import rewrite
+from codegen.template import Template, make_template
+from codegen.toolchain import ToolLimits, find_toolchain
+from tests.toolchain.operator_cases import CASES
+
+LIMITS = ToolLimits(300)
+PLAIN = "channels and kernels that do not divide"
+HALVES = "several images a block, float16"
+
+
+@cache
+def template_for(name: str, virtual: str) -> Template:
+    case = CASES[name]
+    return make_template(case.spec, case.tiling, virtual, find_toolchain(), LIMITS)
+
+
+def drawn_weights(name: str, density: float, seed: int) -> Weights:
+    """Normal values where a mask of this density is not zero; the mask is that of the density alone."""
+    spec = CASES[name].spec
+    mask = np.random.default_rng(7).random(spec.weights_shape) < density
+    rng = np.random.default_rng(seed)
+    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * mask
+    return Weights(kernel.astype(np.float32), rng.standard_normal(spec.kernels, dtype=np.float32))
+
+
+@cache
+def cubin_for(name: str, arch: str, density: float = 0.5, seed: int = 0) -> bytes:
+    """Of one of the operators' cases, the whole layer in one kernel."""
+    kernel = rewrite(template_for(name, virtual_arch(arch)), drawn_weights(name, density, seed))
+    return assemble(kernel.ptx, arch, find_toolchain()).data
