@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -21,7 +22,7 @@ from cli.database_command import app as database_app
 from cli.demo_command import demo
 from cli.doctor_command import doctor
 from cli.examples import examples_text
-from cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, exit_code_of
+from cli.exit_codes import INTERNAL, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code_of
 from cli.explain_command import explain
 from cli.fetch_command import fetch
 from cli.inspect_command import inspect
@@ -107,6 +108,10 @@ app.add_typer(config_app, name="config", rich_help_panel=OPERATION)
 app.add_typer(database_app, name="db", rich_help_panel=OPERATION)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to a full or broken disk fails with."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; gives its exit code (cli/exit_codes.py). Errors go to stderr, in one line each."""
     code = _run(arguments)
@@ -114,6 +119,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         discard(sys.stdout)  # what it still holds must not fail at the end of the program
+    except OSError as error:
+        code = _output_lost(error)
     return code
 
 
@@ -133,15 +140,30 @@ def _run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):
         discard(sys.stdout)  # typer's help was printed, by a console of Rich's own, and its reader has seen enough
         return OK
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:  # a file that is open already: what we print to
+            return _output_lost(error)
+        return _defect()
     except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown with its traceback
         code = exit_code_of(error)
         if code is None:
-            traceback.print_exc()
-            print_error("internal error: this is a bug in farm, see the traceback above")
-            return INTERNAL
+            return _defect()
         print_error(str(error))
         return code
     return result if isinstance(result, int) else OK
+
+
+def _defect() -> int:
+    """The error that is being handled is none that the farm knows."""
+    traceback.print_exc()
+    print_error("internal error: this is a bug in farm, see the traceback above")
+    return INTERNAL
+
+
+def _output_lost(error: OSError) -> int:
+    discard(sys.stdout)
+    print_error(f"the output cannot be written: {error.strerror}: make room, or send it elsewhere")
+    return UNREACHABLE
 
 
 def _print_usage_error(error: typer.TyperException) -> None:

@@ -1,7 +1,7 @@
 """The figures of BENCHMARKS.md that need no GPU.
 
     python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup] [resnet50] [largest] [ledger]
-        [submission] [coordinator] [bulk]
+        [submission] [coordinator] [bulk] [outlook] [code_size] [tool_time]
 
 Both sides of a comparison run in this one process group; quote ratios, the machine is rarely quiet.
 """
@@ -43,7 +43,7 @@ from farm.jobs import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.settings import Settings, load_settings
 from farm.store import open_store
-from tests.benchmarks import bulk, coordinator, ledger, outlook, submission, tool_time
+from tests.benchmarks import bulk, code_size, coordinator, ledger, outlook, submission, tool_time
 
 LIMITS = ToolLimits()
 SPARSITY = 0.9
@@ -243,6 +243,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "coordinator": coordinator.coordinator,
     "bulk": bulk.bulk,
     "outlook": outlook.outlook,
+    "code_size": code_size.code_size,
     "tool_time": tool_time.tool_time,
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import NOT_FOUND, OK, USAGE
+from cli.exit_codes import NOT_FOUND, OK, UNREACHABLE, USAGE
 from tests.command import ROOT
 
 
@@ -36,3 +36,13 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(command: str, code: int,
 def test_the_database_does_not_take_the_place_of_a_closed_stdout(tmp_path: Path) -> None:
     code_and_words(tmp_path, "farm status >&-")
     assert (tmp_path / "farm" / "farm.db").read_bytes().startswith(b"SQLite format 3\0")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["status", "status --json", "--help"])
+def test_a_report_that_does_not_fit_the_disk_is_one_line_and_an_exit_code_of_its_own(
+    command: str, tmp_path: Path
+) -> None:
+    code, words = code_and_words(tmp_path, f"farm {command} >/dev/full")
+    assert code == UNREACHABLE
+    assert words == "farm: the output cannot be written: No space left on device: make room, or send it elsewhere\n"
