@@ -11,6 +11,8 @@ from codegen.spec import DataType
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Most blocks of a grid in x, y and z, on every architecture."""
+NUMBERS = ("images", "output_step")
+"""Arguments that are an int32; the others are pointers."""
 MOST_IMAGES = 2**30
 """Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
 
@@ -31,7 +33,9 @@ class Launch:
     """One kernel launch; grid and block are x, y, z.
 
     The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements, at
-    multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear.
+    multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear. Convolutions
+    have an int32 `output_step`, the elements from one image of the output to the next, so that they may write channels
+    of a larger tensor: such an output may begin at any element.
     """
 
     kernel: str
@@ -42,6 +46,8 @@ class Launch:
     arguments: tuple[str, ...] = ("input", "output", "images")
     data_type: DataType = "float32"
     """Data type of the elements."""
+    output_step: int | None = None
+    """What the argument of this name is for a contiguous output; None of kernels without the argument."""
 
     @property
     def images_limit(self) -> int:
@@ -59,16 +65,22 @@ class Launch:
             )
         return x, y, z
 
+    def numbers(self, images: int) -> dict[str, int]:
+        """The arguments that are no pointers, for so many images and a contiguous output."""
+        return {"images": images} | ({} if self.output_step is None else {"output_step": self.output_step})
+
     def to_json(self) -> dict[str, Any]:
         return {
             "kernel": self.kernel,
             "grid": [{"fixed": size.fixed, "images": size.images} for size in self.grid],
             "block": list(self.block),
             "shared_bytes": self.shared_bytes,
-            "arguments": [
-                {"name": name, "type": "int32" if name == "images" else f"{self.data_type}*"} for name in self.arguments
-            ],
+            "arguments": [self._argument(name) for name in self.arguments],
         }
+
+    def _argument(self, name: str) -> dict[str, Any]:
+        contiguous = {"contiguous": self.output_step} if name == "output_step" else {}
+        return {"name": name, "type": "int32" if name in NUMBERS else f"{self.data_type}*", **contiguous}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Launch:
@@ -76,7 +88,8 @@ class Launch:
         x, y, z = (GridSize(**size) for size in value["grid"])
         width, height, depth = map(int, value["block"])
         types = {argument["name"]: str(argument["type"]).removesuffix("*") for argument in value["arguments"]}
-        (data_type,) = {of for name, of in types.items() if name != "images"}
+        (data_type,) = {of for name, of in types.items() if name not in NUMBERS}
+        steps = [int(argument["contiguous"]) for argument in value["arguments"] if argument["name"] == "output_step"]
         if data_type not in get_args(DataType):
             raise ValueError(f"a launch with elements of {data_type}")
         return Launch(
@@ -86,4 +99,5 @@ class Launch:
             shared_bytes=int(value["shared_bytes"]),
             arguments=tuple(types),
             data_type=cast("DataType", data_type),
+            output_step=steps[0] if steps else None,
         )

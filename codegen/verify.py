@@ -88,7 +88,7 @@ def verify_layer(
     spec, tiling = layer.spec, layer.tiling
     x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
     output = poisoned(spec, batch)
-    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": batch}
+    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, **layer.launch.numbers(batch)}
     grid = layer.launch.grid_at(batch)
     chosen = sample_blocks(layer, grid, seed)
     run: list[Block] = []

@@ -32,6 +32,8 @@ VERSION_OF_ACTIVATIONS = 4
 """Version of a manifest in which an epilogue has steps that version 3 does not know; otherwise it is 3 or 2."""
 VERSION_OF_PARTIAL = 5
 """Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
+VERSION_OF_PLACES = 6
+"""Version of a manifest in which a launch has an argument `output_step`; whether it is of a part, `missing` says."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -142,8 +144,9 @@ def _manifest(
     activated = not steps <= STEPS_OF_BEFORE
     differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
     version = VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION
+    placed = any(argument["name"] == "output_step" for launch in launches for argument in launch["arguments"])
     return {
-        "schema_version": VERSION_OF_PARTIAL if missing else version,
+        "schema_version": VERSION_OF_PLACES if placed else VERSION_OF_PARTIAL if missing else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),

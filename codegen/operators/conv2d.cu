@@ -6,21 +6,23 @@
 // convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS
 // rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input tile with its
 // halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its
-// words lie.
+// words lie. From an image of the output to the next it is `output_step` elements: an output may be channels of a larger
+// tensor. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
 #define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
+#define IMAGE_OUTPUTS (KERNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
 #define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
 #define GIVEN_UP_FIRST 1
 #include "stream.cuh"
 
 #if RESIDENT_BLOCKS > 0
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step) {
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step) {
 #endif
     extern __shared__ __align__(16) float tile[];
     const unsigned thread = threadIdx.x;
@@ -78,11 +80,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS) {
     }
 
     const int out_y = (tile_row + row) * UP_Y - CROP_Y, out_x = (tile_column + column) * UP_X - CROP_X;
-    const long long first = ((long long)(first_image + image) * KERNELS + first_kernel) * OUTPUT_PLANE +
-                            out_y * OUTPUT_WIDTH + out_x;
-    Element* out = output + first;
+    const long long of_image = (long long)first_kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
+    Element* out[PAIR_IMAGES];
+#pragma unroll
+    for (int i = 0; i < PAIR_IMAGES; ++i) out[i] = output + (long long)(first_image + image + i) * output_step + of_image;
 #if HAS_RESIDUAL
-    const Element* residual = added + first;
+    const Element* residual = added + (long long)(first_image + image) * IMAGE_OUTPUTS + of_image;
 #endif
     const int word = image / PAIR_IMAGES * IMAGE_WORDS + row * (STRIDE_Y / STEP_Y) * ROW_WORDS +
                      column * (STRIDE_X / STEP_X + PATCH_GAP) + MARGIN;

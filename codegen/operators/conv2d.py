@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 from codegen.launch import GridSize, Launch
 from codegen.operators import stream
@@ -43,8 +44,9 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
         block=(layer.threads, 1, 1),
         shared_bytes=4 * layer.input_tile.shared_words(tiling.stages),
-        arguments=("input", "output", *residual, "images"),
+        arguments=("input", "output", *residual, "images", "output_step"),
         data_type=spec.data_type,
+        output_step=prod(spec.output_shape),
     )
 
 
@@ -184,7 +186,8 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
                         p * pair.halves + q,
                         k * geometry.phase_count + phase,
                         f"IN_RANGE({image}, {down}, {across})",
-                        f"{down} * OUTPUT_WIDTH + {across} + ({k} + {image} * KERNELS) * OUTPUT_PLANE",
+                        image,
+                        f"{down} * OUTPUT_WIDTH + {across} + {k} * OUTPUT_PLANE",
                     )
 
 

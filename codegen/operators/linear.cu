@@ -17,6 +17,7 @@
 #endif
 #define ENABLED(channel, c) (channel < CHANNELS)
 #define GIVEN_UP_FIRST 0
+#define IMAGE_OUTPUTS 0
 #include "stream.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 
     const int row = first_row + thread;
     const size_t first = (size_t)row * KERNELS + group * GROUP_KERNELS;
-    Element* out = output + first;
+    Element* out[] = {output + first};
 #if HAS_RESIDUAL
     const Element* residual = added + first;
 #endif

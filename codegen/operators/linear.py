@@ -117,7 +117,7 @@ def _stores(layer: TiledLinear) -> Iterator[Store]:
         for q in range(pairs(layer)):
             rows = f"{p + q * tiling.rows} * THREADS"
             for k in range(tiling.group_kernels):
-                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", f"{rows} * KERNELS + {k}")
+                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * KERNELS + {k}")
 
 
 def work(layer: TiledLinear) -> Work:

@@ -1,6 +1,7 @@
     // The rest of a kernel, in its body: chunk after chunk into the sums, and the stores. It uses `copies`, `window` (this
     // thread's first word of shared memory), with EDGES `outside` and `zeros` (which of its kernel columns lie beside the
-    // map, and what to read there), `out`, `residual`, and what the stores of `epilogue.h` name.
+    // map, and what to read there), `out` (of each image of this thread), `residual`, and what the stores of `epilogue.h`
+    // name.
     float sum[ROWS * PAIRS][SUMS];
 #pragma unroll
     for (int p = 0; p < ROWS * PAIRS; ++p)
@@ -20,10 +21,10 @@
     copies.commit((n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4), 0)
 #define INPUT(n, offset) window[n % STAGES * STAGE + offset]
 #define MULTIPLY_ADD(p, j, x, bits) sum[p][j] = fmaf(x, __uint_as_float(bits), sum[p][j])
-#define STORE(p, j, bits, ok, offset)                            \
+#define STORE(p, j, bits, ok, image, offset)                     \
     {                                                            \
         const float total = sum[p][j] + __uint_as_float(bits);   \
-        FINISH(total, j, ok, offset);                            \
+        FINISH(total, j, ok, image, offset);                     \
     }
 #else
 #if DATA_TYPE == FLOAT16
@@ -74,8 +75,8 @@
 #if DATA_TYPE == FLOAT16 && !FLOAT32_SUMS
 #include "accumulate.h"
 #endif
-#define STORE(p, j, bias, ok, offset) \
-    ADD_BIAS(sum[p][j], j, bias);     \
-    FINISH(sum[p][j], j, ok, offset)
+#define STORE(p, j, bias, ok, image, offset) \
+    ADD_BIAS(sum[p][j], j, bias);            \
+    FINISH(sum[p][j], j, ok, image, offset)
 #endif
 #include "epilogue.h"

@@ -9,12 +9,12 @@
 #if DATA_TYPE == FLOAT32
 typedef float Element;
 #define ELEMENT_BYTES 4
-#define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%3]; "
+#define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%5]; "
 #define PUT "@p st.global.cs.f32 [%1+%3],v; "
 #else
 typedef unsigned short Element;
 #define ELEMENT_BYTES 2
-#define GET_HALF "mov.b16 h,0; @p ld.global.nc.b16 h,[%4+%3]; "
+#define GET_HALF "mov.b16 h,0; @p ld.global.nc.b16 h,[%4+%5]; "
 #define PUT_HALF "@p st.global.cs.b16 [%1+%3],h; "
 #if DATA_TYPE == FLOAT16
 #define GET_RESIDUAL GET_HALF "cvt.f32.f16 r,h; "
@@ -214,15 +214,16 @@ struct Copies {
 // One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
 // do not exist. STEPS is the text of the layer's epilogue.
 #if HAS_RESIDUAL
-#define RESIDUAL_OPERAND , "l"(residual)
-#define PARAMETERS \
-    const Element* __restrict__ input, Element* __restrict__ output, const Element* __restrict__ added, int images
+#define RESIDUAL_OPERANDS(offset) , "l"(residual), "n"((offset) * ELEMENT_BYTES)
+#define ADDED_PARAMETER const Element* __restrict__ added,
 #else
-#define RESIDUAL_OPERAND
-#define PARAMETERS const Element* __restrict__ input, Element* __restrict__ output, int images
+#define RESIDUAL_OPERANDS(offset)
+#define ADDED_PARAMETER
 #endif
+#define PARAMETERS const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER int images
 #define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))
-#define FINISH(value, j, ok, offset)                                                                                \
-    asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "       \
-                 "setp.ne.b32 p,%2,0; " STEPS PUT "} // farm.store " #j                                             \
-                 :: "f"(value), "l"(out), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES) RESIDUAL_OPERAND : "memory")
+#define FINISH(value, j, ok, image, offset)                                                                           \
+    asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "         \
+                 "setp.ne.b32 p,%2,0; " STEPS PUT "} // farm.store " #j                                               \
+                 :: "f"(value), "l"(out[image]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)                        \
+                 RESIDUAL_OPERANDS((image) * IMAGE_OUTPUTS + (offset)) : "memory")

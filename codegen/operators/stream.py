@@ -216,15 +216,19 @@ class Store:
     row: int
     sum: int
     in_range: str
+    image: int
+    """Which of the thread's images it is of."""
     offset: str
+    """Elements from the thread's first output of that image."""
+
+    def call(self, bias: str) -> str:
+        """The line of epilogue.h."""
+        return f"STORE({self.row}, {self.sum}, {bias}, {self.in_range}, {self.image}, {self.offset});"
 
 
 def rolled_epilogue(stores: Sequence[Store]) -> str:
     """The text of epilogue.h."""
-    return "".join(
-        f'STORE({store.row}, {store.sum}, "{immediate(FIRST_BIAS + store.sum)}", {store.in_range}, {store.offset});\n'
-        for store in stores
-    )
+    return "".join(store.call(f'"{immediate(FIRST_BIAS + store.sum)}"') + "\n" for store in stores)
 
 
 def full_placeholders(spec: LayerSpec) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -268,9 +272,7 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
                         ]
                         lines.append("}")
         lines += [
-            f"STORE({store.row}, {store.sum}, 0x{bias_bits[first + store.sum]:08X}, {store.in_range}, {store.offset});"
-            for store in stores
-            if first + store.sum in kernels
+            store.call(f"0x{bias_bits[first + store.sum]:08X}") for store in stores if first + store.sum in kernels
         ]
         lines.append("return;\n}")
     return "\n".join(lines) + "\n"

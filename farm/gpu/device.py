@@ -39,8 +39,9 @@ class LoadedKernel:
 
     def __call__(self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None) -> None:
         values = {"input": source, "output": target, "residual": residual or 0}
+        numbers = self._launch.numbers(batch)
         arguments = [
-            np.int32(batch) if name == "images" else np.uint64(values[name]) for name in self._launch.arguments
+            np.int32(numbers[name]) if name in numbers else np.uint64(values[name]) for name in self._launch.arguments
         ]
         self._function(
             *arguments,

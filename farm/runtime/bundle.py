@@ -18,7 +18,7 @@ from farm.errors import UsageError
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node."""
-SCHEMA_VERSIONS = (2, 3, 4, 5)
+SCHEMA_VERSIONS = (2, 3, 4, 5, 6)
 """Of manifests that this program reads."""
 NO_DIGEST = "0" * 64
 

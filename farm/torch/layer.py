@@ -41,8 +41,9 @@ class Part:
     def enqueue(self, addresses: dict[str, int], images: int, stream: int) -> None:
         """Raises DeviceError."""
         launch = self._launch
+        numbers = launch.numbers(images)
         values = [
-            ctypes.c_int32(images) if name == "images" else ctypes.c_uint64(addresses[name])
+            ctypes.c_int32(numbers[name]) if name in numbers else ctypes.c_uint64(addresses[name])
             for name in launch.arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))

@@ -85,7 +85,7 @@ def _run(
     for part in choose_parts(spec, tiling, weights.nonzeros_per_kernel):
         kernel = rewrite(template, weights, part)
         launch = kernel.launch
-        arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": len(x)}
+        arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, **launch.numbers(len(x))}
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
     bound = error_bound(spec, weights, x, residual=residual, products_together=products_together(weights, tiling))

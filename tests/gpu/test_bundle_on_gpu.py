@@ -41,11 +41,13 @@ def launch_of(entry: dict[str, Any]) -> Launch:
     """Read as a program in another language would read it."""
     x, y, z = (GridSize(size["fixed"], size["images"]) for size in entry["grid"])
     width, height, depth = entry["block"]
-    *pointers, images = entry["arguments"]
+    pointers = [argument for argument in entry["arguments"] if argument["type"].endswith("*")]
+    images, *steps = entry["arguments"][len(pointers) :]
     assert images == {"name": "images", "type": "int32"}
     (data_type,) = {pointer["type"].removesuffix("*") for pointer in pointers}
-    names = (*(pointer["name"] for pointer in pointers), "images")
-    return Launch(entry["kernel"], (x, y, z), (width, height, depth), entry["shared_bytes"], names, data_type)
+    names = tuple(argument["name"] for argument in entry["arguments"])
+    step = steps[0]["contiguous"] if steps else None
+    return Launch(entry["kernel"], (x, y, z), (width, height, depth), entry["shared_bytes"], names, data_type, step)
 
 
 def random_tensor(tensor: dict[str, Any], images: int, seed: int) -> NDArray[Any]:

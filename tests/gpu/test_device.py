@@ -98,7 +98,7 @@ def test_the_gpu_and_the_emulator_agree_bit_for_bit_but_where_the_gpu_approximat
     x = from_float32(x, odd.spec.data_type)
     residual = random_residual(odd.spec, odd.batch, seed=1)
     expected, launch = poisoned(odd.spec, odd.batch), kernel.launch
-    arguments: dict[str, Any] = {"input": x, "output": expected, "residual": residual, "images": odd.batch}
+    arguments: dict[str, Any] = {"input": x, "output": expected, "residual": residual, **launch.numbers(odd.batch)}
     emulate.run(
         kernel.ptx,
         launch.grid_at(odd.batch),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,19 @@ from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.operators import launch_of, products_together, stream_count, tiled
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec
+from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear
 from codegen.template import Template, make_template
 from codegen.tiling import Form, Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
-from codegen.verify import poisoned, random_input, random_residual, sample_blocks, verify_layer, verify_output
+from codegen.verify import (
+    is_written,
+    poisoned,
+    random_input,
+    random_residual,
+    sample_blocks,
+    verify_layer,
+    verify_output,
+)
 from tests.toolchain.operator_cases import CASES, Case
 
 LIMITS = ToolLimits(300)
@@ -34,6 +43,8 @@ SPARSITIES = (0.0, 0.5, 0.9, 1.0)
 SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1")
 """Those quick enough to compile for every sparsity; the others are for one."""
 RELATIVE_ERROR = 1e-6
+BESIDE = (1, 2)
+"""Channels of the larger tensor before and after those of the layer."""
 ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
 
@@ -71,14 +82,28 @@ def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
 
 
 def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
-    """The output of a layer in these kernels, NaN where none of them wrote."""
-    output, residual = poisoned(case.spec, case.batch), random_residual(case.spec, case.batch, seed=0)
-    arguments: dict[str, Any] = {"input": x, "output": output, "residual": residual, "images": case.batch}
+    """The output of a layer in these kernels, NaN where none of them wrote.
+
+    Convolutions write it among the channels of a larger tensor, and nothing beside them.
+    """
+    residual = random_residual(case.spec, case.batch, seed=0)
+    arguments: dict[str, Any] = {"input": x, "residual": residual, "images": case.batch}
+    if isinstance(case.spec, Linear):
+        tensor, own = poisoned(case.spec, case.batch), slice(None)
+        arguments["output"] = tensor
+    else:
+        tensor = poisoned(replace(case.spec, kernels=case.spec.kernels + sum(BESIDE), groups=1), case.batch)
+        own = slice(BESIDE[0], BESIDE[0] + case.spec.kernels)
+        arguments["output"] = tensor.reshape(-1)[BESIDE[0] * prod(tensor.shape[2:]) :]
+        arguments["output_step"] = prod(tensor.shape[1:])
     for kernel in kernels:
         launch = kernel.launch
         given = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
-    return output
+    beside = np.ones(tensor.shape[1], np.bool_)
+    beside[own] = False
+    assert not is_written(tensor[:, beside]).any()
+    return tensor[:, own]
 
 
 def reference(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ from codegen.spec import (
 from codegen.tiling import Part
 from farm.bundle import write_bundle
 from farm.jobs import TilingChoice
+from farm.runtime.bundle import Bundle
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import (
@@ -111,6 +112,7 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
         {"name": "input", "type": "float32*"},
         {"name": "output", "type": "float32*"},
         {"name": "images", "type": "int32"},
+        {"name": "output_step", "type": "int32", "contiguous": 4 * 8 * 5},
     ]
     assert manifest["layers"][0]["tensors"]["output"] == {
         "name": "conv1.out",
@@ -164,7 +166,13 @@ def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_i
     assert entry["spec"]["epilogue"] == [{"step": "add_residual"}, {"step": "clip", "low": 0.0, "high": None}]
     assert entry["tensors"]["residual"] == {**entry["tensors"]["output"], "name": "skip"}
     [launch] = entry["launches"]
-    assert [argument["name"] for argument in launch["arguments"]] == ["input", "output", "residual", "images"]
+    assert [argument["name"] for argument in launch["arguments"]] == [
+        "input",
+        "output",
+        "residual",
+        "images",
+        "output_step",
+    ]
 
 
 STEPS: list[Activation] = [
@@ -183,11 +191,25 @@ STEPS: list[Activation] = [
 def test_a_manifest_with_activations_has_a_version_of_its_own(
     step: Activation, tmp_path: Path, store: MemoryStore
 ) -> None:
-    spec = replace(SPEC, epilogue=(Clip(high=6.0), step))
-    manifest = write_layers(tmp_path / "out", store, replace(build(0, "conv1"), spec=spec), build(1, "conv2"))
+    spec = Linear(12, 5, epilogue=(Clip(high=6.0), step))
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "fc1"), spec=spec))
     validator().validate(manifest)
     assert manifest["schema_version"] == 4
     assert spec_from_json(manifest["layers"][0]["spec"]) == spec
+
+
+def test_a_manifest_of_layers_that_write_into_larger_tensors_has_a_version_of_its_own(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4_800)
+    results = [result(0, arch, launch=placed) for arch in JOB.options.archs]
+    path = write_bundle(tmp_path / "out", JOB, [build(0, "conv1")], results, TOOLS, store)
+    manifest = json.loads(path.read_text())
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 6
+    assert Bundle(path.parent).layers["conv1"].cubins[0].launch == placed
+    del manifest["layers"][0]["launches"][0]["arguments"][-1]["contiguous"]
+    assert not validator().is_valid(manifest)
 
 
 @pytest.mark.parametrize("step", [{"step": "swish"}, {"step": "gelu", "approximate": "a bit"}, {"step": "softplus"}])

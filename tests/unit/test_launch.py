@@ -31,8 +31,18 @@ KEY = "5a" * 32
 @pytest.mark.parametrize("data_type", get_args(DataType))
 def test_a_launch_is_read_back_as_it_was_written(data_type: DataType) -> None:
     names = ("input", "output", "residual", "images")
-    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type)):
+    placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4_800)
+    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type), placed):
         assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+
+
+def test_a_convolution_says_how_far_apart_its_images_lie_in_an_output_of_its_own() -> None:
+    spec, tiling = Conv2d(3, 9, 8, 4, 3, 3, stride=(2, 1)), Tiling(6, 4, 1, 4, 3, 2)
+    launch = launch_of(spec, tiling)
+    assert launch.arguments == ("input", "output", "images", "output_step")
+    assert launch.output_step == 4 * 4 * 6
+    assert launch.to_json()["arguments"][-1] == {"name": "output_step", "type": "int32", "contiguous": 96}
+    assert launch_of(Linear(16, 8), Tiling(32, 1, 2, 8, 8, 2)).output_step is None
 
 
 @pytest.mark.parametrize(
@@ -45,6 +55,7 @@ def test_a_launch_is_read_back_as_it_was_written(data_type: DataType) -> None:
         {"shared_bytes": "many"},
         {"arguments": []},
         {"arguments": [{"name": "input", "type": "float64*"}]},
+        {"arguments": [{"name": "input", "type": "float32*"}, {"name": "output_step", "type": "int32"}]},
         {"arguments": [{"name": "input", "type": "float32*"}, {"name": "output", "type": "float16*"}]},
     ],
 )
