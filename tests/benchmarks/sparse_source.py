@@ -38,9 +38,9 @@ for (int s = 0; s < STAGES - 1; ++s) {
     copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4), 0);
 }
 #define NEXT(n) (n + STAGES - 1) * CHUNK_CHANNELS, (n + STAGES - 1) % STAGES * (STAGE * 4)
-#define STORE(p, j, bias, ok, offset) \\
-    sum[p][j] += bias;                \\
-    FINISH(sum[p][j], j, ok, offset)
+#define STORE(p, j, bias, ok, image, offset) \\
+    sum[p][j] += bias;                       \\
+    FINISH(sum[p][j], j, ok, image, offset)
 #if EDGES
 #define SET_EDGES                    \\
     const float* edge[EDGES];        \\

@@ -323,7 +323,9 @@ def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Pat
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
     launch = operators.launch_of(SPEC, tiling)
-    trace = emulate.run(template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, 2])
+    trace = emulate.run(
+        template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, *launch.numbers(2).values()]
+    )
     expected = convolve(x, *placeholder_weights(tiling))
     assert np.abs(output - expected).max() < 1e-4
     assert trace.per_thread("fma") == tiling.rows * tiling.group_kernels * SPEC.channels * 3 * 3

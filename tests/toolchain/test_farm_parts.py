@@ -135,7 +135,7 @@ def test_a_bundle_of_layers_in_parts_keeps_to_the_schema(farm: Farm, tmp_path: P
         first, second = described["launches"]
         # Every part takes the whole tensors: which K groups it computes is in its cubin.
         assert first["arguments"] == second["arguments"]
-        assert [argument["name"] for argument in first["arguments"]] == ["input", "output", "images"]
+        assert [argument["name"] for argument in first["arguments"]] == ["input", "output", "images", "output_step"]
         assert first["grid"][2]["fixed"] + second["grid"][2]["fixed"] == described["tensors"]["output"]["shape"][1]
         for launch in described["launches"]:
             assert len(launch["cubins"]) == len(OPTIONS.archs)
