@@ -12,6 +12,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from cli.exit_codes import JOB_FAILED, OK
+from cli.network_command import network, show_networks
 from cli.options import accumulator_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from cli.submission import Accumulate, InputShapes, NoTuning, Optimisation
@@ -180,6 +181,9 @@ def paper(
     draw(results, plot)
 
 
+app.command("network")(network)
+
+
 @app.command("plot")
 def plot_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What farm bench --json wrote.")],
@@ -188,7 +192,9 @@ def plot_file(
     """Draw the figures of a file of farm bench, without a GPU, and print its tables."""
     from farm.bench.results import read_results
 
-    show(read_results(file), as_json=False, folder=folder)
+    results = read_results(file)
+    shown = show_networks if results.of_networks else show
+    shown(results, as_json=False, folder=folder)
 
 
 def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:

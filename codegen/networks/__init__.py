@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from codegen.networks.half_precision import in_float16
 from codegen.networks.mlp import feed_forward, mlp
 from codegen.networks.mobilenet_v2 import mobilenet_v2
 from codegen.networks.network_file import write_network
@@ -26,6 +27,7 @@ __all__ = [
     "TEN_OPERATORS",
     "alexnet_cifar10",
     "feed_forward",
+    "in_float16",
     "lenet5",
     "mlp",
     "mobilenet_v2",

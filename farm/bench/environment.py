@@ -31,9 +31,21 @@ def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, librarie
     }
 
 
-def clocks(pci_bus: str) -> dict[str, str]:
-    """What nvidia-smi reads of a GPU, with its units; empty where there is none."""
-    query = ["nvidia-smi", "-i", pci_bus, f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
+def network_environment(device: Mapping[str, Any], libraries: Mapping[str, str]) -> dict[str, Any]:
+    """The same of a run that compiles nothing; `device` has the GPU's name, and its id for nvidia-smi."""
+    return {
+        "gpu": device["name"],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": dict(device),
+        "clocks": clocks(str(device["id"])),
+        "farm": _version(),
+        "libraries": dict(libraries),
+    }
+
+
+def clocks(gpu: str) -> dict[str, str]:
+    """What nvidia-smi reads of a GPU, by its bus or its id, with units; empty where there is none."""
+    query = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
     try:
         values = run_tool(query, limits=ToolLimits(30)).stdout.strip().split(",")
     except (ToolError, ToolchainError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from codegen.spec import spec_from_json
 from farm.bench.contenders import GENERATED, title_of
+from farm.bench.network_summary import NetworkRow, network_rows
 from farm.bench.results import Measurement, Results, cases_of
 from farm.bench.roof import moved_bytes, nonzero_flops
 from farm.bench.summary import geometric_mean, speedups
@@ -24,6 +25,10 @@ STYLES = {
     "escoin": ("#56B4E9", "P", "--", (0, (3, 1, 1, 1))),
 }
 """Colour, marker, hatch and line of a peer: Okabe and Ito's colours, which the colour-blind tell apart."""
+DENSE_STYLES = {"fp32": "cudnn-fp32", "tf32": "cudnn-tf32", "fp16": "cudnn-fp16"}
+"""Of dense networks, by their precision."""
+KIND_STYLES = {"compiled": ("#0072B2", ""), "rest": ("#E69F00", "//"), "gaps": ("#BBBBBB", "..")}
+"""Of what runs in a network: colour and hatch."""
 
 
 def plot(results: Results, folder: Path) -> list[Path]:
@@ -53,6 +58,13 @@ def _plot_all(pyplot: Any, results: Results, folder: Path) -> list[Path]:
             written.append(path)
         pyplot.close(figure)
 
+    if results.of_networks:
+        rows = [row for row in network_rows(results) if row.own and row.own.microseconds]
+        if figure := _network_speedups(pyplot, results, rows):
+            save(figure, "speedup-networks")
+        if figure := _network_strips(pyplot, results, rows):
+            save(figure, "time-networks")
+        return _some(written)
     measured = [each for each in results.measurements if each.contender == GENERATED and each.microseconds]
     groups = dict.fromkeys((case.data_type, case.batch) for case in cases_of(measured))
     for data_type, batch in groups:
@@ -66,6 +78,10 @@ def _plot_all(pyplot: Any, results: Results, folder: Path) -> list[Path]:
         if shown is not None and len(sparsities) > 1 and (figure := _sweep(pyplot, results, own)):
             save(figure, f"sweep-{suffix}")
         save(_roofline(pyplot, results, bars, shown), f"roofline-{suffix}")
+    return _some(written)
+
+
+def _some(written: list[Path]) -> list[Path]:
     if not written:
         raise UsageError("these results hold no time of a generated kernel: there is nothing to show")
     return written
@@ -201,6 +217,68 @@ def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
         )
     names = "\n".join(f"{number:>2}  {name}" for number, (_, _, name) in enumerate(points, 1))
     axes.text(1.02, 1, names, transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
+
+
+def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow]) -> Any:
+    """Bars for each network and batch: speed-up over the fastest dense network of each precision."""
+    found = {
+        precision: ratios
+        for precision in DENSE_STYLES
+        if (ratios := {i: ratio for i, row in enumerate(rows) if (ratio := row.speedup(precision))})
+    }
+    if not found:
+        return None
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(rows) + 2.4), 4.6))
+    width = 0.84 / len(found)
+    for i, (precision, ratios) in enumerate(found.items()):
+        colour, _, hatch, _ = STYLES[DENSE_STYLES[precision]]
+        axes.bar(
+            [place + (i - (len(found) - 1) / 2) * width for place in ratios],
+            [ratio - 1 for ratio in ratios.values()],
+            width * 0.94,
+            bottom=1,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.4,
+            label=f"dense {precision.upper()} (mean {geometric_mean(ratios.values()):.2f}x)",
+        )
+    axes.axhline(1, color="black", linewidth=1)
+    _logarithmic(axes.yaxis, axes.set_yscale)
+    axes.set_xticks(range(len(rows)), [_network_label(row) for row in rows], rotation=30, ha="right")
+    axes.set_ylabel("speed-up over dense PyTorch")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_title(f"Speed-up of whole pruned networks\none CUDA graph each - {results.title}", fontsize=11)
+    axes.legend(ncols=3, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
+    return figure
+
+
+def _network_strips(pyplot: Any, results: Results, rows: Sequence[NetworkRow]) -> Any:
+    """A strip for each network and batch: the shares of compiled layers, of the rest, of gaps."""
+    known = [row for row in rows if row.breakdown]
+    if not known:
+        return None
+    figure, axes = pyplot.subplots(figsize=(8.4, 0.42 * len(known) + 1.8))
+    begins = [0.0] * len(known)
+    for kind, (colour, hatch) in KIND_STYLES.items():
+        shares = [row.breakdown[kind] for row in known]
+        axes.barh(range(len(known)), shares, 0.7, left=begins, color=colour, hatch=hatch, edgecolor="white", label=kind)
+        begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
+    for i, row in enumerate(known):
+        axes.text(1.01, i, f"{row.own.microseconds if row.own else 0:,.0f} us", va="center", fontsize=8.5)
+    axes.set_yticks(range(len(known)), [_network_label(row) for row in known])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of a replay")
+    axes.set_title(f"Where the time of pruned networks goes - {results.title}", fontsize=11, pad=26)
+    axes.legend(ncols=3, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+    return figure
+
+
+def _network_label(row: NetworkRow) -> str:
+    half = "" if row.case.data_type == "float32" else f", {row.case.data_type}"
+    return f"{row.case.operator}, batch {row.case.batch}{half}"
 
 
 def _logarithmic(axis: Any, set_scale: Callable[..., None], unit: str = "x") -> None:

@@ -14,6 +14,8 @@ from farm.errors import UsageError
 from farm.gpu.workload import CaseKey
 
 SCHEMA_VERSION = 1
+NETWORKS_KIND = "networks"
+"""Option `kind` of results whose operators are whole networks."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Results:
             "options": dict(self.options),
             "measurements": [each.to_json() for each in self.measurements],
         }
+
+    @property
+    def of_networks(self) -> bool:
+        """Whether its operators are whole networks."""
+        return self.options.get("kind") == NETWORKS_KIND
 
     @property
     def title(self) -> str:

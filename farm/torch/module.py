@@ -46,7 +46,11 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
 
 
 def module_of(network: Network, layers: Mapping[str, BundledLayer], compute: Mapping[str, Compute]) -> fx.GraphModule:
-    """A network whose compiled layers are computed by given functions. Raises UsageError."""
+    """A network whose compiled layers are computed by given functions. Raises UsageError.
+
+    A function that is a module becomes a part of the network, so that torch.compile sees into it; others are called by
+    the operator of compiled layers.
+    """
     unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in OPERATORS})
     if unknown:
         raise UsageError(f"farm.torch does not run {', '.join(unknown)}: use another runtime for the network around")
@@ -65,6 +69,7 @@ class _Builder:
         self._values: dict[str, fx.Node] = {}
         self._numbers: list[int] = []
         self._buffers = 0
+        self._modules = 0
 
     def module(self) -> fx.GraphModule:
         network, graph = self._network, self._graph
@@ -85,10 +90,16 @@ class _Builder:
         return module
 
     def _layer(self, node: NetworkNode) -> fx.Node:
-        number = register(self._layers[node.layer], self._compute[node.layer])
-        self._numbers.append(number)
+        compute = self._compute[node.layer]
         x, *residual = (self._tensor(name) for name in node.inputs)
-        return self._graph.call_function(torch.ops.farm.layer.default, (x, residual[0] if residual else None, number))
+        arguments = (x, residual[0] if residual else None)
+        if isinstance(compute, nn.Module):
+            self._modules += 1
+            self._root.add_module(f"layer_{self._modules}", compute)
+            return self._graph.call_module(f"layer_{self._modules}", arguments)
+        number = register(self._layers[node.layer], compute)
+        self._numbers.append(number)
+        return self._graph.call_function(torch.ops.farm.layer.default, (*arguments, number))
 
     def _operator(self, node: NetworkNode) -> fx.Node:
         places = PARAMETERS.get(node.operator, ())

@@ -115,6 +115,8 @@ def _cast_like(x: T, like: T, **_: Any) -> T:
 
 
 def _gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0, **more: Any) -> T:
+    if more.get("transB") and not more.get("transA") and alpha == beta == 1 and c is not None and c.ndim == 1:
+        return functional.linear(a, b, c)
     product = (a.T if more.get("transA") else a) @ (b.T if more.get("transB") else b)
     product = product * alpha if alpha != 1 else product
     return product if c is None else product + (c * beta if beta != 1 else c)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from codegen.layers import Checkpoint
 from codegen.networks import lenet5, write_network
 from codegen.onnx.checkpoint import read_checkpoint
+from codegen.operators import launch_of
 from farm.bundle import write_bundle
-from tests.bundle_samples import JOB, TOOLS, build, result, stored_cubins
+from farm.jobs import BuildOptions
+from farm.submission import new_job
+from tests.bundle_samples import JOB, TOOLS, build, cubin, result, stored_cubins
 
 
 def fetched(folder: Path, name: str = "bundle") -> Path:
@@ -20,3 +24,18 @@ def fetched(folder: Path, name: str = "bundle") -> Path:
     job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)))
     write_bundle(folder / name, job, [build(0, "conv1")], [result(0, "sm_80"), result(0, "sm_90")], TOOLS, store)
     return folder / name
+
+
+def whole_bundle(path: Path, checkpoint: Checkpoint, batch: int = 8, arch: str = "sm_90") -> Path:
+    """A bundle with all layers of a checkpoint; its cubins are not code."""
+    store = stored_cubins()
+    new = new_job(checkpoint, BuildOptions((arch,), batch=batch), namespace="", name=checkpoint.name, store=store)
+    job = replace(JOB, options=new.options, network=new.network, model_digest=new.model_digest)
+    builds = [replace(each, id=i) for i, each in enumerate(new.builds)]
+    results = []
+    for each in builds:
+        for number, part in enumerate(each.parts):
+            found = result(0, arch, 0, launch_of(each.spec, each.tiling, part))
+            results.append(replace(found, build=each.id, part=number, cubin=store.put(cubin(0, arch))))
+    write_bundle(path, job, builds, results, TOOLS, store)
+    return path

@@ -1,0 +1,197 @@
+"""`farm bench network`: whole networks on a GPU, against the same networks dense in PyTorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options import input_shapes_of, names_of, numbers_of
+from cli.render import print_json, stderr, stdout
+from cli.submission import InputShapes, NoTuning
+from cli.workload import Compilers, Local, Quiet, Seed
+from farm.errors import JobFailedError, UsageError
+
+if TYPE_CHECKING:
+    from farm.bench.network_cases import NetworkModel
+    from farm.bench.results import Measurement, Results
+    from farm.settings import Settings
+
+PRECISIONS = ("float32", "float16")
+
+
+def network(
+    model: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="ONNX files, or names of networks that ship: resnet50, vgg16.")
+    ],
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1,8,64",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", metavar="float32|float16", help="Data type of networks that ship; a file has its own."
+        ),
+    ] = None,
+    sparsity: Annotated[
+        float, typer.Option("--sparsity", metavar="S", min=0, max=1, help="Share of zeros of networks that ship.")
+    ] = 0.9,
+    seed: Seed = 0,
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Option("--bundle", metavar="BUNDLE", help="Measure this bundle of one of the models; may be repeated."),
+    ] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            "--peers",
+            metavar="NAME,...",
+            help="How PyTorch runs the dense network: eager, compile, max-autotune; none.",
+        ),
+    ] = "eager,compile,max-autotune",
+    input_shape: InputShapes = None,
+    no_tuning: NoTuning = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="N", min=1, help="Begin no measurement after so many seconds on the GPU."),
+    ] = None,
+    json_to: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE|-", help="Write JSON after every measurement; - for stdout only."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures (SVG and PNG) into this folder.")
+    ] = None,
+    jobs: Compilers = None,
+    local: Local = False,
+    quiet: Quiet = False,
+) -> int:
+    """Measure whole pruned networks on a GPU against the same networks dense in PyTorch, each in one CUDA graph."""
+    from codegen.scratch import ScratchFolder
+    from farm.bench.network_benchmark import NetworkPlan, benchmark_networks
+    from farm.bench.network_cases import bundles_for
+    from farm.bench.network_session import NetworkRules
+    from farm.settings import load_settings
+
+    batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
+    rules = NetworkRules(_modes_of(peers), seed=seed, seconds=seconds)
+    settings = load_settings(overrides={"jobs": jobs})
+    with ScratchFolder("bench") as folder:
+        models = _models(model, precision, sparsity, seed, input_shapes_of(input_shape or []), folder)
+        given = bundles_for(models, batches, bundle or [])
+        file = Path(json_to) if json_to not in (None, "-") else None
+        plan = NetworkPlan(tuple(models), batches, given, rules, file)
+        compiler = _Compiler(settings, folder, tuning=not no_tuning, quiet=quiet)
+
+        def notice(text: str) -> None:
+            if not quiet:
+                stderr().print(Text(text), soft_wrap=True)
+
+        results = benchmark_networks(settings, plan, compiler, _teller(quiet=quiet), local=local, notice=notice)
+    show_networks(results, as_json=json_to == "-", folder=plot)
+    wrong = any(each.contender == "generated" and each.reason.startswith("wrong:") for each in results.measurements)
+    return JOB_FAILED if wrong else OK
+
+
+def show_networks(results: Results, *, as_json: bool, folder: Path | None) -> None:
+    """Tables or JSON on stdout; figures in the folder."""
+    from cli.network_tables import network_tables
+
+    if as_json:
+        print_json(results.to_json())
+    else:
+        console = stdout()
+        console.print(Text(results.title, style="bold"))
+        for part in network_tables(results, console.width):
+            console.print(part, soft_wrap=True)
+    if folder is not None:
+        from farm.bench.plots import plot
+
+        for path in plot(results, folder):
+            stderr().print(Text(f"drew {path}"), soft_wrap=True)
+
+
+def _teller(*, quiet: bool) -> Any:
+    from cli.network_tables import progress_line
+
+    def tell(measured: Measurement) -> None:
+        if not quiet:
+            stderr().print(Text(progress_line(measured)), soft_wrap=True)
+
+    return tell
+
+
+class _Compiler:
+    """Makes bundles as `farm compile` does."""
+
+    def __init__(self, settings: Settings, folder: Path, *, tuning: bool, quiet: bool) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._tuning = tuning
+        self._quiet = quiet
+
+    def __call__(self, model: NetworkModel, batch: int, arch: str) -> tuple[Path, float]:
+        """The bundle for that batch size and architecture, and the seconds it took. Raises JobFailedError."""
+        from cli.progress import CompileProgress
+        from farm.api import Farm
+        from farm.jobs import BuildOptions, Status
+
+        begun = time.monotonic()
+        path = self._folder / f"{model.name}-{batch}-{model.data_type}.farm"
+        options = BuildOptions((arch,), batch=batch, tuning=self._tuning)
+        with Farm.open(self._settings) as farm, CompileProgress(stderr(), quiet=self._quiet) as progress:
+            [job] = farm.compile([model.checkpoint], options, progress=progress)
+            if job.status is not Status.SUCCEEDED:
+                raise JobFailedError(f"{model.name} for batch {batch} was not compiled, it {job.status}: {job.reason}")
+            farm.fetch(job.id, path)
+        return path, round(time.monotonic() - begun, 1)
+
+
+def _models(
+    names: Sequence[str],
+    precision: str | None,
+    sparsity: float,
+    seed: int,
+    shapes: dict[str, tuple[int, ...]],
+    folder: Path,
+) -> list[NetworkModel]:
+    """Files as they are, names made into files. Raises UsageError and CheckpointError."""
+    from codegen.networks import NETWORKS, in_float16, write_network
+    from codegen.onnx.checkpoint import read_checkpoint
+    from farm.bench.network_cases import NetworkModel
+
+    if precision not in (None, *PRECISIONS):
+        raise UsageError(f"--precision {precision}: it is {' or '.join(PRECISIONS)}")
+    known = {name.replace("_", ""): name for name in NETWORKS}
+    models = []
+    for name in names:
+        path = Path(name)
+        if path.suffix != ".onnx" and not path.exists():
+            shipped = known.get(name.replace("_", "").replace("-", "").lower())
+            if shipped is None:
+                raise UsageError(f"{name}: it is an ONNX file, or a network that ships: {', '.join(NETWORKS)}")
+            made = NETWORKS[shipped](sparsity, seed)
+            path = folder / f"{shipped}.onnx"
+            write_network(path, in_float16(made) if precision == "float16" else made)
+        elif precision is not None:
+            raise UsageError(
+                f"--precision is of networks that ship: {name} is a file, which has a data type of its own"
+            )
+        models.append(NetworkModel(path.stem, path, read_checkpoint(path, shapes), shapes))
+    doubled = [model.name for i, model in enumerate(models) if model.name in [each.name for each in models[:i]]]
+    if doubled:
+        raise UsageError(f"{doubled[0]} is named twice: give each network once, and files different names")
+    return models
+
+
+def _modes_of(value: str) -> tuple[str, ...]:
+    from farm.bench.network_session import MODES
+
+    names = [] if value == "none" else names_of([value])
+    unknown = [name for name in names if name not in MODES]
+    if unknown:
+        raise UsageError(f"--peers {value}: it is none or some of {', '.join(MODES)}")
+    return tuple(mode for mode in MODES if mode in names)

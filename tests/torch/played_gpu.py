@@ -1,0 +1,70 @@
+"""A GPU that is played on the CPU: networks compute what they compute, times and traces are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from codegen.layers import Checkpoint
+from codegen.onnx.network import read_network
+from farm.runtime.bundle import Bundle
+from farm.torch.dense import DenseLayer
+from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing, TracedKernel
+from farm.torch.module import module_of
+
+OWN_LATENCY, DENSE_LATENCY = 100.0, 300.0
+REST = "pooling"
+
+
+class PlayedGpu(NetworkGpu):
+    """Of architecture sm_90. `wrong` is added to what compiled networks compute."""
+
+    _device = "cpu"
+
+    def __init__(self, checkpoint: Checkpoint, wrong: float = 0.0) -> None:
+        self._checkpoint = checkpoint
+        self._wrong = wrong
+        self.begun: list[str] = []
+        """What was measured, in order."""
+
+    @property
+    def arch(self) -> str:
+        return "sm_90"
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": "NVIDIA Played", "arch": "sm_90", "id": "GPU-none"}
+
+    def allow_tf32(self, allowed: bool) -> None: ...
+
+    def load(self, bundle: Path) -> nn.Module:
+        opened = Bundle(bundle)
+        dense = {layer.name: DenseLayer(layer) for layer in self._checkpoint.layers}
+        compute = {name: partial(self._compute, dense[name]) for name in opened.layers}
+        return module_of(read_network(opened.network), opened.layers, compute)
+
+    def _compute(self, layer: DenseLayer, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = layer(x, residual)
+        return found + self._wrong
+
+    def compiled(self, network: nn.Module, mode: str) -> Call:
+        self.begun.append(mode)
+        call: Call = network
+        return call
+
+    def time(self, call: Call, inputs: Sequence[Inputs]) -> Timing:
+        of_layers = any(node.target is torch.ops.farm.layer.default for node in call.graph.nodes)  # type: ignore[attr-defined]
+        self.begun.append("ours" if of_layers else str(inputs[0][0].dtype))
+        return Timing(OWN_LATENCY, OWN_LATENCY / 2, 50.0) if of_layers else Timing(DENSE_LATENCY, DENSE_LATENCY, 40.0)
+
+    def trace(self, call: Call, inputs: Sequence[Inputs]) -> list[list[TracedKernel]]:
+        """LeNet-5: its layers one after another with 2 us between them; fc1 has two parts, which overlap."""
+        begins = {0: "conv2d", 12: "conv2d", 24: "linear", 26: "linear", 38: "linear"}
+        spans = [TracedKernel(name, begin, begin + 10) for begin, name in begins.items()]
+        return [[*spans, TracedKernel(REST, 50, 56)]] * 3
+
+    def release(self) -> None: ...

@@ -1,0 +1,197 @@
+"""Whole networks measured on a GPU that is played: what is checked, in which order, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.layers import Checkpoint  # noqa: E402 - after the check for torch
+from codegen.networks import lenet5, write_network  # noqa: E402
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
+from farm.bench import network_benchmark  # noqa: E402
+from farm.bench.contenders import GENERATED  # noqa: E402
+from farm.bench.network_benchmark import NetworkPlan, benchmark_networks  # noqa: E402
+from farm.bench.network_cases import NetworkModel, bundles_for  # noqa: E402
+from farm.bench.network_session import OVER, LoadedNetwork, NetworkRules, NetworkSession  # noqa: E402
+from farm.bench.results import Measurement, read_results  # noqa: E402
+from farm.errors import UsageError  # noqa: E402
+from farm.runtime.bundle import Bundle  # noqa: E402
+from farm.testing import laptop_settings  # noqa: E402
+from tests.torch.bundles import whole_bundle  # noqa: E402
+from tests.torch.played_gpu import DENSE_LATENCY, OWN_LATENCY, PlayedGpu  # noqa: E402
+
+EAGER = ["eager-fp32", "eager-tf32", "eager-fp16"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    write_network(tmp_path / "lenet5.onnx", lenet5(0.9, 0))
+    return read_checkpoint(tmp_path / "lenet5.onnx")
+
+
+def loaded(folder: Path, checkpoint: Checkpoint, batch: int = 8) -> LoadedNetwork:
+    model = NetworkModel("lenet5", folder / "lenet5.onnx", checkpoint)
+    path = whole_bundle(folder / f"lenet5-b{batch}.farm", checkpoint, batch)
+    return LoadedNetwork(model.key(batch), checkpoint, Bundle(path), {})
+
+
+def test_ours_and_the_dense_networks_are_checked_against_float64_and_timed(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    case = loaded(tmp_path, checkpoint)
+    own, *dense = NetworkSession(PlayedGpu(checkpoint), NetworkRules(("eager",))).run([case])
+    assert (own.contender, own.microseconds, own.reason) == (GENERATED, OWN_LATENCY, "")
+    assert own.relative_error is not None
+    assert 0 < own.relative_error < 1e-5
+    assert own.facts["top1"] == 1.0
+    assert own.facts["images_per_second"] == 8 / (OWN_LATENCY / 2) * 1e6
+    assert (own.facts["layers"], own.facts["launches"]) == (4, 5)
+    assert [each.contender for each in dense] == EAGER
+    assert {each.microseconds for each in dense} == {DENSE_LATENCY}
+    errors = {each.contender: each.relative_error or 0 for each in dense}
+    assert errors["eager-fp32"] < 1e-5 < errors["eager-fp16"] < 1e-2
+
+
+def test_the_time_of_a_replay_is_divided_by_kind_and_by_layer(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    [own] = NetworkSession(PlayedGpu(checkpoint), NetworkRules(())).run([loaded(tmp_path, checkpoint)])
+    found = own.facts["breakdown"]
+    assert found["total_microseconds"] == 56
+    assert [found[kind] for kind in ("compiled", "rest", "gaps")] == [round(part / 56, 4) for part in (42, 6, 8)]
+    assert found["layer_microseconds"] == {"conv1": 10, "conv2": 10, "fc1": 12, "fc2": 10}
+
+
+def test_wrong_numbers_have_no_time(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    [own] = NetworkSession(PlayedGpu(checkpoint, wrong=0.1), NetworkRules(())).run([loaded(tmp_path, checkpoint)])
+    assert own.microseconds is None
+    assert own.reason.startswith("wrong: relative error ")
+    assert own.reason.endswith(", 1e-04 is allowed")
+
+
+def test_what_torch_has_to_compile_comes_last(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    gpu = PlayedGpu(checkpoint)
+    cases = [loaded(tmp_path, checkpoint, batch) for batch in (1, 8)]
+    rules = NetworkRules(("eager", "compile"), ("fp16",))
+    found = [(each.case.batch, each.contender) for each in NetworkSession(gpu, rules).run(cases)]
+    assert found == [
+        (1, GENERATED),
+        (1, "eager-fp16"),
+        (8, GENERATED),
+        (8, "eager-fp16"),
+        (1, "compile-fp16"),
+        (8, "compile-fp16"),
+    ]
+    half = "torch.float16"
+    assert gpu.begun == ["ours", half, "ours", half, "default", half, "default", half]
+
+
+def ticking(step: float) -> Callable[[], float]:
+    now = iter(range(10**6))
+    return lambda: next(now) * step
+
+
+def test_nothing_is_begun_after_the_time_is_over(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    rules = NetworkRules(("eager",), seconds=3)
+    found = list(NetworkSession(PlayedGpu(checkpoint), rules, ticking(1)).run([loaded(tmp_path, checkpoint)]))
+    assert [each.reason for each in found] == ["", OVER, OVER, OVER]
+
+
+def test_a_contender_that_fails_does_not_end_the_others(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such algorithm\nat line 3")
+
+    gpu = PlayedGpu(checkpoint)
+    monkeypatch.setattr(gpu, "load", fails)
+    own, *dense = NetworkSession(gpu, NetworkRules(("eager",))).run([loaded(tmp_path, checkpoint)])
+    assert (own.microseconds, own.reason) == (None, "no such algorithm")
+    assert [each.contender for each in dense if each.microseconds] == EAGER
+
+
+def test_a_profiler_that_does_not_work_costs_the_breakdown_only(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
+
+    gpu = PlayedGpu(checkpoint)
+    monkeypatch.setattr(gpu, "trace", fails)
+    [own] = NetworkSession(gpu, NetworkRules(())).run([loaded(tmp_path, checkpoint)])
+    assert own.microseconds == OWN_LATENCY
+    assert own.facts["no_breakdown"] == "CUPTI_ERROR_NOT_INITIALIZED"
+
+
+def played(monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint) -> PlayedGpu:
+    gpu = PlayedGpu(checkpoint)
+    monkeypatch.setattr(network_benchmark, "_network_gpu", lambda: gpu)
+    return gpu
+
+
+def compiled_here(folder: Path, model: NetworkModel, batch: int, arch: str) -> tuple[Path, float]:
+    return whole_bundle(folder / f"made-{batch}.farm", model.checkpoint, batch, arch), 12.5
+
+
+def test_what_is_given_is_measured_and_the_rest_compiled_for_the_gpu_that_is_there(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, checkpoint)
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    given = {model.key(1): whole_bundle(tmp_path / "given.farm", checkpoint, 1)}
+    plan = NetworkPlan((model,), (1, 8), given, NetworkRules(("eager",)), tmp_path / "r.json")
+    told: list[Measurement] = []
+
+    def tell(measurement: Measurement) -> None:
+        told.append(measurement)
+        assert read_results(tmp_path / "r.json").measurements == tuple(told)  # a run that is cut off loses nothing
+
+    compiled = partial(compiled_here, tmp_path)
+    results = benchmark_networks(laptop_settings(tmp_path), plan, compiled, tell, local=True)
+    assert results.of_networks
+    assert results.environment["gpu"] == "NVIDIA Played"
+    own = results.of(GENERATED)
+    assert {case.batch: each.facts["compile_seconds"] for case, each in own.items()} == {1: None, 8: 12.5}
+
+
+def test_a_bundle_that_runs_on_no_such_gpu_is_refused_before_anything_is_measured(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = played(monkeypatch, checkpoint)
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    given = {model.key(8): whole_bundle(tmp_path / "given.farm", checkpoint, arch="sm_120")}
+    plan = NetworkPlan((model,), (8,), given)
+    with pytest.raises(UsageError, match=r"has sm_120 and the GPU is of sm_90, .*: compile the model with --arch"):
+        benchmark_networks(
+            laptop_settings(tmp_path), plan, partial(compiled_here, tmp_path), lambda _: None, local=True
+        )
+    assert not gpu.begun
+
+
+def test_a_bundle_goes_with_the_model_whose_weights_it_has(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    write_network(tmp_path / "other.onnx", lenet5(0.9, 1))
+    other = NetworkModel("other", tmp_path / "other.onnx", read_checkpoint(tmp_path / "other.onnx"))
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    path = whole_bundle(tmp_path / "net.farm", checkpoint, 8)
+    assert bundles_for([other, model], (8, 1), []) == {}
+    assert bundles_for([other, model], (8,), [path]) == {model.key(8): path}
+    with pytest.raises(UsageError, match=r"net\.farm is of none of the models \(other: its layer conv1 has other weig"):
+        bundles_for([other], (8,), [path])
+    with pytest.raises(UsageError, match="of lenet5 there are bundles for batch 8 and none for 1: say --batch 8, or"):
+        bundles_for([model], (8, 1), [path])
+    with pytest.raises(UsageError, match="both of lenet5 at batch 8"):
+        bundles_for([model], (8,), [path, path])
+
+
+def test_a_model_for_one_batch_size_only_says_so(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    proto = lenet5(0.9, 0)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    write_network(tmp_path / "fixed.onnx", proto)
+    fixed = read_checkpoint(tmp_path / "fixed.onnx")
+    case = replace(loaded(tmp_path, checkpoint), checkpoint=fixed)
+    [own] = NetworkSession(PlayedGpu(fixed), NetworkRules(())).run([case])
+    assert own.reason == "the model's input input is for 4 images only: say --batch 4"

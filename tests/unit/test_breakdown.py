@@ -1,0 +1,50 @@
+"""Where the time of a replay goes, from made-up kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farm.bench.breakdown import LayerKernels, breakdown, median_of
+
+
+@dataclass(frozen=True)
+class Span:
+    name: str
+    start: float
+    end: float
+
+
+LAYERS = [LayerKernels("first", ("conv2d", "conv2d")), LayerKernels("second", ("linear",))]
+
+
+def test_overlapping_parts_count_once_and_what_runs_beside_a_layer_is_the_layers() -> None:
+    spans = [
+        Span("conv2d", 10, 20),
+        Span("conv2d", 15, 30),
+        Span("pool", 25, 40),
+        Span("linear", 50, 60),
+    ]
+    found = breakdown(spans, LAYERS)
+    assert found is not None
+    assert (found.total, found.compiled, found.rest, found.gaps) == (50, 30, 10, 10)
+    assert found.layers == {"first": 20, "second": 10}
+    assert sum(found.to_json()[kind] for kind in ("compiled", "rest", "gaps")) == 1
+
+
+def test_kernels_that_are_not_the_layers_launches_are_given_to_no_layer() -> None:
+    found = breakdown([Span("conv2d", 0, 1), Span("linear", 2, 3)], LAYERS)
+    assert found is not None
+    assert (found.compiled, found.layers) == (2, {})
+    swapped = [Span("linear", 0, 1), Span("conv2d", 2, 3), Span("conv2d", 4, 5)]
+    found = breakdown(swapped, LAYERS)
+    assert found is not None
+    assert found.layers == {}
+
+
+def test_the_median_replay_counts() -> None:
+    replays = [breakdown([Span("pool", 0, end)], []) for end in (9, 3, 5)]
+    found = median_of(replays)
+    assert found is not None
+    assert found.total == 5
+    assert median_of([None]) is None
+    assert breakdown([], LAYERS) is None

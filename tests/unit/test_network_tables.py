@@ -1,0 +1,116 @@
+"""Results of whole networks, made up: the table that people read, the figures, the command without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.exit_codes import OK, USAGE
+from cli.main import run
+from cli.network_tables import network_table
+from codegen.networks import NETWORKS, lenet5, write_network
+from farm.bench.contenders import GENERATED
+from farm.bench.network_summary import network_rows
+from farm.bench.results import NETWORKS_KIND, Measurement, Results, write_results
+from farm.gpu.workload import CaseKey
+
+BREAKDOWN = {
+    "total_microseconds": 900.0,
+    "compiled": 0.8,
+    "rest": 0.15,
+    "gaps": 0.05,
+    "layer_microseconds": {"layer4.0.conv1": 400.0, "fc": 90.0},
+}
+DENSE = {
+    "eager-fp32": 2000.0,
+    "compile-fp32": 1800.0,
+    "eager-tf32": 900.0,
+    "compile-tf32": 950.0,
+    "eager-fp16": 450.0,
+    "compile-fp16": None,
+}
+
+
+def made_up() -> Results:
+    measurements = []
+    for batch in (1, 64):
+        case = CaseKey("resnet18", batch, 0.9, "float32")
+        facts = {"images_per_second": 1e6 * batch / 900, "top1": 1.0, "breakdown": BREAKDOWN}
+        measurements.append(Measurement(case, GENERATED, 900.0, relative_error=3e-7, facts=facts))
+        for contender, time in DENSE.items():
+            measurements.append(Measurement(case, contender, time, "" if time else "out of GPU memory"))
+    environment = {"gpu": "NVIDIA Made-Up", "date": "2026-11-22T12:00:00+00:00"}
+    return Results(environment, {"kind": NETWORKS_KIND}, tuple(measurements))
+
+
+def test_the_fastest_dense_network_of_each_precision_is_compared_with() -> None:
+    row = network_rows(made_up())[0]
+    assert {precision: each.contender for precision, each in row.dense.items()} == {
+        "fp32": "compile-fp32",
+        "tf32": "eager-tf32",
+        "fp16": "eager-fp16",
+    }
+    assert [row.speedup(precision) for precision in ("fp32", "tf32", "fp16")] == [2.0, 1.0, 0.5]
+
+
+def test_the_table_fits_a_terminal() -> None:
+    lines = network_table(network_rows(made_up()), 100).plain.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].split() == [
+        *("NETWORK", "N", "TYPE", "US", "IMAGES/S", "FP32", "TF32", "FP16"),
+        *("COMPILED", "REST", "GAPS", "ERROR", "TOP-1"),
+    ]
+    assert lines[2].split() == [
+        *("resnet18", "64", "f32", "900", "71,111", "2.00x", "1.00x", "0.50x"),
+        *("80%", "15%", "5%", "3e-07", "100%"),
+    ]
+
+
+def test_a_file_of_networks_is_shown_and_drawn_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path / "r.json", made_up())
+    assert run(["bench", "plot", str(tmp_path / "r.json"), str(tmp_path / "figures")]) == OK
+    shown = capsys.readouterr().out
+    assert "resnet18 at batch 1, float32: slowest layers layer4.0.conv1 44%, fc 10%" in shown
+    assert "no time of compile-fp16 of resnet18 at batch 1, float32; resnet18 at batch 64" in shown
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{name}.{suffix}" for name in ("speedup-networks", "time-networks") for suffix in ("svg", "png")
+    }
+
+
+def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = tmp_path / "net.onnx"
+    write_network(path, lenet5(0.9, 0))
+    for arguments, said in (
+        (["resnet7"], "resnet7: it is an ONNX file, or a network that ships: lenet5"),
+        (["lenet5", "--precision", "int8"], "--precision int8: it is float32 or float16"),
+        ([str(path), "--precision", "float16"], "net.onnx is a file, which has a data type of its own"),
+        ([str(path), str(path)], "net is named twice"),
+        (["lenet5", "--peers", "tensorrt"], "--peers tensorrt: it is none or some of eager, compile, max-autotune"),
+        (["lenet5", "--batch", "0"], "--batch 0"),
+        (["lenet5", "--bundle", str(tmp_path)], "is no bundle"),
+    ):
+        assert run(["bench", "network", *arguments]) == USAGE, arguments
+        assert said in capsys.readouterr().err
+
+
+def test_shipped_networks_exist_in_half_precision(tmp_path: Path) -> None:
+    from codegen.networks import in_float16
+    from codegen.onnx.checkpoint import read_checkpoint
+
+    for name in ("lenet5", "mobilenet_v2"):
+        write_network(tmp_path / "net.onnx", in_float16(NETWORKS[name](0.9, 0)))
+        layers = read_checkpoint(tmp_path / "net.onnx").layers
+        assert layers
+        assert {layer.spec.data_type for layer in layers} == {"float16"}
+
+
+def test_the_results_file_is_json_that_reads_back(tmp_path: Path) -> None:
+    write_results(tmp_path / "r.json", made_up())
+    assert json.loads((tmp_path / "r.json").read_text())["options"] == {"kind": "networks"}
