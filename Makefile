@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .PHONY: help setup demo test services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
-SERVICES := ceph-common ceph-mon ceph-osd postgresql radosgw
+SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
 BIN := .venv/bin
 # One line for each large package, so that the slow step is seen to move; errors come through stderr.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
@@ -25,12 +25,12 @@ test: .venv/ready-dev lint ## every test that this machine can run
 test-cluster: .venv/ready-dev services ## a Ray cluster of two nodes, PostgreSQL and S3, all real; none of these tests is skipped
 	@$(BIN)/python -m pytest tests/services tests/cluster --skip-nothing -n auto --maxprocesses 2 --dist loadfile
 
-services: ## Debian's packages with the servers that test-cluster starts; installs what is missing, as root
+services: ## Debian's packages with the servers and the browser that tests start; installs what is missing, as root
 	@missing=$$(for name in $(SERVICES); do \
 	    dpkg-query -Wf '$${Status}' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; done); \
 	  [ -n "$$missing" ] || exit 0; \
 	  [ "$$(id -u)" = 0 ] || { echo "missing: as root, apt-get install --no-install-recommends" $$missing >&2; exit 2; }; \
-	  echo "installing" $$missing "(about 120 MB, once)"; \
+	  echo "installing" $$missing "(about 240 MB, once)"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$missing >/dev/null
 
 torch: .venv/ready-dev ## PyTorch into .venv, for tests/torch; a download of 0.2 to 3 GB

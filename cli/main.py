@@ -29,6 +29,7 @@ from cli.inspect_command import inspect
 from cli.logs_command import logs
 from cli.plan_command import plan
 from cli.render import print_error
+from cli.report_command import report
 from cli.serve_command import serve
 from cli.stats_command import stats
 from cli.status_command import status
@@ -89,6 +90,7 @@ _add("serve", serve, COMPILE)
 _add("demo", demo, COMPILE)
 _add("status", status, JOBS)
 _add("inspect", inspect, JOBS)
+_add("report", report, JOBS)
 _add("logs", logs, JOBS)
 _add("wait", wait, JOBS)
 _add("explain", explain, JOBS)

@@ -116,6 +116,16 @@ def magnitude(count: int) -> str:
     return str(count)
 
 
+def percent(share: float) -> str:
+    """Of 0 to 1, as in 90.0%."""
+    return f"{share:.1%}"
+
+
+def microseconds(value: float) -> str:
+    """For a page, as in 12.3 \N{MICRO SIGN}s or 4.56 ms."""
+    return f"{value / 1000:,.2f} ms" if value >= 1000 else f"{value:,.1f} \N{MICRO SIGN}s"
+
+
 def built_how(result: BuildResult) -> str:
     """What it took to build a cubin, and what came of it."""
     how = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, ptxas {duration(result.ptxas_seconds)}"

@@ -33,6 +33,7 @@ from farm.reports import doctor
 from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.explanation import Explanation, explain
 from farm.reports.forecast import Forecast, forecast
+from farm.reports.job_report import JobReport, job_report
 from farm.settings import Settings, load_settings
 from farm.store import open_store
 from farm.store.contract import Store
@@ -244,6 +245,10 @@ class Farm(Keeper):
         """A job with its layers and cubins."""
         job = self.job(job_id)
         return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
+
+    def report(self, job_id: str) -> JobReport:
+        """A job's layers with their zeros, code and kernel times."""
+        return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """What happened, oldest first, after the event with that id."""

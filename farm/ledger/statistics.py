@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -86,7 +86,14 @@ class StatisticsBook:
         with reading(self._engine, self._wait_seconds) as connection:
             mark = connection.execute(select(marks.c.at).where(marks.c.name == MARK)).scalar()
             since = None if all_time else mark
-            return _statistics(connection, since)
+            first = since or 0.0
+            found = _statistics(connection, results.c.recorded_at >= first, template_runs.c.recorded_at >= first)
+        return replace(found, since=None if since is None else datetime.fromtimestamp(since, UTC))
+
+    def of_job(self, job_id: str) -> Statistics:
+        """Of one job's cubins, and of the templates that were made for it first."""
+        with reading(self._engine, self._wait_seconds) as connection:
+            return _statistics(connection, results.c.job == job_id, template_runs.c.job == job_id)
 
     def zero(self) -> datetime:
         """Counts anew from now; nothing is deleted."""
@@ -97,8 +104,8 @@ class StatisticsBook:
         return datetime.fromtimestamp(at, UTC)
 
 
-def _statistics(connection: Connection, since: float | None) -> Statistics:
-    counted = results.c.recorded_at >= (since or 0.0)
+def _statistics(connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]) -> Statistics:
+    """Over those of the results and of the runs of nvcc that are to be counted."""
     hit, built = results.c.outcome == Outcome.HIT, results.c.outcome == Outcome.BUILT
     columns = {
         "hits": func.count(case((hit, 1))),
@@ -113,8 +120,8 @@ def _statistics(connection: Connection, since: float | None) -> Statistics:
     }
     row = connection.execute(select(*(column.label(name) for name, column in columns.items())).where(counted)).one()
     return Statistics(
-        since=None if since is None else datetime.fromtimestamp(since, UTC),
-        template=_templates(connection, since or 0.0),
+        since=None,
+        template=_templates(connection, counted, counted_runs),
         cubin=StageStatistics(row.hits, row.built, float(row.spent_seconds), float(row.saved_seconds)),
         failed=row.failed,
         fmas_kept=int(row.fmas_kept),
@@ -128,22 +135,24 @@ def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnEle
     return func.coalesce(func.sum(case((which, column), else_=0)), 0)
 
 
-def _templates(connection: Connection, since: float) -> StageStatistics:
+def _templates(
+    connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]
+) -> StageStatistics:
     """A job looked for a template if it built a cubin with it, or waited for it; of those that did so, one had it made.
 
-    What a template usually takes is known from all its runs, also from those before `since`.
+    What a template usually takes is known from all its runs, also from those that are not counted.
     """
     runs = template_runs.c
     made, spent = connection.execute(
-        select(func.count(), func.coalesce(func.sum(runs.seconds), 0.0)).where(runs.recorded_at >= since)
+        select(func.count(), func.coalesce(func.sum(runs.seconds), 0.0)).where(counted_runs)
     ).one()
     key = results.c.template_key
     usual = select(runs.template_key, func.max(runs.seconds).label("seconds")).group_by(runs.template_key).subquery()
-    ran = exists().where(runs.job == results.c.job, runs.template_key == key, runs.recorded_at >= since)
+    ran = exists().where(runs.job == results.c.job, runs.template_key == key, counted_runs)
     looked = or_(results.c.outcome == Outcome.BUILT, results.c.template_seconds > 0)
     found = (
         select(key, func.max(case((looked, 1), else_=0)).label("looked"))
-        .where(results.c.recorded_at >= since, results.c.outcome != Outcome.FAILED, ~ran)
+        .where(counted, results.c.outcome != Outcome.FAILED, ~ran)
         .group_by(results.c.job, key)
         .subquery()
     )

@@ -56,7 +56,7 @@ DOORS = {
 SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "prometheus_client", "pycuda", "ray", "torch"}
 WHOLLY = ("migrations/", "farm/torch/")
 """Folders whose every module is for one of them."""
-TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "pytest", "yaml"}
+TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "PIL", "playwright", "pytest", "yaml"}
 
 
 @dataclass(frozen=True)

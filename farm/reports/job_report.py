@@ -1,0 +1,135 @@
+"""What a job came to, layer by layer: where its zeros are, its code and its time. Starts no tool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from codegen.layers import Weights
+from codegen.operators import tiled
+from codegen.prediction import predict_microseconds
+from codegen.spec import LIKELY_ROWS
+from farm.jobs import Build, BuildResult, JobDetail
+from farm.ledger import Ledger, Statistics
+from farm.reports.coverage import Coverage, coverage_of
+from farm.reports.zero_map import ZeroMap, zero_map
+from farm.store.contract import Store
+from farm.tuning.book import key_of
+from farm.tuning.record import TuningRecord, plain_arch
+
+MODEL_GPU = "H200"
+"""The GPU of the cost model."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """The time of one launch of a layer, all its parts at once, at the job's batch size."""
+
+    microseconds: float
+    gpu: str
+    measured: bool
+    """When its tiling was searched for, on weights of about this density; predicted by the cost model if not."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A layer as it is compiled for those architectures that share a tiling."""
+
+    build: Build
+    archs: tuple[str, ...]
+    results: tuple[BuildResult, ...]
+    """Its cubins so far, in the order of the architectures, then of the parts."""
+    time: KernelTime
+
+    def results_for(self, arch: str) -> tuple[BuildResult, ...]:
+        """One for each part that is there or has failed."""
+        return tuple(result for result in self.results if result.arch == arch)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer of the model."""
+
+    variants: tuple[Variant, ...]
+    """At least one."""
+    zeros: ZeroMap | None
+    """None if the store has lost the weights."""
+
+    @property
+    def build(self) -> Build:
+        """What all variants have in common: name, shape, weights."""
+        return self.variants[0].build
+
+    def for_arch(self, arch: str) -> Variant:
+        """The variant that an architecture gets. Raises KeyError for one that the job is not for."""
+        for variant in self.variants:
+            if arch in variant.archs:
+                return variant
+        raise KeyError(arch)
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """A job, its layers in graph order, and what the cache saved it."""
+
+    detail: JobDetail
+    layers: tuple[LayerReport, ...]
+    coverage: Coverage
+    statistics: Statistics
+    """Of this job alone."""
+
+    def total_microseconds(self, arch: str) -> float:
+        """All layers one after the other, at the job's batch size."""
+        return sum(layer.for_arch(arch).time.microseconds for layer in self.layers)
+
+    def arch_groups(self) -> list[tuple[str, ...]]:
+        """Architectures that have the same kernel times, in the job's order."""
+        groups: dict[tuple[KernelTime, ...], list[str]] = {}
+        for arch in self.detail.job.options.archs:
+            groups.setdefault(tuple(layer.for_arch(arch).time for layer in self.layers), []).append(arch)
+        return [tuple(group) for group in groups.values()]
+
+
+def job_report(detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequence[TuningRecord]) -> JobReport:
+    """The report of a job, as far as it has come; `shipped` are tuning records beside the ledger's own."""
+    tuned = sorted({plain_arch(choice.arch) for build in detail.builds for choice in build.choices if choice.gpu})
+    records = (*ledger.tuning.records(tuned), *shipped) if tuned else ()
+    layers = []
+    for _, builds in groupby(detail.builds, key=lambda build: build.position):
+        variants = list(builds)
+        weights = _weights(store, variants[0])
+        layers.append(
+            LayerReport(
+                tuple(_variant(detail, build, weights, records) for build in variants),
+                None if weights is None else zero_map(weights.kernel),
+            )
+        )
+    coverage = coverage_of(detail.builds, detail.job.skipped)
+    return JobReport(detail, tuple(layers), coverage, ledger.statistics.of_job(detail.job.id))
+
+
+def _weights(store: Store, build: Build) -> Weights | None:
+    data = store.get(build.weights)
+    return None if data is None else Weights.from_bytes(build.spec, data)
+
+
+def _variant(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> Variant:
+    archs, results = build.archs(detail.job.options), tuple(detail.results_of(build))
+    return Variant(build, archs, results, _time(detail, build, weights, records))
+
+
+def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> KernelTime:
+    options = detail.job.options
+    batch = options.batch * (build.rows or LIKELY_ROWS)
+    for choice in build.choices:
+        if choice.gpu and weights is not None:
+            nonzeros = weights.nonzeros_per_kernel
+            key = key_of(choice.arch, build.spec, batch, nonzeros, options.accumulate, options.optimisation)
+            if key.batch_band != batch:
+                break  # what was measured is the time of another batch
+            for record in records:
+                if (record.key, record.gpu, record.tiling) == (key, choice.gpu, build.tiling):
+                    return KernelTime(record.microseconds, record.gpu, measured=True)
+    density = build.nonzeros / build.spec.weights_count
+    return KernelTime(predict_microseconds(tiled(build.spec, build.tiling), batch, density), MODEL_GPU, measured=False)

@@ -1,0 +1,42 @@
+"""Jobs that ended, to be reported: in a real ledger, with weights and cubins that are played."""
+
+from __future__ import annotations
+
+from codegen.layers import Layer
+from codegen.spec import SkippedLayer
+from farm.api import Farm
+from farm.jobs import BuildOptions, NewSubmission
+from farm.reports.job_report import JobReport
+from farm.submission import new_job
+from farm.tuning.book import NO_RECORDS, TuningBook
+from tests.samples import checkpoint
+from tests.unit.farmyard import ARCHS, Farmyard, Play
+
+HOSTILE = "<script>document.title='taken'</script>\"'&<img src=x onerror=alert(1)>"
+
+
+def submitted(
+    yard: Farmyard,
+    *layers: Layer,
+    name: str = "net",
+    archs: tuple[str, ...] = ARCHS,
+    batch: int = 64,
+    skipped: tuple[SkippedLayer, ...] = (),
+    book: TuningBook = NO_RECORDS,
+) -> str:
+    """The id of a job of these layers."""
+    model = checkpoint(*layers, name=name, skipped=skipped)
+    new = new_job(model, BuildOptions(archs, batch=batch), namespace="test", name=name, store=yard.store, book=book)
+    [job] = yard.ledger.record_submission(NewSubmission(f"s-{new.id}", "ada", (new,)))
+    return job.id
+
+
+def report(yard: Farmyard, job_id: str) -> JobReport:
+    return Farm(yard.settings, yard.store, yard.ledger).report(job_id)
+
+
+def reported(yard: Farmyard, *layers: Layer, play: Play = lambda request: None, **options: object) -> JobReport:
+    """The report of a job that has ended."""
+    job_id = submitted(yard, *layers, **options)  # type: ignore[arg-type]
+    yard.run([job_id], play)
+    return report(yard, job_id)

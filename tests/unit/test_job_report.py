@@ -1,0 +1,228 @@
+"""What `farm report` tells of a job: where zeros are, what the cache saved, how long kernels run; and its page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cli.main import run
+from cli.report_page import report_page
+from cli.report_pictures import zeros_picture
+from codegen.layers import Layer
+from codegen.operators import tiled
+from codegen.prediction import predict_microseconds
+from codegen.spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
+from farm.jobs import Outcome
+from farm.reports.zero_map import MOST_COLUMNS, MOST_ROWS, zero_map
+from farm.tuning.book import TuningBook, key_of
+from farm.tuning.record import TuningRecord
+from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from tests.samples import SMALLER, layer
+from tests.unit.farmyard import Farmyard
+from tests.unit.reported import HOSTILE, report, reported, submitted
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Farmyard]:
+    yard = Farmyard(tmp_path)
+    yield yard
+    yard.ledger.close()
+
+
+class Words(HTMLParser):
+    """The text of a page and the names of its elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_map_of_a_small_layer_has_each_weight() -> None:
+    kernel = np.zeros((4, 3, 1, 2), np.float32)
+    kernel[0, 0, 0, 1] = kernel[2, 2, 0, 0] = -1.5
+    found = zero_map(kernel)
+    assert found.is_exact
+    assert found.densities.tolist() == (kernel.reshape(4, 6) != 0).tolist()
+    assert (found.empty_kernels, found.empty_inputs) == (2, 1)
+
+
+def test_a_map_of_a_large_layer_is_bounded_and_loses_no_non_zero() -> None:
+    kernel = (np.random.default_rng(0).random((1000, 37, 3, 3)) < 0.1).astype(np.float32)
+    found = zero_map(kernel)
+    assert found.densities.shape == (MOST_ROWS, MOST_COLUMNS)
+    rows = np.diff(np.linspace(0, 1000, MOST_ROWS + 1).astype(int))
+    columns = np.diff(np.linspace(0, 37 * 9, MOST_COLUMNS + 1).astype(int))
+    assert round(float((found.densities * np.outer(rows, columns)).sum())) == np.count_nonzero(kernel)
+    half = kernel.copy()
+    half[500:] = 0
+    densities = zero_map(half).densities
+    assert densities[: MOST_ROWS // 2].any(axis=1).all()
+    assert not densities[MOST_ROWS // 2 :].any()
+
+
+def test_the_picture_of_the_largest_layer_is_small() -> None:
+    kernel = (np.random.default_rng(0).random((4096, 25088)) < 0.1).astype(np.float32)
+    picture = zeros_picture("fc1", zero_map(kernel), words="many")
+    assert len(picture) < 8_000
+    data = base64.b64decode(re.findall(r"base64,([^\"]+)", picture)[0])
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.size == (MOST_COLUMNS, MOST_ROWS)
+
+
+def test_a_picture_shows_what_is_zero_as_nothing() -> None:
+    kernel = np.eye(5, dtype=np.float32)
+    data = base64.b64decode(re.findall(r"base64,([^\"]+)", zeros_picture("fc", zero_map(kernel), words=""))[0])
+    with Image.open(io.BytesIO(data)) as image:
+        opacity = np.asarray(image.convert("RGBA"))[:, :, 3]
+    assert (opacity == 255 * kernel).all()
+
+
+def test_what_the_cache_saved_is_told_of_this_job_alone(yard: Farmyard) -> None:
+    first = reported(yard, layer("conv1"), layer("conv2", SMALLER))
+    second = reported(yard, layer("conv1"), layer("conv3", SMALLER, seed=1), name="other")
+    assert first.statistics.cubin.hits == 0
+    assert first.statistics.template.spent_seconds == pytest.approx(2 * 1.5)
+    assert (second.statistics.cubin.hits, second.statistics.cubin.misses) == (2, 2)
+    assert second.statistics.cubin.saved_seconds == pytest.approx(2 * 0.2)
+    assert second.statistics.cubin.spent_seconds == pytest.approx(2 * 0.2)
+    assert second.statistics.template.misses == 0
+    assert second.statistics.template.saved_seconds == pytest.approx(2 * 1.5)
+    again = report(yard, first.detail.job.id).statistics
+    assert again == first.statistics
+    assert {result.outcome for result in first.detail.results} == {Outcome.BUILT}
+
+
+def record(of: Layer, batch: int, gpu: str = "NVIDIA H200") -> TuningRecord:
+    from codegen.choice import choose_tiling
+
+    nonzeros = of.weights.nonzeros_per_kernel
+    tiling = replace(choose_tiling(of.spec, batch, nonzeros), group_kernels=1)
+    key = key_of("sm_90", of.spec, batch, nonzeros, "float32", 3)
+    return TuningRecord(key, gpu, tiling, 3.25, 4.0, 12, (), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhere(yard: Farmyard) -> None:
+    tuned = layer("conv1")
+    found = record(tuned, 64)
+    yard.ledger.tuning.put(found)
+    both = reported(yard, tuned, layer("conv2", SMALLER), book=TuningBook.of([found]))
+    on_90, on_80 = both.layers[0].for_arch("sm_90"), both.layers[0].for_arch("sm_80")
+    assert (on_90.time.microseconds, on_90.time.gpu, on_90.time.measured) == (3.25, "NVIDIA H200", True)
+    build = on_80.build
+    density = build.nonzeros / build.spec.weights_count
+    assert on_80.time.microseconds == predict_microseconds(tiled(build.spec, build.tiling), 64, density)
+    assert not on_80.time.measured
+    assert both.arch_groups() == [("sm_80",), ("sm_90",)]
+    page = Words(report_page(both)).text
+    assert "1 of 2 measured on NVIDIA H200, others predicted" in page
+
+
+def test_a_time_measured_at_another_batch_is_not_this_jobs(yard: Farmyard) -> None:
+    tuned = layer("conv1")
+    found = record(tuned, 64)
+    yard.ledger.tuning.put(found)
+    other = reported(yard, tuned, batch=50, book=TuningBook.of([found]))
+    assert other.layers[0].for_arch("sm_90").build.tiling == found.tiling
+    assert not other.layers[0].for_arch("sm_90").time.measured
+
+
+def test_hostile_names_are_text_on_the_page(yard: Farmyard) -> None:
+    skipped = SkippedLayer(HOSTILE, "Gemm", f"because of {HOSTILE}", 5, 5)
+    hostile = replace(layer(HOSTILE), folded=(f"Relu {HOSTILE}",))
+
+    def refuse(request: Request) -> Result | None:
+        bad = isinstance(request, CubinRequest) and request.arch == "sm_90"
+        return failed(request, Failure(Fault.INPUT, f"no: {HOSTILE}")) if bad else None
+
+    page = report_page(reported(yard, hostile, name=HOSTILE, skipped=(skipped,), play=refuse))
+    found = Words(page)
+    assert not {"script", "iframe", "object", "link", "base", "form"} & set(found.elements)
+    assert "onerror" not in {name for name, _ in found.attributes}
+    assert found.text.count(HOSTILE) >= 5
+    assert {value for name, value in found.attributes if name == "src" and not str(value).startswith("data:")} == set()
+
+
+def test_a_page_names_no_other_document(yard: Farmyard) -> None:
+    found = Words(report_page(reported(yard, layer())))
+    linked = [value for name, value in found.attributes if name in ("href", "src", "srcset", "action")]
+    assert linked
+    assert not [value for value in linked if not str(value).startswith(("#", "data:"))]
+    ids = {value for name, value in found.attributes if name == "id"}
+    assert {str(value)[1:] for value in linked if str(value).startswith("#")} <= ids
+
+
+def test_a_page_says_of_each_layer_what_inspect_says(yard: Farmyard) -> None:
+    layers = (
+        layer("conv1"),
+        layer("depthwise", Conv2d(4, 8, 8, 4, 3, 3, groups=4)),
+        layer("pointwise", Conv2d(8, 8, 8, 16, 1, 1)),
+        layer("up", ConvTranspose2d(4, 6, 6, 8, 2, 2, stride=(2, 2))),
+        layer("fc", Linear(64, 10)),
+    )
+    text = Words(report_page(reported(yard, *layers))).text
+    for each in layers:
+        assert each.name in text
+        assert str(each.spec) in text
+        assert f"{each.weights.nonzeros:,} of {each.spec.weights_count:,} weights left" in text
+    for kind in ("Convolution", "Grouped convolution", "1x1 convolution", "Transposed convolution", "Fully connected"):
+        assert kind in text
+    assert "10 in the code, 90 deleted" in text
+
+
+def test_a_job_that_has_not_ended_is_reported_as_far_as_it_is(yard: Farmyard) -> None:
+    page = Words(report_page(report(yard, submitted(yard, layer("conv1"), layer("conv2", SMALLER)))))
+    assert "PENDING" in page.text
+    assert "0 of 1" in page.text
+
+
+def test_a_job_whose_weights_are_lost_is_reported_without_their_picture(yard: Farmyard) -> None:
+    lost, kept = layer("conv1"), layer("conv2", SMALLER)
+    job_id = submitted(yard, lost, kept)
+    yard.run([job_id])
+    yard.store.remove_blob(lost.weights.digest, 0)
+    found = report(yard, job_id)
+    assert [each.zeros is None for each in found.layers] == [True, False]
+    assert "The store no longer has its weights." in Words(report_page(found)).text
+
+
+def test_a_layer_in_several_parts_has_the_code_of_all(yard: Farmyard) -> None:
+    [job_id] = yard.submit("net", parts=3)
+    yard.run([job_id])
+    assert "built, 3 parts" in Words(report_page(report(yard, job_id))).text
+
+
+def test_the_command_writes_the_page(
+    yard: Farmyard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_STORE", yard.settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", yard.settings.database_url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    [job_id] = yard.submit("net")
+    yard.run([job_id])
+    path = tmp_path / "page.html"
+    assert run(["report", job_id[:8], "-o", str(path)]) == 0
+    assert "open it in a browser" in capsys.readouterr().out
+    assert path.read_text().startswith("<!doctype html>")
+    assert run(["report", job_id, "-o", str(tmp_path / "nowhere" / "page.html")]) == 2
+    assert "name another file" in capsys.readouterr().err
+    assert run(["report", "nosuchjob", "-o", str(path)]) == 102
