@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self
 
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
@@ -25,15 +25,14 @@ from farm.errors import CancelledError, JobFailedError
 from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.jobs import BuildOptions, BuildResult, Event, Job, JobDetail, JobSet, NewJob, NewSubmission, Status
+from farm.jobs import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
 from farm.kernel_ptx import newest_ptx
-from farm.ledger import CoordinatorState, Statistics, Which, open_ledger
+from farm.ledger import open_ledger
 from farm.partial import MissingLayer, whole_part
 from farm.reports import doctor
 from farm.reports.coverage import coverage_of, coverage_warning
-from farm.reports.explanation import Explanation, explain
 from farm.reports.forecast import Forecast, forecast
-from farm.reports.job_report import JobReport, job_report
+from farm.reports.reader import Reader
 from farm.settings import Settings, load_settings
 from farm.store import open_store
 from farm.store.contract import Store
@@ -48,11 +47,8 @@ from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
 from farm.verification import LayerVerification, check_batch, verification_work, verify_on_cpu, verify_on_gpu
 from farm.worker.build import known_toolchain, unasked_toolchain
 
-if TYPE_CHECKING:
-    from farm.reports.metrics import MetricsServer
 
-
-class Farm(Keeper):
+class Farm(Keeper, Reader):
     """A store, a ledger, and what runs jobs. Raises FarmError and CodegenError, each with the way out."""
 
     @staticmethod
@@ -179,14 +175,6 @@ class Farm(Keeper):
         """Puts those of the jobs that ended without success back to PENDING, and gives their ids."""
         return self._ledger.retry(which, f"to be tried again, asked by {self._settings.submitter}")
 
-    def coordinators(self) -> list[CoordinatorState]:
-        """Those alive and those that died of late, oldest first."""
-        return self._ledger.coordinators.all()
-
-    def is_served(self) -> bool:
-        """Whether a `farm serve` is alive, which takes whatever is pending."""
-        return self._ledger.coordinators.any_serves()
-
     def compile(
         self,
         checkpoints: Sequence[Checkpoint],
@@ -220,39 +208,6 @@ class Farm(Keeper):
         Raises NotFoundError, UnfinishedError, CancelledError, JobFailedError, BlobLostError.
         """
         return compiled_model(self._succeeded(job_id), self._store)
-
-    def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
-        """Newest first."""
-        return self._ledger.jobs(limit=limit, **which)
-
-    def counts(self) -> dict[Status, int]:
-        """How many jobs are in each state."""
-        return self._ledger.counts()
-
-    def job(self, job_id: str) -> Job:
-        """By a unique prefix of its id, or "latest". Raises NotFoundError and UsageError."""
-        return self._ledger.job(job_id)
-
-    def jobs_by_id(self, ids: Collection[str]) -> list[Job]:
-        """Those of the jobs that there are, by their whole ids, oldest first."""
-        return sorted(self._ledger.jobs_by_id(ids).values(), key=lambda job: (job.submitted_at, job.id))
-
-    def check_submission(self, submission: str) -> None:
-        """Raises NotFoundError if there is no such submission."""
-        self._ledger.check_submission(submission)
-
-    def inspect(self, job_id: str) -> JobDetail:
-        """A job with its layers and cubins."""
-        job = self.job(job_id)
-        return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
-
-    def report(self, job_id: str) -> JobReport:
-        """A job's layers with their zeros, code and kernel times."""
-        return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
-
-    def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
-        """What happened, oldest first, after the event with that id."""
-        return self._ledger.events(self.job(job_id).id, after_id)
 
     def fetch(self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False) -> Path:
         """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError.
@@ -318,25 +273,9 @@ class Farm(Keeper):
         """Tries everything that a compile needs."""
         return doctor.checks(self._settings)
 
-    def statistics(self) -> Statistics:
-        """What the cache saved, since it was last set to zero."""
-        return self._ledger.statistics.read()
-
     def zero_statistics(self) -> datetime:
         """Counts anew from now."""
         return self._ledger.statistics.zero()
-
-    def explain(self, build: str) -> tuple[Job, list[Explanation]]:
-        """Why a build, JOB/LAYER or JOB/LAYER/ARCH, was a hit or not. Raises NotFoundError, UnfinishedError."""
-        job_id, _, what = build.partition("/")
-        detail = self.inspect(job_id)
-        return detail.job, explain(self._ledger, detail.job, detail.builds, detail.results, what)
-
-    def metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serves Prometheus while it is in a `with` block. Raises UsageError, UnreachableError."""
-        from farm.reports.metrics import MetricsServer  # a web server, which few commands need
-
-        return MetricsServer(self._ledger, port, host)
 
     def _succeeded(self, job_id: str) -> JobDetail:
         detail = self.inspect(job_id)
