@@ -1,0 +1,52 @@
+"""How many cycles a result of a fixed latency needs until it is read: the shortest that ptxas leaves, on sm_90.
+
+Measured over ptxas 13.0.88's output for every kind of layer in `tests/toolchain/operator_cases.py`, 160,000 words: per
+unit that writes and unit that reads, the least distance in issue cycles. A pair that ptxas never made has the longest
+of its writer. The second half of IMAD.WIDE's addend and result is read and written later, hence its short distances.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNITS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "uniform", "control", "memory")
+"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; memory: all results of an unknown latency."""
+
+_LONGEST: Final = 13
+_REGISTERS: Final[dict[str, dict[str, int]]] = {
+    "float": {"float": 4, "half": 5, "matrix": 6, "alu": 5, "integer": 5, "wide": 5, "memory": 4},
+    "half": {"float": 5, "half": 4, "matrix": 6, "alu": 5, "integer": 5, "wide": 5, "memory": 5},
+    "matrix": {"float": 10, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 10, "memory": 7},
+    "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "memory": 5},
+    "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "memory": 5},
+    "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "memory": 5},
+}
+_PREDICATES: Final = {"alu": 4, "integer": 5}
+"""A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
+_UNIFORM: Final = 2
+_OVERWRITTEN: Final = {"matrix": {"matrix": 8}}
+_OVERWRITTEN_BY_OTHERS: Final = {"matrix": 9}
+
+
+def _table(rows: dict[str, dict[str, int]], default: int) -> NDArray[np.int64]:
+    return np.array([[rows.get(to, {}).get(by, default) for by in UNITS] for to in UNITS], dtype=np.int64)
+
+
+REGISTER_CYCLES: Final = _table(_REGISTERS, _LONGEST)
+"""[unit that writes, unit that reads]"""
+PREDICATE_CYCLES: Final = np.array([_PREDICATES.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
+"""[unit that reads]"""
+GUARD_CYCLES: Final = _LONGEST
+UNIFORM_CYCLES: Final = _UNIFORM
+OVERWRITE_CYCLES: Final = np.array(
+    [[_OVERWRITTEN.get(to, {}).get(by, _OVERWRITTEN_BY_OTHERS.get(to, 1)) for by in UNITS] for to in UNITS],
+    dtype=np.int64,
+)
+"""[unit that writes, unit that writes the same register after it]"""
+SETTLING_CYCLES: Final = 2
+"""From what sets a scoreboard to what waits for it."""
+SPARE_REGISTERS: Final = 2
+"""A kernel's register count is so many above the registers that its words name."""

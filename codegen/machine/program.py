@@ -1,0 +1,220 @@
+"""The words of a kernel and what a verifier asks of them: who wrote a register last, who waits, what runs next.
+
+Places are numbers of words; the number of all words stands for nowhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.machine import latencies
+from codegen.machine.operands import (
+    PREDICATES,
+    UNIFORM_PREDICATES,
+    UNIFORM_REGISTERS,
+    VARIABLE,
+    Accesses,
+    operands,
+)
+from codegen.machine.word import (
+    ALWAYS,
+    NEGATED_PREDICATE,
+    NO_SCOREBOARD,
+    PREDICATE,
+    READ_SCOREBOARD,
+    SCOREBOARDS,
+    STALL,
+    WAIT,
+    WORD_BYTES,
+    WRITE_SCOREBOARD,
+    Field,
+    Words,
+    branch_distances,
+)
+
+ARCHITECTURE: Final = 90
+"""The one whose rules these are."""
+Places = NDArray[np.int64]
+
+_INPUT_PREDICATE = Field(87, 4)
+_DEPBAR_SCOREBOARD, _DEPBAR_LEFT = Field(44, 3), Field(38, 6)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, or not known to be right; `word` is the number of the instruction."""
+
+    word: int
+    reason: str
+
+
+class Program:
+    """A kernel's words [instructions, 2]; `jump_targets` are the words that BRX goes to."""
+
+    def __init__(self, words: Words, jump_targets: Places) -> None:
+        used = operands(words)
+        self.words, self.used, self.jump_targets = words, used, jump_targets
+        self.stalls = STALL.get(words)
+        self.cycles = np.cumsum(self.stalls) - self.stalls
+        self.guard = PREDICATE.get(words)
+        self.guard_negated = NEGATED_PREDICATE.get(words)
+        self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
+        self.variable = used.where(*VARIABLE)
+        self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
+        self.units = np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]
+        self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
+        """Results of a queue come in order; 0 is none."""
+        unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
+        self.ends = used.named("BRX") | used.named("EXIT", "BRA") & unguarded
+        """Nothing runs on from here to the next word."""
+        self.segment = np.cumsum(self.ends) - self.ends
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def waits(self) -> list[Places]:
+        """Per scoreboard the words that wait until all who set it are done, in order."""
+        masks = WAIT.get(self.words)
+        depbar = self.used.named("DEPBAR") & (_DEPBAR_LEFT.get(self.words) == 0)
+        also = _DEPBAR_SCOREBOARD.get(self.words)
+        return [np.flatnonzero((masks >> s & 1 == 1) | depbar & (also == s)) for s in range(SCOREBOARDS)]
+
+    def first_wait(self, after: Places, scoreboards: Places) -> Places:
+        """For each place the first later one of its segment that waits for its scoreboard."""
+        found = np.full(len(after), len(self))
+        for scoreboard, places in enumerate(self.waits):
+            chosen = np.flatnonzero(scoreboards == scoreboard)
+            found[chosen] = np.append(places, len(self))[np.searchsorted(places, after[chosen], "right")]
+        beyond = self.segment[np.minimum(found, len(self) - 1)] != self.segment[after]
+        found[beyond] = len(self)
+        return found
+
+    @cached_property
+    def covering(self) -> Places:
+        """Per word the one whose scoreboard tells when its result is there: itself, or the next of its queue."""
+        result = np.arange(len(self))
+        for queue in range(1, int(self.queues.max(initial=0)) + 1):
+            places = np.flatnonzero(self.queues == queue)
+            own = self.write_scoreboard[places] != NO_SCOREBOARD
+            following = np.where(own, np.arange(len(places)), len(places))
+            following = np.minimum.accumulate(following[::-1])[::-1]
+            known = following < len(places)
+            covers = places[following[known]]
+            same = self.segment[covers] == self.segment[places[known]]
+            result[places[known][same]] = covers[same]
+        return result
+
+    @cached_property
+    def done(self) -> Places:
+        """Per word of unknown latency the first one at which its result is known to be there."""
+        return self.first_wait(self.covering, self.write_scoreboard[self.covering])
+
+    @cached_property
+    def released(self) -> Places:
+        """Per word that reads its operands late the first one at which it is known to have read them.
+
+        Operands are read in the order of the words, so that one who is known to have read them speaks for those before.
+        """
+        result = np.full(len(self), len(self))
+        places = np.flatnonzero(self.asynchronous)
+        for boards in (self.read_scoreboard, self.write_scoreboard):
+            result[places] = np.minimum(result[places], self.first_wait(places, boards[places]))
+        for queue in np.unique(self.units[places]):
+            of = places[self.units[places] == queue]
+            for segment_places in np.split(of, np.flatnonzero(np.diff(self.segment[of])) + 1):
+                result[segment_places] = np.minimum.accumulate(result[segment_places][::-1])[::-1]
+        return result
+
+    @cached_property
+    def distances(self) -> Places:
+        return branch_distances(self.words, ARCHITECTURE)
+
+    @cached_property
+    def branches(self) -> list[tuple[int, int]]:
+        """Every branch and a place that it may go to, if that is a word of the code; in the order of the branches."""
+        direct = np.flatnonzero(self.used.named("BRA"))
+        targets = direct + 1 + self.distances[direct] // WORD_BYTES
+        found = [(b, t) for b, t in zip(direct.tolist(), targets.tolist(), strict=True) if 0 <= t < len(self)]
+        indirect = np.flatnonzero(self.used.named("BRX")).tolist()
+        return sorted({*found, *((b, t) for b in indirect for t in self.jump_targets.tolist())})
+
+    def branches_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Those from `start` to `end`, this one included."""
+        return self.branches[bisect_left(self.branches, (start, -1)) : bisect_left(self.branches, (end + 1, -1))]
+
+    def opposite(self, first: Places, second: Places) -> NDArray[np.bool_]:
+        """Whether two words never run both: their guards are one predicate and its opposite, as nobody wrote it."""
+        guarded = (self.guard[first] != ALWAYS) & (self.guard[first] == self.guard[second])
+        guarded &= self.guard_negated[first] != self.guard_negated[second]
+        resources = PREDICATES + self.guard[first]
+        unchanged = self.last_write.before(resources, first) == self.last_write.before(resources, second)
+        both: NDArray[np.bool_] = guarded & unchanged
+        return both
+
+    def needed(self, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
+        """The cycles that a result of the words `writer` takes until `places` may use it."""
+        by, to = self.units[places], self.units[writer]
+        if writing:
+            return latencies.OVERWRITE_CYCLES[to, by]
+        guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
+        of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
+        needed = np.where(resources >= PREDICATES, of_predicate, latencies.REGISTER_CYCLES[to, by])
+        return np.where(resources >= UNIFORM_REGISTERS, latencies.UNIFORM_CYCLES, needed)
+
+    @cached_property
+    def last_write(self) -> Index:
+        return Index(self.used.writes, len(self))
+
+    @cached_property
+    def next_use(self) -> Index:
+        reads, writes = self.used.reads, self.used.writes
+        pieces = [(reads.word, reads.resource), (writes.word, writes.resource)]
+        return Index(Accesses.of(pieces), len(self))
+
+
+class Index:
+    """Accesses by resource and place."""
+
+    def __init__(self, accesses: Accesses, length: int) -> None:
+        self._length = length + 1
+        self._keys = np.sort(accesses.resource * self._length + accesses.word)
+
+    def before(self, resources: Places, places: Places) -> Places:
+        """The last access to each resource before each place, or -1."""
+        at = np.searchsorted(self._keys, resources * self._length + places) - 1
+        keys = self._keys[np.maximum(at, 0)] if len(self._keys) else np.zeros(len(at), np.int64)
+        found = (at >= 0) & (keys // self._length == resources) & (len(self._keys) > 0)
+        return np.where(found, keys % self._length, -1)
+
+    def following(self, resources: Places, places: Places) -> Places:
+        """The first access to each resource at each place or behind it, or the length."""
+        at = np.searchsorted(self._keys, resources * self._length + places)
+        inside = at < len(self._keys)
+        keys = self._keys[np.minimum(at, len(self._keys) - 1)] if len(self._keys) else np.zeros(len(at), np.int64)
+        found = inside & (keys // self._length == resources)
+        return np.where(found, keys % self._length, self._length - 1)
+
+
+def _unit(name: str, unit: str) -> int:
+    if name == "HFMA2.MMA":
+        return latencies.UNITS.index("matrix")
+    return latencies.UNITS.index("memory" if unit in VARIABLE else unit)
+
+
+def _queue(name: str) -> int:
+    return {"LDS": 1, "MUFU": 2}.get(name, 0)
+
+
+def resource_name(resource: int) -> str:
+    """As in R5, P0, UR4."""
+    for start, letter in ((UNIFORM_PREDICATES, "UP"), (UNIFORM_REGISTERS, "UR"), (PREDICATES, "P"), (0, "R")):
+        if resource >= start:
+            return f"{letter}{resource - start}"
+    raise ValueError(resource)

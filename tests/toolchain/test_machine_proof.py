@@ -1,0 +1,172 @@
+"""The verifier of machine code: it accepts what ptxas makes, and refuses it once it is damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codegen.errors import MachineCodeError
+from codegen.machine import proof
+from codegen.machine.elf import CubinFile
+from codegen.machine.operands import PREDICATES, operands
+from codegen.machine.word import (
+    BRA,
+    DESTINATION,
+    EXIT,
+    FFMA_IMMEDIATE,
+    LDS,
+    NO_SCOREBOARD,
+    OPCODE,
+    PREDICATE,
+    READ_SCOREBOARD,
+    SCOREBOARDS,
+    SOURCE_A,
+    STALL,
+    WAIT,
+    WRITE_SCOREBOARD,
+    Field,
+    Words,
+    branch_distances,
+    put_branch_distances,
+)
+from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for
+
+KINDS = (
+    PLAIN,
+    HALVES,
+    "several rows a thread, three stages",
+    "patches of 8 x 8",
+    "one output",
+    "whole rows copied by fours",
+    "whole rows, bfloat16",
+    "several images a block, a 1x1 kernel",
+    "depthwise",
+    "transposed",
+    "a 1x1 kernel without cp.async",
+    "linear, copied by fours",
+    "float16 linear, a hard sigmoid",
+)
+
+
+@pytest.fixture(scope="module")
+def cubin() -> CubinFile:
+    return CubinFile.read(cubin_for(PLAIN, "sm_90"))
+
+
+def changed(cubin: CubinFile, field: Field, place: int, value: int) -> Words:
+    words = cubin.words
+    field.put(words[place : place + 1], value)
+    return words
+
+
+def is_refused(cubin: CubinFile, words: Words) -> bool:
+    return bool(proof.findings(words, cubin.registers))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_ptxas_makes_is_accepted(name: str) -> None:
+    proof.prove(CubinFile.read(cubin_for(name, "sm_90")))
+
+
+def test_a_multiply_add_that_does_not_wait_for_its_load_is_refused(cubin: CubinFile) -> None:
+    masks, opcodes = WAIT.get(cubin.words), OPCODE.get(cubin.words)
+    waiting = np.flatnonzero((masks > 0) & (opcodes == FFMA_IMMEDIATE))
+    assert len(waiting) > 10
+    for place in waiting.tolist():
+        for scoreboard in (each for each in range(SCOREBOARDS) if masks[place] >> each & 1):
+            assert is_refused(cubin, changed(cubin, WAIT, place, masks[place] & ~(1 << scoreboard)))
+
+
+def test_loads_that_set_no_scoreboard_are_refused(cubin: CubinFile) -> None:
+    """All that set one, as ptxas leaves out some that the next load covers."""
+    boards = np.where(OPCODE.get(cubin.words) == LDS, WRITE_SCOREBOARD.get(cubin.words), NO_SCOREBOARD)
+    for scoreboard in set(boards.tolist()) - {NO_SCOREBOARD}:
+        words = cubin.words
+        WRITE_SCOREBOARD.put(words, np.where(boards == scoreboard, NO_SCOREBOARD, WRITE_SCOREBOARD.get(words)))
+        assert is_refused(cubin, words)
+
+
+def test_a_multiply_add_too_soon_after_the_one_that_it_adds_to_is_refused(cubin: CubinFile) -> None:
+    """Those whose distance is exactly the latency: a cycle less anywhere between them is too little."""
+    words = cubin.words
+    stalls, opcodes = STALL.get(words), OPCODE.get(words)
+    cycles = np.cumsum(stalls) - stalls
+    tried = 0
+    for place in np.flatnonzero(opcodes == FFMA_IMMEDIATE).tolist():
+        before = [
+            i for i in range(place - 4, place) if opcodes[i] == FFMA_IMMEDIATE and writes_addend_of(words, i, place)
+        ]
+        if before and cycles[place] - cycles[before[-1]] == 4:
+            longest = before[-1] + int(np.argmax(stalls[before[-1] : place]))
+            if stalls[longest] > 1:
+                assert is_refused(cubin, changed(cubin, STALL, longest, stalls[longest] - 1))
+                tried += 1
+    assert tried > 3
+
+
+def writes_addend_of(words: Words, first: int, second: int) -> bool:
+    return bool(DESTINATION.get(words[first : first + 1])[0] == Field(64, 8).get(words[second : second + 1])[0])
+
+
+def test_a_register_that_a_load_still_brings_is_not_used_for_another(cubin: CubinFile) -> None:
+    """The multiplicand of a multiply-add swapped for the target of the next load."""
+    words = cubin.words
+    opcodes = OPCODE.get(words)
+    pairs = np.flatnonzero((opcodes[:-1] == LDS) & (opcodes[1:] == FFMA_IMMEDIATE) & (PREDICATE.get(words)[:-1] == 7))
+    assert len(pairs)
+    for place in pairs.tolist():
+        target = int(DESTINATION.get(words[place : place + 1])[0])
+        assert is_refused(cubin, changed(cubin, SOURCE_A, place + 1, target))
+
+
+def test_a_register_beyond_the_count_is_refused(cubin: CubinFile) -> None:
+    used = operands(cubin.words)
+    highest = int(used.writes.resource[used.writes.resource < PREDICATES].max())
+    assert highest + 3 == cubin.registers
+    assert proof.findings(cubin.words, cubin.registers - 1)
+
+
+def test_an_address_overwritten_before_the_copies_that_read_it_have_read_it_is_refused(cubin: CubinFile) -> None:
+    words = cubin.words
+    assert (READ_SCOREBOARD.get(words) != NO_SCOREBOARD).any()
+    READ_SCOREBOARD.put(words, NO_SCOREBOARD)
+    assert any("has read it" in each.reason for each in proof.findings(words, cubin.registers))
+
+
+def test_a_branch_that_goes_nowhere_is_refused(cubin: CubinFile) -> None:
+    words = cubin.words
+    (*_, branch) = np.flatnonzero(OPCODE.get(words) == BRA).tolist()
+    for distance in (8, 16 * len(words), -16 * len(words)):
+        wrong = words.copy()
+        put_branch_distances(wrong[branch : branch + 1], distance, 90)
+        assert is_refused(cubin, wrong)
+
+
+def test_a_branch_past_a_wait_is_refused(cubin: CubinFile) -> None:
+    """The branch on the K group, moved into the stream: what it jumps over is what its target relies on."""
+    words = cubin.words
+    opcodes, masks = OPCODE.get(words), WAIT.get(words)
+    branch = int(np.flatnonzero((opcodes == BRA) & (PREDICATE.get(words) != 7))[0])
+    assert branch_distances(words, 90)[branch] > 0
+    adds = np.flatnonzero(opcodes == FFMA_IMMEDIATE)
+    within = int(adds[np.flatnonzero(masks[adds] == 0)[5]])
+    wrong = words.copy()
+    put_branch_distances(wrong[branch : branch + 1], (within - branch - 1) * 16, 90)
+    assert is_refused(cubin, wrong)
+
+
+def test_code_that_runs_off_its_end_is_refused(cubin: CubinFile) -> None:
+    words = cubin.words
+    last = int(np.flatnonzero(OPCODE.get(words) == EXIT)[-1])
+    assert any("its end" in each.reason for each in proof.findings(words[:last], cubin.registers))
+
+
+def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
+    assert is_refused(cubin, changed(cubin, WAIT, 0, 1))
+
+
+def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
+    with pytest.raises(MachineCodeError, match="opcode 0xabc"):
+        proof.findings(changed(cubin, OPCODE, 5, 0xABC), cubin.registers)
+    with pytest.raises(MachineCodeError, match="sm_80"):
+        proof.prove(CubinFile.read(cubin_for(PLAIN, "sm_80")))
