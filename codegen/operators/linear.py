@@ -21,8 +21,6 @@ SOURCE = "linear.cu"
 
 LOOPED_CHANNELS = 64
 """Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
-LOOPED_WEIGHTS = 2**21
-"""Of a layer whose code is so much that such chunks are considered."""
 LOOP_INSTRUCTIONS = 20.0
 """Code of that loop, with what is around it: counted in what ptxas makes of it."""
 
@@ -158,7 +156,7 @@ def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
             for kernels in groups:
                 for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
                     yield Tiling(threads, 1, rows, kernels, channels, stages=2)
-    if spec.data_type == "float32" and spec.weights_count >= LOOPED_WEIGHTS:
+    if spec.data_type == "float32" and spec.inputs >= LOOPED_CHANNELS:
         step = 4 if spec.inputs % 4 == 0 else 1
         for threads in (32, 64, 128):
             for channels in (64, 128, 256):
