@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from codegen.layers import Checkpoint
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.scratch import ScratchFolder
 from farm.bench.environment import network_environment
-from farm.bench.network_cases import NetworkCase, NetworkModel, check_arch, received, sent_cases
+from farm.bench.network_cases import NetworkCase, NetworkModel, Source, check_arch, received, sent_cases
 from farm.bench.network_session import LoadedNetwork, NetworkRules, NetworkSession
 from farm.bench.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.errors import UsageError
@@ -85,7 +86,7 @@ def _case(plan: NetworkPlan, model: NetworkModel, batch: int, arch: str, compile
     if path is None:
         path, seconds = compiled(model, batch, arch)
     check_arch(Bundle(path), arch)
-    return NetworkCase(key, model.path, path, dict(model.shapes), seconds)
+    return NetworkCase(key, model.path, path, dict(model.shapes), seconds, model.checkpoint)
 
 
 def environment_work(_settings: Settings) -> Generator[dict[str, Any], None, None]:
@@ -100,14 +101,14 @@ def network_work(
     gpu = _network_gpu()
     store = open_store(settings)
     with ScratchFolder("networks") as folder:
+        read: dict[Source, Checkpoint] = {case.model: case.checkpoint for case in cases if case.checkpoint}
         loaded: list[LoadedNetwork] = []
         for i, case in enumerate(cases):
-            model = received(case.model, f"{case.key.operator}.onnx", folder, store)
+            if case.model not in read:
+                model = received(case.model, f"{case.key.operator}.onnx", folder, store)
+                read[case.model] = read_checkpoint(model, case.shapes)
             bundle = Bundle(received(case.bundle, f"{i}.farm", folder, store))
-            checkpoint = next(
-                (each.checkpoint for each in loaded if each.key.operator == case.key.operator), None
-            ) or read_checkpoint(model, case.shapes)
-            loaded.append(LoadedNetwork(case.key, checkpoint, bundle, dict(case.shapes), case.compile_seconds))
+            loaded.append(LoadedNetwork(case.key, read[case.model], bundle, dict(case.shapes), case.compile_seconds))
         yield from NetworkSession(gpu, rules).run(loaded)
 
 

@@ -56,6 +56,8 @@ class NetworkCase:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     compile_seconds: float | None = None
     """What the farm took to make the bundle; None of one that was given."""
+    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    """What was read of the model; it does not travel."""
 
 
 def bundles_for(models: Sequence[NetworkModel], batches: Sequence[int], paths: Sequence[Path]) -> dict[CaseKey, Path]:
@@ -144,7 +146,9 @@ def inputs_of(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
 
 def sent_cases(cases: Sequence[NetworkCase], store: Store) -> list[NetworkCase]:
     """On their way to another machine: models and bundles through the store. Raises StoreError and UsageError."""
-    return [replace(case, model=_put(case.model, store), bundle=_put(case.bundle, store)) for case in cases]
+    return [
+        replace(case, model=_put(case.model, store), bundle=_put(case.bundle, store), checkpoint=None) for case in cases
+    ]
 
 
 def received(source: Source, name: str, folder: Path, store: Store) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,11 +18,12 @@ from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
 from farm.bench import network_benchmark  # noqa: E402
 from farm.bench.contenders import GENERATED  # noqa: E402
 from farm.bench.network_benchmark import NetworkPlan, benchmark_networks  # noqa: E402
-from farm.bench.network_cases import NetworkModel, bundles_for  # noqa: E402
+from farm.bench.network_cases import NetworkCase, NetworkModel, bundles_for, sent_cases  # noqa: E402
 from farm.bench.network_session import OVER, LoadedNetwork, NetworkRules, NetworkSession  # noqa: E402
 from farm.bench.results import Measurement, read_results  # noqa: E402
 from farm.errors import UsageError  # noqa: E402
 from farm.runtime.bundle import Bundle  # noqa: E402
+from farm.store import open_store  # noqa: E402
 from farm.testing import laptop_settings  # noqa: E402
 from tests.torch.bundles import whole_bundle  # noqa: E402
 from tests.torch.played_gpu import DENSE_LATENCY, OWN_LATENCY, PlayedGpu  # noqa: E402
@@ -195,3 +197,22 @@ def test_a_model_for_one_batch_size_only_says_so(tmp_path: Path, checkpoint: Che
     case = replace(loaded(tmp_path, checkpoint), checkpoint=fixed)
     [own] = NetworkSession(PlayedGpu(fixed), NetworkRules(())).run([case])
     assert own.reason == "the model's input input is for 4 images only: say --batch 4"
+
+
+def test_models_and_bundles_travel_through_the_store(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, checkpoint)
+    settings = laptop_settings(tmp_path)
+    store = open_store(settings)
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    path = whole_bundle(tmp_path / "net.farm", checkpoint, 8)
+    case = NetworkCase(model.key(8), model.path, path, checkpoint=checkpoint)
+    [sent] = pickle.loads(pickle.dumps(sent_cases([case], store)))
+    model.path.unlink()
+    path.unlink()
+    [own] = network_benchmark.network_work(settings, [sent], NetworkRules(()))
+    assert own.microseconds == OWN_LATENCY
+    folder = whole_bundle(tmp_path / "folder", checkpoint, 8)
+    with pytest.raises(UsageError, match=r"folder is a folder, and the GPU is of another machine: .* one file\.farm"):
+        sent_cases([replace(case, model="0" * 64, bundle=folder)], store)
