@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -148,11 +149,15 @@ class Bundle:
         """Raises FileNotFoundError and BadZipFile."""
         if self._folder:
             return (self.path / name).read_bytes()
-        with ZipFile(self.path) as archive:
-            try:
-                return archive.read(name)
-            except KeyError:
-                raise FileNotFoundError(f"no {name} in it") from None
+        try:
+            return self._archive.read(name)
+        except KeyError:
+            raise FileNotFoundError(f"no {name} in it") from None
+
+    @cached_property
+    def _archive(self) -> ZipFile:
+        """Open as long as the bundle: its directory is read once, not for each of hundreds of files."""
+        return ZipFile(self.path)
 
 
 def with_digest(manifest: Mapping[str, Any]) -> bytes:

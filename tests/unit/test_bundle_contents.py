@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -16,6 +17,7 @@ from codegen.onnx.checkpoint import read_checkpoint
 from codegen.spec import SkippedLayer
 from farm.bundle import write_bundle
 from farm.kernel_ptx import KernelPtx
+from farm.runtime import bundle as bundles
 from farm.runtime.bundle import Bundle
 from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, result, stored_cubins, validator
 
@@ -126,3 +128,16 @@ def test_a_bundle_with_ptx_is_replaced_whole(bundle: Path) -> None:
 
 def test_a_compile_may_write_over_a_bundle_in_either_form(bundle: Path) -> None:
     check_output_folder(bundle)
+
+
+@pytest.mark.parametrize("bundle", ["bundle.farm"], indirect=True)
+def test_an_archive_is_opened_once_for_all_of_its_files(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+
+    def counted(path: Path) -> ZipFile:
+        opened.append(path)
+        return ZipFile(path)
+
+    monkeypatch.setattr(bundles, "ZipFile", counted)
+    assert not Bundle(bundle).damage()
+    assert opened == [bundle]
