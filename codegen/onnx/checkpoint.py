@@ -60,7 +60,7 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         _digest(layers, skipped),
         tuple(layers),
         tuple(skipped),
-        OnnxRest(model, inference.constants),
+        OnnxRest(model, inference.constants, inference.tensors),
         tuple(notes),
     )
 

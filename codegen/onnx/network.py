@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
 from codegen.onnx.nodes import ONNX_DOMAINS
-from codegen.onnx.rest import LAYER_DOMAIN, LAYER_OPERATOR, Tensor, interface_of
+from codegen.onnx.rest import LAYER_DOMAIN, LAYER_OPERATOR, Shape, Tensor, interface_of, tensor_of
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -42,6 +42,8 @@ class Network:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     opset: int
+    shapes: Mapping[str, Shape]
+    """Of the tensors whose shapes are known, as far as they are."""
 
 
 def read_network(data: bytes) -> Network:
@@ -57,6 +59,7 @@ def read_network(data: bytes) -> Network:
         inputs,
         outputs,
         max(each.version for each in model.opset_import if each.domain in ONNX_DOMAINS),
+        {each.name: each.shape for each in (*inputs, *map(tensor_of, model.graph.value_info), *outputs)},
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from codegen.errors import CheckpointError
 from codegen.layers import Layer
+from codegen.onnx.computed_shapes import Tensor as Known
 from codegen.onnx.constants import Constants
 from codegen.onnx.reasons import UnsupportedError
 
@@ -26,9 +27,11 @@ that the layer computes, it is reshaped here behind the layer; the residual is o
 class OnnxRest:
     """A model as it was read, after which layers were compiled is known."""
 
-    def __init__(self, model: ModelProto, constants: Constants) -> None:
+    def __init__(self, model: ModelProto, constants: Constants, tensors: Mapping[str, Known]) -> None:
+        """`tensors` are what is known of the tensors of the graph."""
         self._model = model
         self._constants = constants
+        self._tensors = tensors
         self._producers = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
 
     def without(self, layers: Sequence[Layer]) -> bytes:
@@ -49,6 +52,9 @@ class OnnxRest:
         graph.initializer.extend(constants)
         graph.input.extend(value for value in self._model.graph.input if value.name not in self._constants)
         graph.output.extend(self._model.graph.output)
+        outer = {value.name for value in (*graph.input, *graph.output)}
+        made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
+        graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
         try:
             return bytes(rest.SerializeToString(deterministic=True))
         except ValueError as error:  # EncodeError is one
@@ -96,6 +102,16 @@ class OnnxRest:
             made.append(node)
         return made
 
+    def _value(self, name: str) -> ValueInfoProto | None:
+        """Type and shape of a tensor, if they are known; a dimension that grows with the images is left open."""
+        from onnx import helper
+
+        known = self._tensors.get(name)
+        if known is None or known.shape is None or not known.element_type:
+            return None
+        shape = [each if isinstance(each, int | str) else None for each in known.shape]
+        return helper.make_tensor_value_info(name, known.element_type, shape)
+
     def _constant(self, name: str) -> TensorProto | None:
         """A tensor that is known before the model runs; None for others, and for what only the model can compute."""
         from onnx import numpy_helper
@@ -108,15 +124,18 @@ class OnnxRest:
             return None
 
 
+Shape: TypeAlias = tuple[int | str | None, ...]
+"""A name stands for a size that the model leaves open, None for one that it does not even name."""
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a network."""
+    """A tensor of a network."""
 
     name: str
     dtype: str
     """NumPy's name."""
-    shape: tuple[int | str | None, ...]
-    """A name stands for a size that the model leaves open, None for one that it does not even name."""
+    shape: Shape
 
 
 def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -124,10 +143,11 @@ def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     import onnx
 
     graph = onnx.load_model_from_string(rest).graph
-    return tuple(map(_tensor, graph.input)), tuple(map(_tensor, graph.output))
+    return tuple(map(tensor_of, graph.input)), tuple(map(tensor_of, graph.output))
 
 
-def _tensor(value: ValueInfoProto) -> Tensor:
+def tensor_of(value: ValueInfoProto) -> Tensor:
+    """Reads what ONNX says of a tensor."""
     from onnx import helper
 
     tensor = value.type.tensor_type

@@ -51,6 +51,11 @@ class BundledLayer:
     """Their `count` and `nonzeros`."""
     rows_per_image: int | None = 1
 
+    @property
+    def writes_among_others(self) -> bool:
+        """Whether its output may be channels of a larger tensor."""
+        return all(each.launch.output_step is not None for each in (*self.cubins, *self.ptx))
+
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
         """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,
         else the PTX, if that is not of a later one.

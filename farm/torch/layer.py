@@ -6,8 +6,8 @@ import ctypes
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -23,8 +23,14 @@ ALIGNMENT_BYTES = 16
 BRANCHES = 8
 """Parts of a layer run beside each other on so many streams."""
 
-Compute = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""A layer's input and residual to its output, all contiguous and of the layer's type."""
+
+class Compute(Protocol):
+    """Computes a layer from its input and residual, contiguous and of the layer's type."""
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
+        """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
 
 
 class Part:
@@ -38,10 +44,9 @@ class Part:
         call("cuModuleLoadData", ctypes.byref(self._module), cubin)
         call("cuModuleGetFunction", ctypes.byref(self._function), self._module, launch.kernel.encode())
 
-    def enqueue(self, addresses: dict[str, int], images: int, stream: int) -> None:
+    def enqueue(self, addresses: dict[str, int], numbers: dict[str, int], stream: int) -> None:
         """Raises DeviceError."""
         launch = self._launch
-        numbers = launch.numbers(images)
         values = [
             ctypes.c_int32(numbers[name]) if name in numbers else ctypes.c_uint64(addresses[name])
             for name in launch.arguments
@@ -50,7 +55,7 @@ class Part:
         call(
             "cuLaunchKernel",
             self._function,
-            *launch.grid_at(images),
+            *launch.grid_at(numbers["images"]),
             *launch.block,
             launch.shared_bytes,
             stream,
@@ -75,23 +80,28 @@ class GpuLayer:
         """Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
         self._on(device)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         spec = self._layer.spec
-        output = x.new_empty(output_shape(spec, x.shape))
+        if output is None:
+            output = x.new_empty(output_shape(spec, x.shape))
         images = math.prod(x.shape[:-1]) if isinstance(spec, Linear) else x.shape[0]
         if images == 0:
             return output
         tensors = {"input": x, "output": output} | ({} if residual is None else {"residual": residual})
+        steps = {name: each.numel() // images for name, each in tensors.items()}
+        if not isinstance(spec, Linear):
+            steps["output"] = output.stride(0)
         parts, others = self._on(x.device)
         most = self._most_images
         with torch.cuda.device(x.device):
             for start in range(0, images, most):
                 count = min(most, images - start)
                 addresses = {
-                    name: each.data_ptr() + start * (each.numel() // images) * each.element_size()
-                    for name, each in tensors.items()
+                    name: each.data_ptr() + start * steps[name] * each.element_size() for name, each in tensors.items()
                 }
-                _enqueue(parts, others, addresses, count)
+                _enqueue(parts, others, addresses, {"images": count, "output_step": steps["output"]})
         return output
 
     def _on(self, device: torch.device) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
@@ -120,7 +130,7 @@ class GpuLayer:
 
 
 def _enqueue(
-    parts: Sequence[Part], others: Sequence[torch.cuda.Stream], addresses: dict[str, int], images: int
+    parts: Sequence[Part], others: Sequence[torch.cuda.Stream], addresses: dict[str, int], numbers: dict[str, int]
 ) -> None:
     """To the current stream it is one launch: parts begin after what the stream has, what follows waits for all."""
     current = torch.cuda.current_stream()
@@ -130,7 +140,7 @@ def _enqueue(
             other.wait_event(begin)
     streams = (current, *others)
     for i, part in enumerate(parts):
-        part.enqueue(addresses, images, streams[i % len(streams)].cuda_stream)
+        part.enqueue(addresses, numbers, streams[i % len(streams)].cuda_stream)
     for other in others:
         current.wait_event(other.record_event())
 
@@ -145,6 +155,7 @@ def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
 
 _LIBRARY = torch.library.Library("farm", "DEF")
 _LIBRARY.define("layer(Tensor x, Tensor? residual, int number) -> Tensor")
+_LIBRARY.define("write_layer(Tensor x, Tensor? residual, int number, Tensor(a!) output) -> ()")
 _layers: dict[int, tuple[BundledLayer, Compute]] = {}
 """By the number that the operator is called with: an operator takes tensors and numbers only."""
 _numbers = itertools.count()
@@ -162,7 +173,9 @@ def forget(number: int) -> None:
     _layers.pop(number, None)
 
 
-def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int) -> torch.Tensor:
+def _run(
+    x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor | None = None
+) -> torch.Tensor:
     layer, compute = _layers[number]
     x = _checked(layer, "input", x)
     if residual is not None:
@@ -173,7 +186,15 @@ def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int) -> torch.T
                 f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
                 f"{output_shape(layer.spec, x.shape)}"
             )
-    return compute(x, residual)
+    return compute(x, residual) if output is None else compute(x, residual, output)
+
+
+def _write(x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor) -> None:
+    _run(x, residual, number, output)
+
+
+def _fake_write(_x: torch.Tensor, _residual: torch.Tensor | None, _number: int, _output: torch.Tensor) -> None:
+    """Nothing has to be known of what it gives."""
 
 
 def _fake(x: torch.Tensor, _residual: torch.Tensor | None, number: int) -> torch.Tensor:
@@ -201,4 +222,6 @@ def _is_image(spec: Any, shape: list[int]) -> bool:
 
 
 _LIBRARY.impl("layer", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("write_layer", _write, "CompositeExplicitAutograd")
 torch.library.register_fake("farm::layer", _fake)
+torch.library.register_fake("farm::write_layer", _fake_write)

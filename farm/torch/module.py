@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, GpuLayer, forget, register
 from farm.torch.operators import OPERATORS, PARAMETERS
+from farm.torch.places import Place, places_of
 
 MOST_PARAMETERS = 64
 """Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
@@ -70,13 +71,18 @@ class _Builder:
         self._numbers: list[int] = []
         self._buffers = 0
         self._modules = 0
+        self._places = places_of(network, self._writes_among_others)
+        self._tensors: dict[str, fx.Node] = {}
+        """Those that others lie in."""
+        self._placed: set[tuple[str, str]] = set()
+        """In which of them what lies already."""
 
     def module(self) -> fx.GraphModule:
         network, graph = self._network, self._graph
         for i, each in enumerate(network.inputs):
             self._values[each.name] = graph.placeholder(f"input_{i}")
         for node in network.nodes:
-            made = self._layer(node) if node.layer else self._operator(node)
+            made = self._node(node)
             if len(node.outputs) == 1:
                 self._values[node.outputs[0]] = made
             else:
@@ -89,6 +95,14 @@ class _Builder:
         weakref.finalize(module, _forget_all, tuple(self._numbers))
         return module
 
+    def _node(self, node: NetworkNode) -> fx.Node:
+        if node.layer:
+            return self._layer(node)
+        return self._joined(node) if node.outputs[0] in self._places.joined else self._operator(node)
+
+    def _writes_among_others(self, layer: str) -> bool:
+        return self._layers[layer].writes_among_others and not isinstance(self._compute[layer], nn.Module)
+
     def _layer(self, node: NetworkNode) -> fx.Node:
         compute = self._compute[node.layer]
         x, *residual = (self._tensor(name) for name in node.inputs)
@@ -99,7 +113,38 @@ class _Builder:
             return self._graph.call_module(f"layer_{self._modules}", arguments)
         number = register(self._layers[node.layer], compute)
         self._numbers.append(number)
-        return self._graph.call_function(torch.ops.farm.layer.default, (*arguments, number))
+        place = self._places.written.get(node.outputs[0])
+        if place is None:
+            return self._graph.call_function(torch.ops.farm.layer.default, (*arguments, number))
+        rank = len(self._network.shapes[node.outputs[0]])
+        self._make_room(place, x, self._layers[node.layer].spec.output_shape[2 - rank :])
+        output = self._within(place)
+        self._graph.call_function(torch.ops.farm.write_layer.default, (*arguments, number, output))
+        self._placed.add((place.tensor, node.outputs[0]))
+        return output
+
+    def _joined(self, node: NetworkNode) -> fx.Node:
+        """A Concat whose inputs lie side by side, once those are copied there that no layer wrote there."""
+        place, inputs = self._places.joined[node.outputs[0]]
+        for name, of_input in inputs.items():
+            if (place.tensor, name) not in self._placed:
+                tensor = self._tensor(name)
+                self._make_room(place, tensor)
+                self._graph.call_function(torch.ops.aten.copy_.default, (self._within(of_input), tensor))
+                self._placed.add((place.tensor, name))
+        return self._within(place)
+
+    def _make_room(self, place: Place, beside: fx.Node, plane: Sequence[int] = ()) -> None:
+        """The tensor of a place, of as many images as this one, and of its height and width if none are given."""
+        if place.tensor not in self._tensors:
+            arguments = (beside, self._places.channels[place.tensor], plane)
+            self._tensors[place.tensor] = self._graph.call_function(_room, arguments)
+
+    def _within(self, place: Place) -> fx.Node:
+        tensor = self._tensors[place.tensor]
+        if place.count == self._places.channels[place.tensor]:
+            return tensor
+        return self._graph.call_function(torch.narrow, (tensor, 1, place.first, place.count))
 
     def _operator(self, node: NetworkNode) -> fx.Node:
         places = PARAMETERS.get(node.operator, ())
@@ -129,6 +174,10 @@ class _Builder:
         name = f"constant_{self._buffers}"
         self._root.register_buffer(name, torch.from_numpy(np.array(constant)), persistent=False)
         return self._graph.get_attr(name)
+
+
+def _room(beside: torch.Tensor, channels: int, plane: Sequence[int]) -> torch.Tensor:
+    return beside.new_empty([beside.shape[0], channels, *(plane or beside.shape[2:])])
 
 
 def _item(values: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:

@@ -34,7 +34,9 @@ SHAPES = {
 }
 
 
-def played(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def played(
+    layer: Layer, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None
+) -> torch.Tensor:
     """What the layer's kernels compute."""
     spec = layer.spec
     shape = output_shape(spec, x.shape)
@@ -42,7 +44,8 @@ def played(layer: Layer, x: torch.Tensor, residual: torch.Tensor | None) -> torc
     outputs = (-1, spec.outputs) if isinstance(spec, Linear) else (len(x), *spec.output_shape)
     added = None if residual is None else residual.numpy().reshape(outputs)
     computed = layer_output(spec, layer.weights, x.numpy().reshape(rows), residual=added)
-    return torch.from_numpy(computed.astype(np.float32).reshape(shape))
+    found = torch.from_numpy(computed.astype(np.float32).reshape(shape))
+    return found if output is None else output.copy_(found)
 
 
 def module_read(tmp_path: Path, name: str, batch: int) -> tuple[torch.nn.Module, onnx.ModelProto, np.ndarray]:
