@@ -107,14 +107,14 @@ class _Planner:
             maker = self._makers.get(name)
             if maker is not None and self._is_split(maker) and tuple(names[-len(maker.outputs) :]) == maker.outputs:
                 names[-len(maker.outputs) :] = [maker.inputs[0]]
-        shapes = [self._shape(name) for name in (*names, node.outputs[0])]
+        shapes = [self._shape(name) for name in names]
         ranks = {len(shape) for shape in shapes}
         if len(ranks) > 1 or not ranks <= {3, 4} or len(set(names)) < len(names):
             return None
         counts = [shape[1] for shape in shapes if isinstance(shape[1], int)]
         if len(counts) < len(shapes) or int(node.attributes["axis"]) % ranks.pop() != 1:
             return None
-        return _Parts(tuple(names), (0, *accumulate(counts[:-1])))
+        return _Parts(tuple(names), (0, *accumulate(counts)))
 
     def _is_split(self, node: NetworkNode) -> bool:
         """Whether it cuts the channels of a layer's output, which nothing else reads."""

@@ -87,7 +87,7 @@ def network_of(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> Netw
     made = NetworkNode(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
     inputs = tuple(Tensor(each.name, "", ()) for each in model.graph.input if each.name not in constants)
     outputs = tuple(Tensor(each.name, "", ()) for each in model.graph.output)
-    return Network((made,), constants, inputs, outputs, model.opset_import[0].version)
+    return Network((made,), constants, inputs, outputs, model.opset_import[0].version, {})
 
 
 @pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])

@@ -14,6 +14,7 @@ from onnx.reference.op_run import OpRun
 from codegen.layers import Checkpoint
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.network import read_network
 from codegen.onnx.rest import LAYER_DOMAIN
 from codegen.reference import layer_output
 from codegen.spec import Linear
@@ -151,3 +152,14 @@ def test_a_layer_behind_which_the_model_reshapes_is_reshaped_in_the_rest(tmp_pat
     [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "q": q})
     found = outputs_of(checkpoint.rest.without(checkpoint.layers), checkpoint, x, q=q)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_shapes_of_the_tensors_between_are_in_it_as_far_as_they_are_known(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "p", kernel_shape=[2, 2]), node("Exp", "p", "y")]
+    proto = model(nodes, constants(w=values(4, 3, 3, 3)), inputs=[info("x", ("N", 3, 10, 10))])
+    checkpoint = read_checkpoint(save(tmp_path, proto))
+    assert checkpoint.rest is not None
+    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert network.shapes["x"] == ("N", 3, 10, 10)
+    assert network.shapes["c"] == (None, 4, 8, 8)
+    assert network.shapes["p"] == (None, 4, 4, 4)

@@ -1,0 +1,68 @@
+"""Layers that write into a Concat's output on a GPU: values of the model, in eager mode and in a CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402 - after the check for torch
+from codegen.toolchain import Toolchain  # noqa: E402
+from farm.api import Farm  # noqa: E402
+from farm.gpu.device import Device  # noqa: E402
+from farm.jobs import BuildOptions, Status  # noqa: E402
+from farm.testing import laptop_settings  # noqa: E402
+from farm.torch import load  # noqa: E402
+from tests.torch.test_places import calls, module_read, network  # noqa: E402
+from tests.unit.onnx_models import save, values  # noqa: E402
+
+NAME = "each layer reads all before it"
+
+
+@pytest.fixture(scope="module")
+def fetched(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("places")
+    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+    with Farm.open(settings) as farm:
+        [job] = farm.compile([read_checkpoint(save(folder, network(NAME)))], BuildOptions((device.arch,)))
+        assert job.status is Status.SUCCEEDED, job.reason
+        farm.fetch(job.id, folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("images", [1, 3, 50])
+def test_layers_that_write_among_others_compute_what_the_model_does(
+    fetched: Path, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = load(fetched)
+    assert calls(net) == (3, 1, 0)
+    x = torch.from_numpy(values(images, 3, 8, 8, seed=images))
+    wanted = module_read(tmp_path, network(NAME), dense=True)(x).numpy()
+    with torch.inference_mode():
+        np.testing.assert_allclose(net(x.cuda()).cpu().numpy(), wanted, rtol=1e-3, atol=1e-4)
+        from farm.torch import layer
+
+        for _, compute in layer._layers.values():
+            if isinstance(compute, layer.GpuLayer):
+                monkeypatch.setattr(compute, "_most_images", 16)
+        np.testing.assert_allclose(net(x.cuda()).cpu().numpy(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_they_run_in_a_cuda_graph(fetched: Path) -> None:
+    net = load(fetched)
+    x = torch.from_numpy(values(3, 3, 8, 8)).cuda()
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            net(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = net(x)
+        x.copy_(torch.from_numpy(values(3, 3, 8, 8, seed=5)))
+        graph.replay()
+        torch.testing.assert_close(output, net(x), rtol=0, atol=0)
