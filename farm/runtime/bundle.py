@@ -54,7 +54,8 @@ class BundledLayer:
     @property
     def writes_among_others(self) -> bool:
         """Whether its output may be channels of a larger tensor."""
-        return all(each.launch.output_step is not None for each in (*self.cubins, *self.ptx))
+        code = (*self.cubins, *self.ptx)
+        return bool(code) and all(each.launch.output_step is not None for each in code)
 
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
         """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,

@@ -162,4 +162,4 @@ def test_the_shapes_of_the_tensors_between_are_in_it_as_far_as_they_are_known(tm
     network = read_network(checkpoint.rest.without(checkpoint.layers))
     assert network.shapes["x"] == ("N", 3, 10, 10)
     assert network.shapes["c"] == (None, 4, 8, 8)
-    assert network.shapes["p"] == (None, 4, 4, 4)
+    assert network.shapes["p"] == (None, 4, 7, 7)
