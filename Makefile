@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
+.PHONY: help setup demo digits test services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
@@ -18,6 +18,9 @@ setup: .venv/ready ## the environment in .venv: what the program needs, the CUDA
 
 demo: .venv/ready ## compiles pruned networks for several architectures and verifies the kernels on the CPU
 	@$(BIN)/farm demo
+
+digits: torch ## trains and prunes a network in PyTorch, compiles it, and lets the generated code read digits
+	@$(BIN)/python -m tests.digits
 
 test: .venv/ready-dev lint ## every test that this machine can run
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8

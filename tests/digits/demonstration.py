@@ -1,0 +1,100 @@
+"""The whole way, step by step, as a person would type it, with what comes of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cli.main import run
+from tests.digits.exporting import EXPORTERS, Exporter, export, onnxruntime_labels
+from tests.digits.inference import labels
+from tests.digits.training import KEPT, Digits, train_and_prune
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the generated code of one file made of the test images."""
+
+    model: Path
+    sparsity: float
+    exporter: Exporter
+    accuracy_before: float
+    """Of the dense network, on all test images."""
+    accuracy_pruned: float
+    """Of the pruned one, likewise, in PyTorch."""
+    accuracy: float
+    """Of the generated code, on the images that it read."""
+    images: int
+    differing: int
+    """Images that onnxruntime takes for another digit."""
+
+
+def demonstrate(
+    folder: Path,
+    *,
+    archs: Sequence[str],
+    epochs: int,
+    fine_epochs: int,
+    images: int | None,
+    kept: Sequence[float] = KEPT,
+) -> list[Answers]:
+    """Everything below the folder; the farm is the one that is configured. Raises RuntimeError if a command fails.
+
+    `images` are the first so many of the test images for the generated code to read, all if None.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    digits = Digits.load()
+    print(f"# training on {len(digits.images)} images, then pruning in steps; {len(digits.test_images)} are for tests")
+    accuracies, models = {}, {}
+    for trained in train_and_prune(digits, epochs=epochs, fine_epochs=fine_epochs, last=max(kept)):
+        print(f"sparsity {trained.sparsity:.0%}: {trained.accuracy:.1%} of the test images right", flush=True)
+        accuracies[trained.sparsity] = trained.accuracy
+        if trained.sparsity in kept:
+            for exporter in EXPORTERS:
+                path = folder / f"digits-{trained.sparsity * 100:.0f}-{exporter}.onnx"
+                export(trained.network, digits.test_images[:2], path, exporter)
+                models[path] = trained.sparsity, exporter
+    _farm("compile", *map(str, models), "--arch", ",".join(archs), "-q")
+    shown, right = digits.test_images[:images], digits.test_labels[:images].numpy()
+    answers = []
+    for (path, (sparsity, exporter)), job in zip(models.items(), _newest_jobs(len(models)), strict=True):
+        bundle = folder / path.stem
+        _farm("fetch", job, "--ptx", "-o", str(bundle))
+        found = labels(bundle, shown)
+        differing = int((found != onnxruntime_labels(path, shown)).sum())
+        accuracy = float((found == right).mean())
+        answers.append(
+            Answers(path, sparsity, exporter, accuracies[0.0], accuracies[sparsity], accuracy, len(found), differing)
+        )
+    _print_answers(answers)
+    return answers
+
+
+def _print_answers(answers: Sequence[Answers]) -> None:
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the emulator"
+    print(f"\n# the generated code on {where}")
+    print(f"{'MODEL':22} {'DENSE':>6} {'PRUNED':>6} {'IMAGES':>6} {'RIGHT':>6}  LIKE ONNXRUNTIME")
+    for each in answers:
+        same = "all" if not each.differing else f"{each.images - each.differing} of {each.images}"
+        print(
+            f"{each.model.stem:22} {each.accuracy_before:>6.1%} {each.accuracy_pruned:>6.1%} {each.images:>6} "
+            f"{each.accuracy:>6.1%}  {same}"
+        )
+
+
+def _farm(*arguments: str) -> None:
+    """One command, shown as it is typed."""
+    print(f"\n$ farm {' '.join(arguments)}", flush=True)
+    if code := run(arguments):
+        raise RuntimeError(f"farm {arguments[0]} ended with exit code {code}")
+
+
+def _newest_jobs(count: int) -> list[str]:
+    """Ids, in the order in which they were submitted."""
+    from farm.api import Farm
+
+    with Farm.open() as farm:
+        return [job.id for job in reversed(farm.jobs(limit=count))]

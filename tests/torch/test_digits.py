@@ -1,0 +1,70 @@
+"""A network trained, pruned, exported by both exporters and compiled: its generated code answers as onnxruntime does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
+
+from codegen.errors import ToolchainError  # noqa: E402 - after the check for torch
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
+from codegen.toolchain import find_toolchain  # noqa: E402
+from farm.runtime.bundle import Bundle  # noqa: E402
+from tests.digits.demonstration import demonstrate  # noqa: E402
+from tests.digits.exporting import EXPORTERS  # noqa: E402
+from tests.digits.training import prune, small_network  # noqa: E402
+
+SPARSITY = 0.9
+
+
+@pytest.fixture
+def own_farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        pytest.skip(f"needs the CUDA toolchain: {error}")
+    for name, value in {
+        "FARM_STORE": f"file://{tmp_path / 'store'}",
+        "FARM_DATABASE_URL": f"sqlite:///{tmp_path / 'farm.db'}",
+        "FARM_EXECUTOR": "inline",
+        "FARM_JOBS": "2",
+        "FARM_RUNTIME_DIR": str(tmp_path / "run"),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def test_a_network_trained_and_pruned_here_answers_as_onnxruntime_does(
+    own_farm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fewer epochs, files and images than `make digits`, which goes the same way."""
+    folder = own_farm / "digits"
+    answers = demonstrate(folder, archs=["sm_80"], epochs=6, fine_epochs=2, images=96, kept=(SPARSITY,))
+    assert [answer.exporter for answer in answers] == list(EXPORTERS)
+    for answer in answers:
+        assert (answer.images, answer.differing) == (96, 0)
+        assert min(answer.accuracy_before, answer.accuracy_pruned, answer.accuracy) > 0.9
+        checkpoint = read_checkpoint(answer.model)
+        weights = [layer.weights.kernel for layer in checkpoint.layers]
+        nonzeros = sum(np.count_nonzero(each) for each in weights)
+        assert nonzeros <= (1 - SPARSITY) * sum(each.size for each in weights) + 1
+        bundle = Bundle(folder / answer.model.stem)
+        assert len(bundle.layers) == 4
+        assert not checkpoint.skipped
+    assert "LIKE ONNXRUNTIME" in capsys.readouterr().out
+
+
+def test_pruning_leaves_the_largest_weights_of_all_layers() -> None:
+    torch.manual_seed(0)
+    network = small_network()
+    before = torch.cat(
+        [each.weight.abs().flatten() for each in network if hasattr(each, "weight") and each.weight.ndim > 1]
+    )
+    masks = prune(network, SPARSITY)
+    after = torch.cat([weight.abs().flatten() for weight in masks])
+    assert int((after != 0).sum()) == len(before) - round(SPARSITY * len(before))
+    assert after[after != 0].min() >= before[after == 0].max()
