@@ -19,7 +19,8 @@ setup: .venv/ready ## the environment in .venv: what the program needs, the CUDA
 demo: .venv/ready ## compiles pruned networks for several architectures and verifies the kernels on the CPU
 	@$(BIN)/farm demo
 
-digits: torch ## trains and prunes a network in PyTorch, compiles it, and lets the generated code read digits
+digits: .venv/ready-dev ## trains and prunes a network in PyTorch, compiles it, and lets the generated code read digits
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
 	@$(BIN)/python -m tests.digits
 
 test: .venv/ready-dev lint ## every test that this machine can run
