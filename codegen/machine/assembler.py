@@ -15,7 +15,6 @@ from codegen.machine.splice import GroupValues, splice
 from codegen.machine.stream import streams
 from codegen.operators import tiled
 from codegen.operators.stream import bits, values
-from codegen.spec import AddResidual
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
@@ -25,7 +24,11 @@ ARCHITECTURES = ("sm_90",)
 
 
 def make_skeleton(
-    template: Template, arch: str, toolchain: Toolchain, options: tuple[str, ...] = ("-O3",), limits: ToolLimits = DEFAULT_LIMITS
+    template: Template,
+    arch: str,
+    toolchain: Toolchain,
+    options: tuple[str, ...] = ("-O3",),
+    limits: ToolLimits = DEFAULT_LIMITS,
 ) -> Cubin:
     """The cubin of a template without its multiply-adds: ptxas, once per template and architecture.
 
@@ -48,8 +51,6 @@ def assemble_directly(template: Template, skeleton: bytes, weights: Weights, par
     kernels = every.weights[chosen]
     numbers = np.array(marked.sums) % marked.sums_per_row
     biases, exists = every.biases[chosen][:, numbers], every.exists[chosen][:, numbers]
-    if AddResidual() in template.spec.epilogue and not exists.all():
-        raise MachineCodeError("the last K group has fewer output channels, whose residuals must not be read")
     patterns = bits(layer.spec, kernels)
     made = streams(marked, form, patterns, (kernels != 0) & (patterns != 0))
     # To add -0.0 changes nothing, not even the sign of a zero: what ptxas is given has no addition there.

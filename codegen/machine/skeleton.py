@@ -15,7 +15,7 @@ from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
 from codegen.machine.elf import CubinFile
 from codegen.machine.marked import Marked
-from codegen.machine.operands import registers_named
+from codegen.machine.operands import operands
 from codegen.machine.word import Words
 
 _LOCAL = {0x387: "STL", 0x983: "LDL"}
@@ -56,22 +56,33 @@ class Skeleton:
     """[sums]: the word that adds the bias."""
     stores: NDArray[np.int64]
     """The stores to global memory in the leaf."""
+    residuals: NDArray[np.int64]
+    """The loads from global memory there."""
     store_offsets: NDArray[np.int64]
     """[sums]: bytes from where the outputs of a thread begin."""
     ring: NDArray[np.int64]
     """[chunks, loads]: the first register of each place in the ring."""
 
-    def store_of_sum(self) -> NDArray[np.int64]:
-        """[sums]: the word that stores each. Raises MachineCodeError where that cannot be told."""
-        offsets, addresses = word.OFFSET.get(self.words[self.stores]), word.SOURCE_A.get(self.words[self.stores])
+    def accesses_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The words that store the chosen sums [sums] or load what is added to them.
+
+        Raises MachineCodeError where that cannot be told.
+        """
+        found = [self._in_order_of_sums(self.stores)[chosen]]
+        if len(self.residuals):
+            found.append(self._in_order_of_sums(self.residuals)[chosen])
+        return np.concatenate(found)
+
+    def _in_order_of_sums(self, accesses: NDArray[np.int64]) -> NDArray[np.int64]:
+        offsets, addresses = word.OFFSET.get(self.words[accesses]), word.SOURCE_A.get(self.words[accesses])
         offsets = offsets - ((offsets >> 23) << 24)
-        if len(self.stores) != len(self.sums) or len(set(addresses.tolist())) != 1:
-            raise MachineCodeError("which store is which sum's cannot be told, and the last K group has fewer")
         wanted = self.store_offsets - self.store_offsets.min()
-        place = {offset: i for i, offset in enumerate((offsets - offsets.min()).tolist())}
-        if len(place) != len(wanted) or set(place) != set(wanted.tolist()):
-            raise MachineCodeError("which store is which sum's cannot be told, and the last K group has fewer")
-        return self.stores[[place[offset] for offset in wanted.tolist()]]
+        place = dict(zip((offsets - offsets.min()).tolist(), accesses.tolist(), strict=True))
+        if len(set(addresses.tolist())) != 1 or set(place) != set(wanted.tolist()) or len(place) != len(accesses):
+            raise MachineCodeError(
+                "the last K group has fewer output channels, and which store is whose cannot be told"
+            )
+        return np.array([place[offset] for offset in wanted.tolist()], dtype=np.int64)
 
     @staticmethod
     def read(cubin: bytes, template: Marked) -> Skeleton:
@@ -82,7 +93,7 @@ class Skeleton:
         if spilled := [name for opcode, name in _LOCAL.items() if (opcodes == opcode).any()]:
             raise MachineCodeError(f"ptxas keeps registers in local memory ({spilled[0]})")
         compare, branch, leaf_end = _branch(words, opcodes, file.capability)
-        places = _Places(words, opcodes, branch, leaf_end)
+        places = _Places(words, opcodes)
         first_group = places.only(places.loads, marked.FIRST_GROUP, within=slice(0, branch), what="first K group")
         other = places.only(places.plain_stores, marked.LAST, within=slice(leaf_end, None), what="K group's number")
         group = int(word.SOURCE_B.get(words)[other])
@@ -119,7 +130,7 @@ class Skeleton:
         markers = np.zeros(len(words), dtype=np.bool_)
         markers[[*initial.tolist(), *in_order.ravel().tolist(), last]] = True
         jumps, targets = _jumps(words, opcodes, leaf, markers, file.capability)
-        _check_sums(words, opcodes, sums, initial, biases, markers)
+        _check_sums(words, sums, initial, biases, markers)
         skeleton = Skeleton(
             file=file,
             words=words,
@@ -132,6 +143,7 @@ class Skeleton:
             splices=stores[:, 0],
             pointers=registers[:, 0],
             offsets=offsets[:, 0] - steps,
+            residuals=branch + np.flatnonzero(opcodes[leaf] == word.LDG),
             store_offsets=template.store_offsets,
             ring=ring,
             markers=markers,
@@ -148,7 +160,7 @@ class Skeleton:
 class _Places:
     """Loads and stores of shared memory by their offsets."""
 
-    def __init__(self, words: Words, opcodes: NDArray[np.int64], branch: int, leaf_end: int) -> None:
+    def __init__(self, words: Words, opcodes: NDArray[np.int64]) -> None:
         offsets = word.OFFSET.get(words)
         self.offsets = offsets - ((offsets >> 23) << 24)
         uniform = _UNIFORM_ADDRESS.get(words) != 0
@@ -174,20 +186,18 @@ class _Places:
         return int(found[0])
 
     def pointer_markers(self, count: int, within: slice) -> NDArray[np.int64]:
-        found = np.flatnonzero(self.all_stores[within] & self.through_pointer[within]) + within.start
+        found: NDArray[np.int64] = np.flatnonzero(self.all_stores[within] & self.through_pointer[within]) + within.start
         if not self.plain_stores[found].all():
             raise MachineCodeError("a pointer into shared memory is in a uniform register")
         if len(found) != count:
             raise MachineCodeError(f"{len(found)} markers of pointers instead of {count}")
         return found
 
-
     def ring_markers(self, template: Marked, within: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[chunks, loads]: the loads into the ring, and the stores of it."""
         shape = template.chunks, template.ring_words // template.ring_width
         found = [
-            np.flatnonzero(kind[within] & self.in_ring[within]) + within.start
-            for kind in (self.loads, self.all_stores)
+            np.flatnonzero(kind[within] & self.in_ring[within]) + within.start for kind in (self.loads, self.all_stores)
         ]
         if any(len(each) != shape[0] * shape[1] for each in found):
             raise MachineCodeError(f"{len(found[0])} markers of the ring instead of {shape[0] * shape[1]}")
@@ -251,7 +261,9 @@ def _biases(
     # FFMA d, a, b, immediate: b lies where c does otherwise.
     factors = np.stack([word.SOURCE_A.get(words)[adds], word.SOURCE_C.get(words)[adds]], axis=1)
     found: dict[tuple[int, int], int] = {}
-    for place, pair, bits in zip(adds.tolist(), factors.tolist(), word.IMMEDIATE.get(words)[adds].tolist(), strict=True):
+    for place, pair, bits in zip(
+        adds.tolist(), factors.tolist(), word.IMMEDIATE.get(words)[adds].tolist(), strict=True
+    ):
         if one in pair:
             found[pair[0] if pair[1] == one else pair[1], bits] = place
     wanted = [(register, template.bias_bits(i)) for i, register in enumerate(sums.tolist())]
@@ -262,18 +274,18 @@ def _biases(
 
 def _check_sums(
     words: Words,
-    opcodes: NDArray[np.int64],
     sums: NDArray[np.int64],
     initial: NDArray[np.int64],
     biases: NDArray[np.int64],
-    markers: NDArray[np.bool_],
+    marks: NDArray[np.bool_],
 ) -> None:
-    """Between its marker and its bias nothing names a sum's register."""
+    """Between its marker and its bias nothing reads or writes a sum's register."""
     begin, end = int(initial.min()), int(biases.max())
-    for place in range(begin, end + 1):
-        if markers[place]:
-            continue
-        named = registers_named(words[place], int(opcodes[place]))
-        touched = np.flatnonzero(np.isin(sums, list(named)) & (initial < place) & (biases > place))
-        if len(touched):
-            raise MachineCodeError(f"ptxas uses the register of a sum in between: R{int(sums[touched[0]])}, word {place}")
+    used = operands(words[begin : end + 1])
+    sum_of = np.full(2**10, -1)
+    sum_of[sums] = np.arange(len(sums))
+    for accesses in (used.reads, used.writes):
+        number, place = sum_of[accesses.resource], accesses.word + begin
+        between = (number >= 0) & (place > initial[number]) & (place < biases[number]) & ~marks[place]
+        if between.any():
+            raise MachineCodeError(f"ptxas uses the register of a sum in between, in word {int(place[between][0])}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import MachineCodeError
 from codegen.machine import word
 from codegen.machine.marked import NO_GROUP
-from codegen.machine.operands import RESULTS_LATER
+from codegen.machine.operands import VARIABLE, operands
 from codegen.machine.skeleton import Skeleton
-from codegen.machine.stream import MOST_STALL, Streams, control, zeroes
+from codegen.machine.stream import MOST_STALL, SETTLE_CYCLES, Streams, control, zeroes
 from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
 
 _MOV_IMMEDIATE = 0x802
@@ -34,16 +34,15 @@ class Leaf:
     """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
 
     @staticmethod
-    def of(skeleton: Skeleton) -> Leaf:
+    def of(skeleton: Skeleton, covered: Words) -> Leaf:
         """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
-        before them does; what was known to be over when a marker was over gets a scoreboard of its own.
+        before them does.
         """
         start, end = skeleton.branch + 1, skeleton.leaf_end
-        words = skeleton.words[start:end].copy()
+        words = covered[start:end].copy()
         gone = skeleton.markers[start:end]
         _add_biases(words, skeleton, start)
         stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
-        _cover(words, gone, _within_jumps(skeleton, start, end))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
         entry = np.zeros(len(splices), dtype=np.int64)
         last_kept, pending = -1, 0
@@ -68,35 +67,34 @@ class Leaf:
         return Leaf(words[~gone], place_of[skeleton.splices - start], entry, place_of)
 
 
-def _within_jumps(skeleton: Skeleton, start: int, end: int) -> NDArray[np.bool_]:
-    """Words of the leaf that a branch may pass over."""
-    inside = np.zeros(end - start, dtype=np.bool_)
-    for jump, target in zip(skeleton.jumps.tolist(), skeleton.targets.tolist(), strict=True):
-        inside[min(jump, target) - start : max(jump, target) - start] = True
-    return inside
+def _covered(skeleton: Skeleton) -> Words:
+    """The skeleton's words, where nothing relies on the end of a marker.
 
-
-def _cover(words: Words, gone: NDArray[np.bool_], skipped: NDArray[np.bool_]) -> None:
-    """Gives scoreboards to those of the instructions kept that relied on a marker's: they end in order."""
-    opcodes = word.OPCODE.get(words)
+    Loads and stores end in order: ptxas leaves one without a scoreboard where a later one has one that is waited for.
+    If that is a marker, the earlier ones get the scoreboard, and what comes in the marker's place waits for them.
+    """
+    words = skeleton.words.copy()
+    used = operands(words)
+    never = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 1)
+    later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
+    gone[skeleton.first_group] = True
+    has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
     sets, reads = word.WRITE_SCOREBOARD.get(words), word.READ_SCOREBOARD.get(words)
     bare: list[int] = []
-    for place in range(len(words)):
-        boards = [int(each) for each in (sets[place], reads[place]) if each != NO_SCOREBOARD]
-        if int(opcodes[place]) not in RESULTS_LATER:
-            continue
+    for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():
+        board = int(min(sets[place], reads[place]))
         if not gone[place]:
-            if not boards:
+            if board == NO_SCOREBOARD:
                 bare.append(place)
-            elif not skipped[place]:
-                bare = []
-        elif boards and bare:
-            if len(boards) > 1:
-                raise MachineCodeError("ptxas relies on two scoreboards of a marker")
+        elif board != NO_SCOREBOARD and bare:
             for each in bare:
-                field = word.WRITE_SCOREBOARD if int(opcodes[each]) in (word.LDS, word.LDG) else word.READ_SCOREBOARD
-                field.put(words[each], boards[0])
+                field = word.WRITE_SCOREBOARD if has_result[each] else word.READ_SCOREBOARD
+                field.put(words[each : each + 1], board)
+                word.STALL.put(words[each : each + 1], max(SETTLE_CYCLES, int(word.STALL.get(words[each]))))
+            marker = words[place : place + 1]
+            word.WAIT.put(marker, word.WAIT.get(marker) | 1 << board)
             bare = []
+    return words
 
 
 def _add_biases(words: Words, skeleton: Skeleton, start: int) -> None:
@@ -121,21 +119,20 @@ class GroupValues:
 
 def splice(skeleton: Skeleton, first_group: int, parts: Streams, values: GroupValues) -> bytes:
     """The cubin of the K groups from `first_group` on."""
-    leaf, code = Leaf.of(skeleton), _Code(skeleton)
+    covered = _covered(skeleton)
+    leaf = Leaf.of(skeleton, covered)
     groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.leaf_end
-    head = skeleton.words[: skeleton.branch].copy()
+    head = covered[: skeleton.branch].copy()
     _put_first_group(head[skeleton.first_group : skeleton.first_group + 1], first_group)
-    code.append(head)
+    code = _Code(skeleton, head)
     moved = np.zeros((groups, len(skeleton.words) + 1), dtype=np.int64)
     moved[:, :start] = np.arange(start)
     nodes: list[tuple[int, int]] = []
     begins = np.zeros(groups, dtype=np.int64)
     for group, middles in enumerate(_nodes_before(groups)):
-        for middle in middles:
-            nodes.append((code.append_node(first_group + middle), middle))
         begins[group] = code.length
-        if groups > 1:
-            code.append(code.compare(NO_GROUP))
+        nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
+        code.append(code.compare(NO_GROUP))  # the predicate as the leaf may expect it
         moved[group, start:end] = code.append_leaf(leaf, _segments(skeleton, leaf, parts, group), values, group)
     exit_place = end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0])
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
@@ -169,10 +166,11 @@ def _nodes_before(groups: int) -> list[list[int]]:
 class _Code:
     """Words in the order in which they will lie."""
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    def __init__(self, skeleton: Skeleton, head: Words) -> None:
         self.skeleton = skeleton
-        self.length = 0
-        self._pieces: list[Words] = []
+        self.head = head
+        self.length = len(head)
+        self._pieces = [head]
 
     def append(self, words: Words) -> None:
         self._pieces.append(words)
@@ -187,20 +185,18 @@ class _Code:
         word.IMMEDIATE.put(compare, group)
         word.STALL.put(compare, MOST_STALL)
         word.YIELD.put(compare, 0)
+        branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
+        word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
         return compare
 
     def append_node(self, group: int) -> int:
         """Branches from this K group on; returns where the branch is."""
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
-        compare = self.compare(group)
-        word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
-        self.append(compare)
+        self.append(self.compare(group))
         self.append(branch)
         return self.length - 1
 
-    def append_leaf(
-        self, leaf: Leaf, segments: list[Words], values: GroupValues, group: int
-    ) -> NDArray[np.int64]:
+    def append_leaf(self, leaf: Leaf, segments: list[Words], values: GroupValues, group: int) -> NDArray[np.int64]:
         """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
         start, begin = self.skeleton.branch + 1, self.length
         words = leaf.words.copy()
@@ -208,30 +204,44 @@ class _Code:
         word.IMMEDIATE.put(adds, values.biases[group])
         words[leaf.place[self.skeleton.biases - start]] = adds
         if not values.exists[group].all():
-            self._drop_stores(leaf, words, values.exists[group])
-        cuts = [0, *leaf.cuts.tolist()]
-        for from_word, to_word, segment in zip(cuts[:-1], cuts[1:], segments, strict=True):
-            self.append(words[from_word:to_word])
-            self.append(segment)
-        self.append(words[cuts[-1] :])
+            self._drop_outputs(leaf, words, values.exists[group])
+        cuts = leaf.cuts.tolist()
+        before = [words[low:high] for low, high in pairwise([0, *cuts])]
+        pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
+        whole = np.concatenate([*pieces, words[cuts[-1] :]])
+        _drop_waits(whole, self.head)
+        self.append(whole)
         added = np.append(0, np.cumsum([len(segment) for segment in segments]))
         old = np.arange(start, self.skeleton.leaf_end)
-        return begin + leaf.place[:-1] + added[np.searchsorted(self.skeleton.splices, old, side="left")]
+        before_each = np.searchsorted(self.skeleton.splices, old, side="left")
+        place: NDArray[np.int64] = begin + leaf.place[:-1] + added[before_each]
+        return place
 
-    def _drop_stores(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
-        """Stores of sums that are none of the layer's are never done."""
-        gone = leaf.place[self.skeleton.store_of_sum()[~exists] - self.skeleton.branch - 1]
-        stores = words[gone]
-        word.PREDICATE.put(stores, word.ALWAYS)
-        word.NEGATED_PREDICATE.put(stores, 1)
-        words[gone] = stores
+    def _drop_outputs(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
+        """Stores of sums that are none of the layer's, and loads of what is added to them, are never done."""
+        gone = leaf.place[self.skeleton.accesses_of(~exists) - self.skeleton.branch - 1]
+        accesses = words[gone]
+        word.PREDICATE.put(accesses, word.ALWAYS)
+        word.NEGATED_PREDICATE.put(accesses, 1)
+        words[gone] = accesses
+
+
+def _drop_waits(leaf: Words, head: Words) -> None:
+    """Takes away waits for what only markers would have set."""
+    waits = word.WAIT.get(leaf)
+    setters = (word.WRITE_SCOREBOARD, word.READ_SCOREBOARD)
+    for board in range(word.SCOREBOARDS):
+        if not any((field.get(head) == board).any() for field in setters):
+            sets = np.logical_or(*(field.get(leaf) == board for field in setters))
+            waits[: int(np.argmax(sets)) + 1 if sets.any() else None] &= ~(1 << board)
+    word.WAIT.put(leaf, waits)
 
 
 def _segments(skeleton: Skeleton, leaf: Leaf, parts: Streams, group: int) -> list[Words]:
     """The streams of one K group, each with what the leaf has waited for before it."""
     chunks = len(leaf.cuts)
     bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
-    segments = [parts.words[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
     if parts.untouched[group].any():
         segments[0] = np.concatenate([zeroes(skeleton.sums[parts.untouched[group]]), segments[0]])
     for chunk, waits in enumerate(leaf.entry_waits.tolist()):

@@ -104,7 +104,7 @@ def streams(template: Marked, skeleton: Skeleton, bits: NDArray[np.uint32], nonz
     last = at_fma[np.append(segment[1:] != segment[:-1], True)]
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
     reuse = np.zeros(total, dtype=np.int64)
-    reuse[:-1] = source[:-1] == source[1:]
+    reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     reuse[last] = 0
     high |= control(stall, sets, waits, reuse)
     by_segment = np.bincount(segment, minlength=segments) + np.bincount(segment[first], minlength=segments)
