@@ -1,7 +1,8 @@
-"""Bundles in PyTorch: `farm.torch.load(path)` is a module that computes what the ONNX model does."""
+"""Bundles in PyTorch: `load` gives the whole network as a module, `swap` puts its layers into a model of one's own."""
 
 from __future__ import annotations
 
 from farm.torch.module import load
+from farm.torch.swap import Swapped, swap
 
-__all__ = ["load"]
+__all__ = ["Swapped", "load", "swap"]

@@ -1,0 +1,195 @@
+"""PyTorch's modules as the farm's layers: their weights' digests, their attributes, the steps after them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx, nn
+
+from codegen.layers import Weights
+from codegen.onnx.convolution import kernels_first
+from codegen.onnx.folding import Affine, batch_normalization, folded
+from codegen.onnx.weights import rounded
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_TYPES: dict[torch.dtype, DataType] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+def is_swappable(module: nn.Module) -> bool:
+    """Whether it may be a layer."""
+    return isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)) and module.weight.dtype in _TYPES
+
+
+def is_norm(module: nn.Module | None) -> bool:
+    """Whether it may be folded into the module before it."""
+    return isinstance(module, _NORMS) and module.running_mean is not None and module.running_var is not None
+
+
+def digests_of(module: nn.Module, norm: nn.Module | None) -> Iterator[str]:
+    """Of the weights that a layer of this module has, a normalisation behind it folded in: by the farm, in float64, or
+    before that by an exporter, in float32. A bundle's manifest has them."""
+    kernel, bias = _arrays(module)
+    kind = _TYPES[module.weight.dtype]
+    kernels = len(kernel)
+    if norm is None:
+        yield folded(kernel, bias, 1.0, Affine(np.ones(kernels), np.zeros(kernels)), kind).digest
+        return
+    scale, shift, mean, variance = _norm_tensors(norm, kernels)
+    doubles = [each.double().numpy() for each in (scale, shift, mean, variance)]
+    epsilon = float(np.float32(norm.eps))  # as ONNX has it
+    affine = batch_normalization(doubles[0], doubles[1], doubles[2], doubles[3], epsilon)
+    yield folded(kernel, bias, 1.0, affine, kind).digest
+    # PyTorch's exporters differ in the last bit: one divides by torch's square root, the other by NumPy's.
+    numpy_root = torch.from_numpy(np.sqrt((variance + norm.eps).numpy()))
+    for root in (torch.sqrt(variance + norm.eps), numpy_root):
+        factor = scale / root
+        shifted = (torch.from_numpy(bias).float() - mean) * factor + shift
+        scaled = kernel * factor.numpy().reshape(-1, *[1] * (kernel.ndim - 1))
+        yield Weights(*(rounded(each.astype(np.float64), kind) for each in (scaled, shifted.numpy()))).digest
+
+
+def module_difference(module: nn.Module, spec: LayerSpec) -> str:
+    """Why a layer of the same weights does not compute the module, in words; empty where it does."""
+    kernel, _ = _arrays(module)
+    if kernel.reshape(kernel.shape[0], -1).shape != (spec.kernels, spec.weights_count // spec.kernels):
+        return f"has weights of the shape {list(spec.weights_shape)}, the module {list(kernel.shape)}"
+    if isinstance(spec, Linear):
+        return "" if isinstance(module, nn.Linear) else "is linear"
+    if isinstance(module, nn.Linear):
+        return "is a convolution"
+    if isinstance(spec, ConvTranspose2d) != isinstance(module, _TRANSPOSED):
+        return "is transposed, the module is not" if isinstance(spec, ConvTranspose2d) else "is not transposed"
+    if module.padding_mode != "zeros":
+        return f"pads with zeros, the module by {module.padding_mode}"
+    wanted = {"stride": spec.stride, "dilation": spec.dilation, "groups": spec.groups, "window": kernel.shape[2:]}
+    had = {
+        "stride": _pair(module.stride, 1),
+        "dilation": _pair(module.dilation, 1),
+        "groups": module.groups,
+        "window": spec.weights_shape[2:],
+    }
+    if isinstance(module.padding, str):
+        return "" if wanted == had else f"has {wanted}, the module {had}"
+    top, left = _pair(module.padding, 0)
+    wanted["padding"], had["padding"] = spec.padding, (top, left, top, left)
+    if isinstance(spec, ConvTranspose2d):
+        wanted["output padding"], had["output padding"] = spec.output_padding, _pair(module.output_padding, 0)
+    differing = [name for name in wanted if _tuple_of(wanted[name]) != _tuple_of(had[name])]
+    return f"has {differing[0]} {wanted[differing[0]]}, the module {had[differing[0]]}" if differing else ""
+
+
+def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
+    """What a node of a traced model does with a tensor, as a step of an epilogue; None where it is none."""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        made = next((make for kind, make in _MODULE_STEPS.items() if type(module) is kind), None)
+        return None if made is None else made(module)
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.target in (operator.add, operator.iadd, torch.add) or (
+        node.op == "call_method" and name in ("add", "add_")
+    ):
+        return AddResidual() if len(node.args) == 2 and not node.kwargs else None
+    made_of = _FUNCTION_STEPS.get(name.rstrip("_"))
+    return None if made_of is None else made_of(node)
+
+
+def same_step(wanted: Step, found: Step | None) -> bool:
+    """Numbers as equal as float32 has them."""
+    if type(wanted) is not type(found) or found is None:
+        return False
+    pairs = zip(astuple(wanted), astuple(found), strict=True)
+    return all(
+        math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float | int) and isinstance(b, float | int) else a == b
+        for a, b in pairs
+    )
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+_MODULE_STEPS: dict[type[nn.Module], Callable[[Any], Step]] = {
+    nn.ReLU: lambda _: Clip(low=0.0),
+    nn.ReLU6: lambda _: Clip(0.0, 6.0),
+    nn.Hardtanh: lambda module: Clip(float(module.min_val), float(module.max_val)),
+    nn.LeakyReLU: lambda module: LeakyRelu(module.negative_slope),
+    nn.Sigmoid: lambda _: Sigmoid(),
+    nn.Hardsigmoid: lambda _: HardSigmoid(1 / 6, 0.5),
+    nn.Hardswish: lambda _: HardSwish(1 / 6, 0.5),
+    nn.SiLU: lambda _: Swish(),
+    nn.GELU: lambda module: Gelu(module.approximate),
+    nn.Tanh: lambda _: Tanh(),
+    nn.Mish: lambda _: Mish(),
+}
+_FUNCTION_STEPS: dict[str, Callable[[fx.Node], Step]] = {
+    "relu": lambda _: Clip(low=0.0),
+    "relu6": lambda _: Clip(0.0, 6.0),
+    "leaky_relu": lambda node: LeakyRelu(_argument(node, 1, "negative_slope", 0.01)),
+    "sigmoid": lambda _: Sigmoid(),
+    "hardsigmoid": lambda _: HardSigmoid(1 / 6, 0.5),
+    "hardswish": lambda _: HardSwish(1 / 6, 0.5),
+    "silu": lambda _: Swish(),
+    "gelu": lambda node: Gelu(_argument(node, 1, "approximate", "none")),
+    "tanh": lambda _: Tanh(),
+    "mish": lambda _: Mish(),
+}
+"""Of functions of torch and methods of tensors, by name; those that work in place have the same."""
+
+
+def _arrays(module: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Kernel as the spec has it, and bias; -0.0 as 0.0."""
+    kernel = module.weight.detach().float().cpu().numpy() + np.float32(0)
+    if isinstance(module, _TRANSPOSED):
+        kernel = kernels_first(kernel, module.groups)
+    if kernel.ndim == 3:
+        kernel = kernel[:, :, None]
+    bias = np.zeros(len(kernel)) if module.bias is None else module.bias.detach().double().cpu().numpy()
+    return np.ascontiguousarray(kernel), bias
+
+
+def _norm_tensors(norm: nn.Module, kernels: int) -> list[torch.Tensor]:
+    """Scale, shift, mean, variance: float32 on the CPU."""
+    scale = torch.ones(kernels) if norm.weight is None else norm.weight
+    shift = torch.zeros(kernels) if norm.bias is None else norm.bias
+    return [each.detach().float().cpu() for each in (scale, shift, norm.running_mean, norm.running_var)]
+
+
+def _pair(value: Any, first: int) -> tuple[int, int]:
+    """Of height and width; a 1-D module has a height of one."""
+    sizes = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    return (first, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _tuple_of(value: Any) -> tuple[int, ...]:
+    """A number or several, to be compared."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)

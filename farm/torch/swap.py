@@ -1,0 +1,198 @@
+"""Compiled layers in a PyTorch model of one's own, in the place of its convolutions and linear layers."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+from codegen.errors import DeviceError
+from codegen.spec import AddResidual
+from farm.errors import UsageError
+from farm.runtime.bundle import Bundle, BundledLayer
+from farm.torch.layer import Compute, GpuLayer, forget, register
+from farm.torch.modules import digests_of, is_norm, is_swappable, module_difference, same_step, step_of
+
+IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+SHOWN = 3
+"""Names in a message."""
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A model with compiled layers, and what was done to it."""
+
+    module: fx.GraphModule
+    """Takes and gives what the model does; what was not replaced it shares with the model."""
+    replaced: Mapping[str, str]
+    """By the name of each compiled layer, that of the module in whose place it is."""
+    left: Mapping[str, str]
+    """Why the others of its convolutions and linear layers were left, by their names."""
+
+
+def swap(model: nn.Module, bundle: Path | str, device: torch.device | str = "cuda", *, strict: bool = True) -> Swapped:
+    """A model with the compiled layers of a bundle, a folder or a file that `farm fetch` wrote of its ONNX export.
+
+    A layer goes in the place of the module that has its weights, with the normalisation, the activation and the
+    addition that are folded into it. The model, in eval mode and on the device, is traced by torch.fx and not changed.
+    For inference: gradients do not pass the layers. Raises UsageError for a model that cannot be traced or that
+    trains, for what is no bundle, and, if `strict`, where the bundle has a layer whose weights no module of the model
+    has; DeviceError where there is no GPU.
+    """
+    opened = Bundle(bundle)
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        raise DeviceError("compiled layers run on NVIDIA GPUs only: give a CUDA device, or check it with nvidia-smi")
+    layers = {name: GpuLayer(opened, layer) for name, layer in opened.layers.items()}
+    for layer in layers.values():
+        layer.load(where)
+    return swapped(model, opened, dict(layers), strict=strict)
+
+
+def swapped(model: nn.Module, bundle: Bundle, compute: Mapping[str, Compute], *, strict: bool = True) -> Swapped:
+    """The same with given functions in the place of the kernels."""
+    if model.training:
+        raise UsageError("the model is in training mode, and compiled layers are for inference: call its eval() first")
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:
+        raise UsageError(
+            f"torch.fx cannot trace the model ({error}): farm.torch.load runs the whole network of the bundle instead"
+        ) from error
+    return _Swap(traced, bundle, compute).result(strict)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A layer's nodes: the product, then what is folded into it, in order."""
+
+    layer: BundledLayer
+    nodes: tuple[fx.Node, ...]
+    residual: fx.Node | None
+
+
+class _Swap:
+    """One call."""
+
+    def __init__(self, traced: fx.GraphModule, bundle: Bundle, compute: Mapping[str, Compute]) -> None:
+        self._traced = traced
+        self._modules = dict(traced.named_modules())
+        self._bundle = bundle
+        self._compute = compute
+        self._order = {node: i for i, node in enumerate(traced.graph.nodes)}
+        self._open = dict(bundle.layers)
+        """Those that have no place yet."""
+        self._by_digest: dict[str, list[str]] = {}
+        for value in bundle.manifest["layers"]:
+            self._by_digest.setdefault(value["weights"]["sha256"], []).append(value["name"])
+        self._known: set[str] = set()
+        """Layers whose weights some module has."""
+
+    def result(self, strict: bool) -> Swapped:
+        matches: list[_Match] = []
+        left: dict[str, str] = {}
+        replaced: dict[str, str] = {}
+        for node in self._traced.graph.nodes:
+            if node.op == "call_module" and is_swappable(self._modules[node.target]):
+                found = self._match(node)
+                if isinstance(found, str):
+                    left[node.target] = found
+                else:
+                    matches.append(found)
+                    replaced[found.layer.name] = node.target
+        unknown = [name for name in self._bundle.layers if name not in self._known]
+        if unknown and strict:
+            more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+            raise UsageError(
+                f"{self._bundle.path} is not of this model: no module has the weights of {', '.join(unknown[:SHOWN])}"
+                f"{more}: export the model as it is now, and compile that; with strict=False they are left out"
+            )
+        numbers = tuple(self._replace(match) for match in matches)
+        self._traced.delete_all_unused_submodules()
+        self._traced.recompile()
+        weakref.finalize(self._traced, _forget_all, numbers)
+        return Swapped(self._traced, replaced, left)
+
+    def _match(self, node: fx.Node) -> _Match | str:
+        """Or why there is none."""
+        module = self._modules[str(node.target)]
+        behind = _only_user(node)
+        norm = self._modules.get(str(behind.target)) if behind is not None and behind.op == "call_module" else None
+        reason = "the bundle has no layer with its weights"
+        for folded in ([norm] if is_norm(norm) else []) + [None]:
+            for digest in digests_of(module, folded):
+                for name in self._by_digest.get(digest, ()):
+                    self._known.add(name)
+                    if name not in self._open:
+                        reason = f"layer {name}, which has its weights, is in another place already"
+                        continue
+                    layer = self._open[name]
+                    begun = [node, behind] if folded is not None and behind is not None else [node]
+                    found = module_difference(module, layer.spec) or self._completed(layer, begun)
+                    if isinstance(found, _Match):
+                        del self._open[name]
+                        return found
+                    reason = f"layer {name} {found}"
+        return reason
+
+    def _completed(self, layer: BundledLayer, nodes: list[fx.Node]) -> _Match | str:
+        """With the nodes of the layer's epilogue."""
+        residual: fx.Node | None = None
+        for step in layer.spec.epilogue:
+            node = _only_user(nodes[-1])
+            if node is None:
+                return f"computes {type(step).__name__} too, and the model uses what is before it elsewhere"
+            found = step_of(node, self._modules)
+            if isinstance(step, AddResidual) and isinstance(found, AddResidual):
+                first, second = node.args[:2]
+                residual = second if first is nodes[-1] else first
+                if not isinstance(residual, fx.Node) or residual is nodes[-1]:
+                    return "adds another tensor, and the model a number or itself"
+            elif not same_step(step, found):
+                return f"computes {type(step).__name__} next, and the model {node.target}"
+            nodes = [*nodes, node]
+        x = nodes[0].args[0]
+        inputs = [x, *([residual] if residual is not None else [])]
+        for each in inputs:
+            if isinstance(each, fx.Node) and self._is_changed(each, nodes[0], nodes[-1]):
+                return f"would read {each}, which the model changes in place before the layer's end"
+        return _Match(layer, tuple(nodes), residual)
+
+    def _is_changed(self, tensor: fx.Node, first: fx.Node, last: fx.Node) -> bool:
+        """Whether something between these nodes writes into the tensor."""
+        between = [user for user in tensor.users if self._order[first] < self._order[user] < self._order[last]]
+        return any(_is_in_place(user, self._modules) for user in between)
+
+    def _replace(self, match: _Match) -> int:
+        graph, last = self._traced.graph, match.nodes[-1]
+        number = register(match.layer, self._compute[match.layer.name])
+        with graph.inserting_after(last):
+            arguments = (match.nodes[0].args[0], match.residual, number)
+            made = graph.call_function(torch.ops.farm.layer.default, arguments)
+        last.replace_all_uses_with(made)
+        for node in reversed(match.nodes):
+            graph.erase_node(node)
+        return number
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_in_place(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.target in IN_PLACE:
+        return True
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+
+
+def _forget_all(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        forget(number)

@@ -1,0 +1,202 @@
+"""Compiled layers in a model of one's own: the kernels played by the reference, export and reading real."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from torch import nn  # noqa: E402 - after the check for torch
+
+from codegen.errors import DeviceError  # noqa: E402
+from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
+from farm.errors import UsageError  # noqa: E402
+from farm.runtime.bundle import Bundle  # noqa: E402
+from farm.torch.layer import Compute  # noqa: E402
+from farm.torch.swap import Swapped, swap, swapped  # noqa: E402
+from tests.torch.bundles import whole_bundle  # noqa: E402
+from tests.torch.test_networks import played  # noqa: E402
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Two convolutions with a shortcut, as in a ResNet: one activation, in place, used twice."""
+
+    def __init__(self, channels: int, kernels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, kernels, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(kernels)
+        self.conv2 = nn.Conv2d(kernels, kernels, 3, padding=1, groups=2)
+        self.bn2 = nn.BatchNorm2d(kernels)
+        self.relu = nn.ReLU(inplace=True)
+        self.down = nn.Sequential(nn.Conv2d(channels, kernels, 1, stride=2, bias=False), nn.BatchNorm2d(kernels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += self.down(x)
+        return self.relu(out)
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=(1, 0)), nn.LeakyReLU(0.2))
+        self.block = Block(8, 12)
+        self.up = nn.ConvTranspose2d(12, 6, 2, stride=2)
+        self.head = nn.Sequential(nn.Linear(6, 10), nn.SiLU(), nn.Dropout(0.5), nn.Linear(10, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.hardswish(self.up(self.block(self.stem(x))))
+        return self.head(x.mean((2, 3)))
+
+
+LAYERS = ["stem.0", "block.conv1", "block.conv2", "block.down.0", "up", "head.0", "head.3"]
+
+
+def made(seed: int = 0) -> Net:
+    """With running statistics that are not the first ones."""
+    torch.manual_seed(seed)
+    net = Net()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                    tensor.copy_(torch.rand_like(tensor) + 0.5)
+    return net.eval()
+
+
+def exported(net: nn.Module, path: Path, exporter: str) -> Path:
+    options: dict[str, Any] = {"dynamo": exporter == "dynamo", "input_names": ["x"], "output_names": ["y"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecations within torch
+        torch.onnx.export(net, (torch.zeros(1, 3, 12, 13),), str(path), **options)
+    return path
+
+
+def bundled(model: Path) -> tuple[Bundle, dict[str, Compute]]:
+    checkpoint = read_checkpoint(model)
+    bundle = Bundle(whole_bundle(model.with_suffix(".farm"), checkpoint))
+    return bundle, {layer.name: partial(played, layer) for layer in checkpoint.layers}
+
+
+def swapped_net(net: nn.Module, folder: Path, exporter: str = "torchscript", **options: Any) -> Swapped:
+    return swapped(net, *bundled(exported(net, folder / "net.onnx", exporter)), **options)
+
+
+def called(found: Swapped) -> list[str]:
+    return [node.target for node in found.module.graph.nodes if node.op == "call_module"]
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_layers_go_in_the_place_of_modules_with_what_is_folded_into_them(tmp_path: Path, exporter: str) -> None:
+    net = made()
+    x = torch.rand(3, 3, 12, 13)
+    before = copy.deepcopy(net.state_dict())
+    found = swapped_net(net, tmp_path, exporter)
+    assert sorted(found.replaced.values()) == sorted(LAYERS)
+    assert found.left == {}
+    assert called(found) == ["head.2"]  # the dropout; neither normalisations nor activations are computed twice
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_a_bundle_of_other_weights_is_refused(tmp_path: Path) -> None:
+    bundle, compute = bundled(exported(made(), tmp_path / "net.onnx", "torchscript"))
+    with pytest.raises(UsageError, match=r"net\.farm is not of this model: no module has the weights of .* and 4 more"):
+        swapped(made(seed=1), bundle, compute)
+    trained = made()
+    with torch.no_grad():
+        trained.head[3].weight[0, 0] += 1
+    with pytest.raises(UsageError, match=r"no module has the weights of \S*head\S*: export the model as it is now"):
+        swapped(trained, bundle, compute)
+    found = swapped(trained, bundle, compute, strict=False)
+    assert found.left == {"head.3": "the bundle has no layer with its weights"}
+    x = torch.rand(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), trained(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_model_computes_otherwise_is_left(tmp_path: Path) -> None:
+    net = made()
+    bundle, compute = bundled(exported(net, tmp_path / "net.onnx", "torchscript"))
+    net.head[1] = nn.GELU()
+    net.up.stride = (1, 1)
+    net.stem[1].negative_slope = 0.3
+    found = swapped(net, bundle, compute)
+    assert sorted(found.left) == ["head.0", "stem.0", "up"]
+    assert "computes Swish next, and the model head.1" in found.left["head.0"]
+    assert "computes LeakyRelu next, and the model stem.1" in found.left["stem.0"]
+    assert "has stride (2, 2), the module (1, 1)" in found.left["up"]
+    x = torch.rand(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+class Changing(nn.Module):  # type: ignore[misc]
+    """Changes the input of a convolution before it adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        y = self.conv(x)
+        x.mul_(2.0)
+        return y + x
+
+
+def test_a_layer_never_reads_what_was_changed_in_place(tmp_path: Path) -> None:
+    net = Changing().eval()
+    found = swapped_net(net, tmp_path)
+    assert "which the model changes in place before the layer's end" in found.left["conv"]
+    x = torch.rand(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x.clone()), net(x.clone()), rtol=1e-4, atol=1e-5)
+
+
+class Shared(nn.Module):  # type: ignore[misc]
+    """One module called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(torch.relu(self.conv(x)))
+
+
+def test_a_module_that_is_called_twice_is_two_layers(tmp_path: Path) -> None:
+    net = Shared().eval()
+    found = swapped_net(net, tmp_path)
+    assert list(found.replaced.values()) == ["conv", "conv"]
+    assert called(found) == []
+    x = torch.rand(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+class Deciding(nn.Module):  # type: ignore[misc]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_models_that_train_or_that_cannot_be_traced_are_refused_in_words(tmp_path: Path) -> None:
+    bundle, compute = bundled(exported(made(), tmp_path / "net.onnx", "torchscript"))
+    with pytest.raises(UsageError, match=r"in training mode, .*: call its eval\(\) first"):
+        swapped(made().train(), bundle, compute)
+    with pytest.raises(UsageError, match=r"torch\.fx cannot trace the model \(.*\): farm\.torch\.load runs"):
+        swapped(Deciding().eval(), bundle, compute)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_swapping_says_so(tmp_path: Path) -> None:
+    bundle, _ = bundled(exported(made(), tmp_path / "net.onnx", "torchscript"))
+    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only"):
+        swap(made(), bundle.path)
