@@ -1,32 +1,54 @@
-"""`farm report`: a job as a page to look at."""
+"""`farm report`: a job, or a submission, as a page to look at."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from cli.render import size, stdout
+from cli.selection import OfSubmission
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.api import Farm
 
 
 def report(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="A job id or a unique prefix of one. Default: latest.", show_default=False),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"
     ),
+    submission: OfSubmission = None,
 ) -> None:
-    """Write a job as one HTML page: zeros, deleted instructions, code, compile time and kernel time of each layer."""
-    from cli.report_page import report_page
+    """Write a job as one HTML page: its layers' zeros, code, compile and kernel time; or a submission's timeline."""
     from farm.api import Farm
     from farm.settings import load_settings
 
+    if job is not None and submission is not None:
+        raise UsageError("name a job, or a submission with --submission, not both")
     with Farm.open(load_settings()) as farm:
-        page = report_page(farm.report(job)).encode(errors="replace")
+        page = _job_page(farm, job or "latest") if submission is None else _sweep_page(farm, submission)
+    data = page.encode(errors="replace")
     try:
-        output.write_bytes(page)
+        output.write_bytes(data)
     except OSError as error:
         raise UsageError(f"--output {output}: it cannot be written ({error.strerror}): name another file") from None
-    stdout().print(Text(f"{output}: {size(len(page))}, open it in a browser"), soft_wrap=True)
+    stdout().print(Text(f"{output}: {size(len(data))}, open it in a browser"), soft_wrap=True)
+
+
+def _job_page(farm: Farm, job: str) -> str:
+    from cli.report_page import report_page
+
+    return report_page(farm.report(job))
+
+
+def _sweep_page(farm: Farm, submission: str) -> str:
+    from cli.report_sweep import sweep_page
+
+    return sweep_page(farm.sweep_report(submission))

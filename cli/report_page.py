@@ -1,15 +1,15 @@
-"""A job as a page to look at: one HTML document that asks for nothing outside of itself and runs no script."""
+"""A job as a page to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from cli.failures import failure_lines
 from cli.layers import left_out_lines, lowered_lines, tuning_lines
 from cli.markup import Markup, element, joined, name_of, section
 from cli.render import counted, duration, magnitude, microseconds, percent, size
+from cli.report_document import document, figures
 from cli.report_layers import layer_cards, layer_id
 from cli.report_pictures import Segment, bar, kind_of, strip, strip_key
 from cli.totals import arch_totals
@@ -18,27 +18,14 @@ from farm.jobs import Outcome, Status
 if TYPE_CHECKING:
     from farm.reports.job_report import JobReport, LayerReport
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the browser must not do whatever the page says: no request, no script."""
 SLOWEST = 3
 """Layers that are named below a strip of times."""
 
 
 def report_page(report: JobReport) -> str:
     """The whole document."""
-    job = report.detail.job
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{job.name}: compiled layers"),
-        element("style", Markup(files("cli").joinpath("report.css").read_text())),
-    )
     parts = (_header, _figures, _times, _code, _stages, layer_cards, _notes)
-    body = element("body", element("main", *(part(report) for part in parts)))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+    return document(f"{report.detail.job.name}: compiled layers", *(part(report) for part in parts))
 
 
 def _header(report: JobReport) -> Markup:
@@ -69,7 +56,7 @@ def _figures(report: JobReport) -> Markup:
         ran = (job.finished_at - job.started_at).total_seconds()
     [first, *_] = report.arch_groups()
     time = report.total_microseconds(first[0])
-    figures = (
+    shown = (
         (
             percent(1 - coverage.nonzeros / coverage.weights) if coverage.weights else "-",
             "sparsity",
@@ -88,11 +75,7 @@ def _figures(report: JobReport) -> Markup:
             f"{cubins.hits} of {counted(cubins.hits + cubins.misses, 'cubin')} from the cache",
         ),
     )
-    items = (
-        element("div", element("dt", what), element("dd", element("b", value), element("small", more)))
-        for value, what, more in figures
-    )
-    return element("dl", *items, class_="figures")
+    return figures(*shown)
 
 
 def _times(report: JobReport) -> Markup:

@@ -15,6 +15,7 @@ from farm.ledger.neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
 from farm.ledger.schema import HEAD, revision, upgrade
 from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun
+from farm.ledger.timeline import TimedRun
 from farm.settings import Settings, redacted
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "StageStatistics",
     "Statistics",
     "TemplateRun",
+    "TimedRun",
     "Which",
     "database_revision",
     "open_ledger",

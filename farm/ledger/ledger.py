@@ -20,6 +20,7 @@ from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, 
 from farm.ledger.running import RunningJobs
 from farm.ledger.statistics import StatisticsBook
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.timeline import Timeline
 from farm.ledger.tuning import TuningTable
 
 _RESULT_KEY = ("build", "arch", "part")
@@ -77,6 +78,11 @@ class Ledger:
     def neighbours(self) -> Neighbours:
         """Keys like another."""
         return Neighbours(self._engine, self._wait_seconds)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was made for submissions, and when."""
+        return Timeline(self._engine, self._wait_seconds)
 
     def close(self) -> None:
         """Gives the database's connections back."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Unpack
 
 from farm.jobs import Event, Job, JobDetail, Status
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which
 from farm.reports.explanation import Explanation, explain
 from farm.reports.job_report import JobReport, job_report
+from farm.reports.sweep_report import SweepReport
 from farm.store.contract import Store
 from farm.tuning.files import shipped_records
 
@@ -58,6 +60,12 @@ class Reader:
     def report(self, job_id: str) -> JobReport:
         """A job's layers with their zeros, code and kernel times."""
         return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
+
+    def sweep_report(self, submission: str) -> SweepReport:
+        """How the jobs of a submission were worked on. Raises NotFoundError."""
+        self.check_submission(submission)
+        jobs = self.jobs(submission=submission)[::-1]
+        return SweepReport(submission, tuple(jobs), tuple(self._ledger.timeline.runs(submission)), datetime.now(UTC))
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """What happened, oldest first, after the event with that id."""

@@ -1,4 +1,4 @@
-"""The page of `farm report` in Chromium: legible at any width, by day and by night, and on paper; asks for nothing."""
+"""The pages of `farm report` in Chromium: legible at any width, by day and by night, and on paper; asks for nothing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from cli.report_page import report_page
+from cli.report_sweep import sweep_page
 from codegen.spec import Conv2d, Linear, SkippedLayer
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import layer
 from tests.unit.farmyard import Farmyard
-from tests.unit.reported import HOSTILE, reported
+from tests.unit.reported import HOSTILE, reported, sweep, swept
 
 PHONE, DESKTOP = 360, 1280
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_120")
@@ -31,18 +32,27 @@ def refuse_last(request: Request) -> Result | None:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with all that is hard to lay out: many layers, very small ones, long and hostile names, failures."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of a job and of a submission with what is hard to lay out: many layers, long and hostile names, failures."""
     folder = tmp_path_factory.mktemp("report")
     yard = Farmyard(folder)
     layers = [layer(f"block{i}.conv", Conv2d(8, 8, 8, 8 + i, 3, 3), seed=i) for i in range(40)]
     layers += [replace(layer(LONG, Linear(600, 300)), folded=(f"Add {LONG}",)), layer(HOSTILE, Linear(20, 10))]
     skipped = (SkippedLayer(LONG, "Conv", f"it is {LONG}", 10, 10),)
     found = reported(yard, *layers, name=HOSTILE, archs=ARCHS, skipped=skipped, play=refuse_last)
+    sharing = layer(LONG, Linear(600, 300))
+    jobs = swept(yard, {f"{HOSTILE}-{i}": (layer(seed=i), sharing) for i in range(12)}, HOSTILE)
+    yard.run(jobs[:10], refuse_last)
+    documents = {"job": report_page(found), "submission": sweep_page(sweep(yard))}
     yard.ledger.close()
-    page = folder / "report.html"
-    page.write_text(report_page(found))
-    return page
+    for name, document in documents.items():
+        (folder / f"{name}.html").write_text(document)
+    return {name: folder / f"{name}.html" for name in documents}
+
+
+@pytest.fixture(scope="module")
+def path(pages: dict[str, Path]) -> Path:
+    return pages["job"]
 
 
 class Visit:
@@ -56,7 +66,8 @@ class Visit:
         self.page.on("pageerror", lambda error: self.heard.append(str(error)))
         self.page.on("dialog", lambda dialog: self.heard.append(f"dialog {dialog.message}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.address = path.as_uri()
+        self.page.goto(self.address)
 
     def pixels(self) -> np.ndarray:
         with Image.open(io.BytesIO(self.page.screenshot())) as image:
@@ -64,18 +75,24 @@ class Visit:
 
 
 @pytest.fixture(params=[PHONE, DESKTOP])
-def visit(request: pytest.FixtureRequest, browser: Browser, path: Path) -> Iterator[Visit]:
-    visit = Visit(browser, path, request.param)
+def width(request: pytest.FixtureRequest) -> int:
+    width: int = request.param
+    return width
+
+
+@pytest.fixture(params=["job", "submission"])
+def visit(request: pytest.FixtureRequest, browser: Browser, pages: dict[str, Path], width: int) -> Iterator[Visit]:
+    visit = Visit(browser, pages[request.param], width)
     yield visit
     visit.page.close()
 
 
-def test_the_page_is_drawn_without_a_word_on_the_console_and_without_a_request(visit: Visit, path: Path) -> None:
+def test_the_page_is_drawn_without_a_word_on_the_console_and_without_a_request(visit: Visit) -> None:
     pixels = visit.pixels()
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
     assert (pixels != pixels[0, 0]).any(axis=2).mean() > 0.02
     assert visit.heard == []
-    assert [url for url in visit.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert [url for url in visit.requests if not url.startswith("data:")] == [visit.address]
 
 
 def test_nothing_is_wider_than_the_window(visit: Visit) -> None:
@@ -93,7 +110,7 @@ def test_each_picture_is_there_and_has_words(visit: Visit) -> None:
     images = visit.page.evaluate(
         "() => [...document.images].map(each => [each.complete && each.naturalWidth > 0, each.alt])"
     )
-    assert len(images) == 42
+    assert len(images) == (42 if "job" in visit.address else 0)
     assert all(drawn and words for drawn, words in images)
     assert visit.page.evaluate("() => [...document.querySelectorAll('[role=img]')].every(each => each.ariaLabel)")
 

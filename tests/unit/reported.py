@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from codegen.layers import Layer
 from codegen.spec import SkippedLayer
 from farm.api import Farm
 from farm.jobs import BuildOptions, NewSubmission
 from farm.reports.job_report import JobReport
+from farm.reports.sweep_report import SweepReport
 from farm.submission import new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from tests.samples import checkpoint
@@ -29,6 +32,19 @@ def submitted(
     new = new_job(model, BuildOptions(archs, batch=batch), namespace="test", name=name, store=yard.store, book=book)
     [job] = yard.ledger.record_submission(NewSubmission(f"s-{new.id}", "ada", (new,)))
     return job.id
+
+
+def swept(yard: Farmyard, models: Mapping[str, Sequence[Layer]], submitter: str = "ada") -> list[str]:
+    """The ids of the jobs of these models, which are the submission `sweep`."""
+    new = [
+        new_job(checkpoint(*layers, name=name), BuildOptions(ARCHS), namespace="test", name=name, store=yard.store)
+        for name, layers in models.items()
+    ]
+    return [job.id for job in yard.ledger.record_submission(NewSubmission("sweep", submitter, tuple(new)))]
+
+
+def sweep(yard: Farmyard) -> SweepReport:
+    return Farm(yard.settings, yard.store, yard.ledger).sweep_report("sweep")
 
 
 def report(yard: Farmyard, job_id: str) -> JobReport:

@@ -1,0 +1,72 @@
+"""How the jobs of a submission were worked on, as time went by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farm.jobs import Job, Outcome
+from farm.ledger import TimedRun
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """The jobs of a submission and what was made for them."""
+
+    submission: str
+    jobs: tuple[Job, ...]
+    """In the order in which they were submitted; at least one."""
+    runs: tuple[TimedRun, ...]
+    """In the order in which they ended."""
+    now: datetime
+    """Where the time ends for jobs that have not."""
+
+    @cached_property
+    def begin(self) -> datetime:
+        """When the first of the jobs was submitted."""
+        return min(job.submitted_at for job in self.jobs)
+
+    @cached_property
+    def end(self) -> datetime:
+        """When the last one ended, or the time now; later than the beginning."""
+        ends = max(job.finished_at or self.now for job in self.jobs)
+        return max([ends, self.begin + timedelta(milliseconds=1), *(run.ended_at for run in self.runs)])
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.begin).total_seconds()
+
+    def seconds_at(self, moment: datetime) -> float:
+        """From the beginning."""
+        return (moment - self.begin).total_seconds()
+
+    def of_job(self, job: Job) -> list[TimedRun]:
+        """What was made or found for it."""
+        return self._by_job.get(job.id, [])
+
+    @cached_property
+    def _by_job(self) -> dict[str, list[TimedRun]]:
+        by_job: dict[str, list[TimedRun]] = {}
+        for run in self.runs:
+            by_job.setdefault(run.job, []).append(run)
+        return by_job
+
+    def at_work(self, runs: Iterable[TimedRun], bins: int) -> NDArray[np.float64]:
+        """[2, bins]: how many tools were at work on these, on average in each of so many equal parts of the time:
+        nvcc, then ptxas with the rewriter.
+        """
+        width = self.seconds / bins
+        edges = np.arange(bins + 1) * width
+        found = np.zeros((2, bins))
+        for run in runs:
+            if run.outcome is Outcome.HIT:
+                continue
+            end = self.seconds_at(run.ended_at)
+            inside = np.minimum(edges[1:], end) - np.maximum(edges[:-1], end - run.seconds)
+            found[0 if run.is_template else 1] += np.maximum(inside, 0.0) / width
+        return found
