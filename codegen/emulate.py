@@ -12,7 +12,6 @@ NaN: its bits are NumPy's.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,19 +23,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.arithmetic import DTYPES, Lanes
+from codegen.emulator.arithmetic import DTYPES
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory
+from codegen.emulator.grid import Dimensions, chosen_blocks, place, special_registers
 from codegen.emulator.machine import Machine
 from codegen.emulator.module import Entry, Module, Parameter, parse_module
 from codegen.emulator.registers import Registers
 from codegen.emulator.schedule import Schedule
 from codegen.emulator.shared_memory import BASE, AsyncCopies, SharedMemory
 from codegen.errors import EmulationError
-from codegen.launch import MOST_BLOCKS
-
-Dimensions = tuple[int, int, int]
-"""x, y, z."""
 
 Argument = NDArray[Any] | int | float
 
@@ -78,11 +74,9 @@ def run(
     """
     module = parse_module(ptx)
     entry = _entry(module, kernel)
-    if any(size > most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
-        raise EmulationError(f"a grid of {grid}: no GPU takes more than {MOST_BLOCKS} blocks")
     if entry.max_threads is not None and prod(block) > entry.max_threads:
         raise EmulationError(f"{entry.name} is compiled for {entry.max_threads} threads, the launch has {prod(block)}")
-    chosen = _chosen_blocks(grid, blocks)
+    chosen = chosen_blocks(grid, blocks)
     buffers, parameters = _bind(entry, arguments)
     symbols, window_bytes = _layout(module, entry, shared_bytes)
     together = max(1, _MEMORY_BYTES // (prod(block) * _lane_bytes(entry) + 6 * window_bytes))
@@ -91,7 +85,7 @@ def run(
         indices = chosen[start : start + together]
         lanes = len(indices) * prod(block)
         shared = SharedMemory(window_bytes, len(indices), prod(block))
-        special = _special_registers(grid, block, indices)
+        special = special_registers(grid, block, indices)
         machine = Machine(
             lanes=lanes,
             registers=Registers(entry.registers, special, symbols, lanes),
@@ -102,7 +96,7 @@ def run(
             fused=FusedMultiplyAdd(lanes),
         )
         with np.errstate(all="ignore"):
-            schedule = Schedule(machine, entry, prod(block), partial(_place, special))
+            schedule = Schedule(machine, entry, prod(block), partial(place, special))
             schedule.run(instruction_limit)
         executed += schedule.executed()
     return Trace(dict(executed), len(chosen) * prod(block))
@@ -115,18 +109,6 @@ def _entry(module: Module, kernel: str | None) -> Entry:
     if kernel is None and len(module.entries) != 1:
         raise EmulationError(f"name the kernel to run; the file has: {names}")
     return module.entries[kernel] if kernel is not None else next(iter(module.entries.values()))
-
-
-def _chosen_blocks(grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any] | None) -> NDArray[np.int64]:
-    if blocks is None:
-        x, y, z = (range(size) for size in grid)
-        return np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
-    chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
-    # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
-    chosen = chosen[np.lexsort(chosen.T)]
-    if (outside := np.flatnonzero(((chosen < 0) | (chosen >= np.array(grid))).any(axis=1))).size:
-        raise EmulationError(f"block {tuple(chosen[outside[0]].tolist())} is outside of the grid {grid}")
-    return chosen
 
 
 def _bind(entry: Entry, arguments: Sequence[Argument]) -> tuple[list[NDArray[Any]], dict[str, bytes]]:
@@ -172,22 +154,3 @@ def _layout(module: Module, entry: Entry, shared_bytes: int) -> tuple[dict[str, 
 
 def _lane_bytes(entry: Entry) -> int:
     return 64 + sum(DTYPES[kind].itemsize for kind in entry.registers.values() if kind in DTYPES)
-
-
-def _special_registers(grid: Dimensions, block: Dimensions, blocks: NDArray[np.int64]) -> dict[str, Lanes]:
-    x, y, _ = block
-    lanes = len(blocks) * prod(block)
-    thread = np.arange(lanes) % prod(block)
-    threads = (thread % x, thread // x % y, thread // (x * y))
-    special = {"%laneid": thread % 32}
-    for axis, name in enumerate("xyz"):
-        special[f"%tid.{name}"] = threads[axis]
-        special[f"%ctaid.{name}"] = np.repeat(blocks[:, axis], prod(block))
-        special[f"%ntid.{name}"] = np.full(lanes, block[axis])
-        special[f"%nctaid.{name}"] = np.full(lanes, grid[axis])
-    return {name: values.astype(np.uint32) for name, values in special.items()}
-
-
-def _place(special: Mapping[str, Lanes], lane: int) -> str:
-    thread, block = (tuple(int(special[f"%{name}.{axis}"][lane]) for axis in "xyz") for name in ("tid", "ctaid"))
-    return f"thread {thread} of block {block}"

@@ -90,13 +90,13 @@ def _async_copy(machine: Machine, operands: tuple[Operand, ...]) -> Step:
     def step(mask: Mask) -> None:
         lanes = np.arange(machine.lanes) if mask is None else np.flatnonzero(mask)
         everywhere = lanes + machine.first
-        words = _fetch(machine.buffers, out_of(lanes), everywhere, wanted[lanes], size)
+        words = fetched(machine.buffers, out_of(lanes), everywhere, wanted[lanes], size)
         machine.copies.issue(everywhere, into(lanes), words)
 
     return step
 
 
-def _fetch(
+def fetched(
     buffers: GlobalMemory, addresses: Lanes, lanes: NDArray[np.intp], wanted: Lanes, size: int
 ) -> NDArray[np.uint32]:
     """What a copy brings, [lanes, words]: the first `wanted` bytes of each lane, the others zero."""

@@ -1,0 +1,141 @@
+"""Cubins of ptxas run word by word: bit for bit what their PTX computes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen import emulate as ptx
+from codegen.errors import EmulationError
+from codegen.launch import Launch
+from codegen.machine import emulate
+from codegen.machine.elf import CubinFile
+from codegen.machine.operands import operands
+from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.rewrite import Kernel, rewrite
+from codegen.verify import poisoned, random_input, random_residual
+from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
+from tests.toolchain.operator_cases import CASES
+
+KINDS = (
+    PLAIN,
+    HALVES,
+    "one output",
+    "patches of 6 x 6, rows left over, in tiles, two rows a thread",
+    "whole rows copied by fours",
+    "whole rows, bfloat16",
+    "several images a block, a 1x1 kernel",
+    "depthwise with two kernels a channel, stride 2",
+    "transposed, dilation, groups, uneven strides",
+    "linear, copied by fours",
+    "float16, several rows a thread, added up in float32",
+    "float16 linear, a hard sigmoid",
+)
+
+
+def kernel_for(name: str) -> Kernel:
+    return rewrite(template_for(name, "compute_80"), drawn_weights(name, 0.5, 0))
+
+
+def arguments(name: str, launch: Launch) -> tuple[NDArray[Any], list[NDArray[Any] | int]]:
+    """The output, and all arguments with it."""
+    case = CASES[name]
+    output = poisoned(case.spec, case.batch)
+    named: dict[str, Any] = {"input": random_input(case.spec, case.batch, seed=1), "output": output}
+    named |= {"residual": random_residual(case.spec, case.batch, seed=0), "images": case.batch}
+    named["output_step"] = prod(case.spec.output_shape)
+    return output, [named[each] for each in launch.arguments]
+
+
+def computed(name: str, cubin: CubinFile, blocks: list[tuple[int, int, int]] | None = None) -> NDArray[Any]:
+    launch, batch = kernel_for(name).launch, CASES[name].batch
+    output, given = arguments(name, launch)
+    emulate.run(cubin, launch.grid_at(batch), launch.block, launch.shared_bytes, given, blocks)
+    return output
+
+
+def bits(values: NDArray[Any]) -> NDArray[Any]:
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+@pytest.fixture(scope="module")
+def cubin() -> CubinFile:
+    return CubinFile.read(cubin_for(PLAIN, "sm_90"))
+
+
+def with_words(cubin: CubinFile, words: Words) -> CubinFile:
+    return CubinFile.read(cubin.with_words(words))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_machine_code_computes_bit_for_bit_what_its_ptx_does(name: str) -> None:
+    kernel, batch = kernel_for(name), CASES[name].batch
+    expected, given = arguments(name, kernel.launch)
+    ptx.run(kernel.ptx, kernel.launch.grid_at(batch), kernel.launch.block, kernel.launch.shared_bytes, given)
+    np.testing.assert_array_equal(bits(computed(name, CubinFile.read(cubin_for(name, "sm_90")))), bits(expected))
+
+
+def test_one_changed_immediate_changes_the_output(cubin: CubinFile) -> None:
+    words = cubin.words
+    place = int(np.flatnonzero(OPCODE.get(words) == FFMA_IMMEDIATE)[20])
+    IMMEDIATE.put(words[place : place + 1], IMMEDIATE.get(words)[place] ^ 1)
+    changed = computed(PLAIN, with_words(cubin, words))
+    assert (bits(changed) != bits(computed(PLAIN, cubin))).any()
+
+
+def test_only_the_chosen_blocks_run(cubin: CubinFile) -> None:
+    whole, one = computed(PLAIN, cubin), computed(PLAIN, cubin, [(0, 0, 0)])
+    written = bits(one) != bits(poisoned(CASES[PLAIN].spec, CASES[PLAIN].batch))
+    assert 0 < np.count_nonzero(written) < written.size
+    np.testing.assert_array_equal(one[written], whole[written])
+
+
+def test_an_instruction_that_is_not_known_is_named_and_refused(cubin: CubinFile) -> None:
+    words = cubin.words
+    OPCODE.put(words[3:4], 0x7AB)
+    with pytest.raises(EmulationError, match=r"word 3 \(opcode 0x7ab\).*does not know"):
+        computed(PLAIN, with_words(cubin, words))
+
+
+def test_a_bit_that_is_not_known_is_refused(cubin: CubinFile) -> None:
+    words = cubin.words
+    place = int(np.flatnonzero(operands(words).named("FFMA"))[0])
+    words[place, 1] |= np.uint64(1 << (80 - 64))  # flushes subnormal numbers
+    with pytest.raises(EmulationError, match=rf"word {place} .*bits of the instruction"):
+        computed(PLAIN, with_words(cubin, words))
+
+
+def test_a_load_beyond_its_array_names_the_word_and_the_thread(cubin: CubinFile) -> None:
+    kernel, case = kernel_for(PLAIN), CASES[PLAIN]
+    _, (x, *given) = arguments(PLAIN, kernel.launch)
+    assert isinstance(x, np.ndarray)
+    launch = kernel.launch
+    with pytest.raises(EmulationError, match=r"word \d+ \(opcode 0xfae\): thread .* of block .*outside"):
+        emulate.run(cubin, launch.grid_at(case.batch), launch.block, launch.shared_bytes, [x[:1, :1].copy(), *given])
+
+
+def test_shared_memory_read_without_a_barrier_is_found(cubin: CubinFile) -> None:
+    words = cubin.words
+    barriers = np.flatnonzero(OPCODE.get(words) == BAR)
+    words[barriers] = words[int(np.flatnonzero(operands(words).named("NOP"))[-1])]
+    with pytest.raises(EmulationError, match="written by another thread"):
+        computed(PLAIN, with_words(cubin, words))
+
+
+def test_a_barrier_that_a_part_of_the_block_does_not_reach_is_found(cubin: CubinFile) -> None:
+    words = cubin.words
+    barrier = int(np.flatnonzero(OPCODE.get(words) == BAR)[0])
+    copies = np.flatnonzero(operands(words).named("LDGSTS") & (PREDICATE.get(words) != 7))
+    guard = PREDICATE.get(words)[copies[copies < barrier][-1]]
+    PREDICATE.put(words[barrier : barrier + 1], guard)
+    with pytest.raises(EmulationError, match=r"thread .* (waits here|shared memory)"):
+        computed(PLAIN, with_words(cubin, words))
+
+
+def test_other_architectures_are_refused() -> None:
+    with pytest.raises(EmulationError, match="sm_80"):
+        computed(PLAIN, CubinFile.read(cubin_for(PLAIN, "sm_80")))
