@@ -13,13 +13,17 @@ from codegen import emulate as ptx
 from codegen.errors import EmulationError
 from codegen.launch import Launch
 from codegen.machine import emulate
+from codegen.machine.assembler import assemble_directly
 from codegen.machine.elf import CubinFile
 from codegen.machine.operands import operands
 from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
+from codegen.tiling import Part
 from codegen.verify import poisoned, random_input, random_residual
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
+from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
 
 KINDS = (
     PLAIN,
@@ -139,3 +143,15 @@ def test_a_barrier_that_a_part_of_the_block_does_not_reach_is_found(cubin: Cubin
 def test_other_architectures_are_refused() -> None:
     with pytest.raises(EmulationError, match="sm_80"):
         computed(PLAIN, CubinFile.read(cubin_for(PLAIN, "sm_80")))
+
+
+@pytest.mark.parametrize("name", ASSEMBLED)
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
+    template, weights, case = template_for(name, "compute_80"), drawn_weights(name, density, 1), CASES[name]
+    kernel = rewrite(template, weights)
+    expected, given = arguments(name, kernel.launch)
+    ptx.run(kernel.ptx, kernel.launch.grid_at(case.batch), kernel.launch.block, kernel.launch.shared_bytes, given)
+    whole = Part(0, stream_count(case.spec, case.tiling))
+    made = assemble_directly(template, skeleton_of(name).data, weights, whole, "sm_90")
+    np.testing.assert_array_equal(bits(computed(name, CubinFile.read(made.data))), bits(expected))
