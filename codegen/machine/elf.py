@@ -34,7 +34,10 @@ _WIDE_LENGTH = 0xFFFFFFFF
 
 REGISTER_COUNT: Final = 0x2F
 """Attribute: a symbol, and the registers of a thread."""
-_ADDRESSES: Final = {0x1C: 4, 0x28: 4, 0x31: 4}
+_EXITS: Final = 0x1C
+_MOST_LISTED: Final = 0x3FFF
+"""Addresses of an attribute, whose length is a number of 16 bits."""
+_ADDRESSES: Final = {_EXITS: 4, 0x28: 4, 0x31: 4}
 """Attributes that list code addresses: exits, warp-wide instructions; and how far apart they stand."""
 _INDIRECT_BRANCHES: Final = 0x34
 """Attribute: the address of a BRX, two other words and how many targets, then these."""
@@ -146,22 +149,84 @@ class CubinFile:
         """The cubin with code of any length.
 
         `moved` [old instructions + 1] is where each old instruction is now, or what stands in its place, the last
-        entry the end of the code; `registers` those of a thread, if they are others. Branches are the caller's, as
-        they lie in the words; all else that tells a place in the code is put right. Raises MachineCodeError where
-        something is not understood.
+        entry the end of the code; with a first dimension, where its copies are. `registers` are those of a thread, if
+        they are others. Branches are the caller's, as they lie in the words; all else that tells a place in the code
+        is put right. Raises MachineCodeError where something is not understood.
         """
-        size = len(words) * WORD_BYTES
-        if size % CODE_ALIGNMENT or len(moved) != self.code.size // WORD_BYTES + 1:
+        size, copies = len(words) * WORD_BYTES, np.atleast_2d(moved)
+        if size % CODE_ALIGNMENT or copies.shape[1] != self.code.size // WORD_BYTES + 1:
             raise MachineCodeError(f"code is a multiple of {CODE_ALIGNMENT} bytes long, and every old word has a place")
         if second := [section.name for section in self.sections if section.name.startswith(".nv.capmerc")]:
             raise MachineCodeError(f"the cubin has its code in a second form too, {second[0]}, which would not follow")
-        out, code = bytearray(self.data), self.code
-        for place in self._address_places():
-            self._move(out, place, moved)
+        places = list(self._address_places())
+        cubin = self if len(copies) == 1 else self._with_copies(copies)
+        out, code = bytearray(cubin.data), cubin.code
+        if cubin is self:
+            for place in places:
+                self._move(out, place, copies[0])
         if registers is not None:
-            struct.pack_into("<I", out, self._register_count.offset + 4, registers)
-        self._resize(out, size, registers)
+            struct.pack_into("<I", out, cubin._register_count.offset + 4, registers)
+        cubin._resize(out, size, registers)
         return bytes(out[: code.offset]) + text_of(words) + bytes(out[code.end :])
+
+    def _with_copies(self, copies: NDArray[np.int64]) -> CubinFile:
+        """The cubin with the new addresses of all copies in its attributes, which become longer, and the old code.
+
+        By a multiple of CODE_ALIGNMENT, so that nothing else loses its alignment: the last exit is listed repeatedly.
+        """
+        if len(self.jump_tables):
+            raise MachineCodeError("code with jump tables is not copied")
+        section = next(each for each in self.sections if each.name == f".nv.info.{self.kernel}")
+        lists: dict[int, list[int]] = {}
+        for attribute in self._entries(section):
+            if attribute.number in _ADDRESSES:
+                old = [address for (address,) in struct.iter_unpack("<I", attribute.data)]
+                if any(address % WORD_BYTES or address >= self.code.size for address in old):
+                    raise MachineCodeError("a place in the code that is none")
+                lists[attribute.number] = np.unique(copies[:, np.array(old) // WORD_BYTES] * WORD_BYTES).tolist()
+        more = 4 * sum(map(len, lists.values())) - sum(
+            len(attribute.data) for attribute in self._entries(section) if attribute.number in _ADDRESSES
+        )
+        if _EXITS not in lists:
+            raise MachineCodeError("the cubin does not say where its exits are")
+        padding = -more % CODE_ALIGNMENT
+        lists[_EXITS] += lists[_EXITS][-1:] * (padding // 4)
+        if max(map(len, lists.values())) > _MOST_LISTED:
+            raise MachineCodeError(f"more than {_MOST_LISTED} exits")
+        text = bytearray()
+        at = section.offset
+        for attribute in self._entries(section):
+            long_form = attribute.offset == at + 4
+            end = attribute.offset + -(-len(attribute.data) // 4) * 4 if long_form else at + 4
+            if attribute.number in lists:
+                numbers = lists[attribute.number]
+                text += self.data[at : at + 2] + struct.pack(f"<H{len(numbers)}I", 4 * len(numbers), *numbers)
+            else:
+                text += self.data[at:end]
+            at = end
+        return self._with_section(section, bytes(text))
+
+    def _with_section(self, section: Section, text: bytes) -> CubinFile:
+        """The cubin with other bytes in a section before the code, longer by a multiple of CODE_ALIGNMENT."""
+        more = len(text) - section.size
+        out = bytearray(self.data)
+        header = list(_HEADER.unpack_from(out))
+
+        def behind(offset: int) -> int:
+            return offset + more if offset >= section.end else offset
+
+        segments, sections = header[5], header[6]
+        header[5], header[6] = behind(segments), behind(sections)
+        _HEADER.pack_into(out, 0, *header)
+        for each in self.sections:
+            place = sections + each.index * _SECTION.size
+            struct.pack_into("<Q", out, place + _SECTION_OFFSET_FIELD, behind(each.offset))
+        struct.pack_into("<Q", out, sections + section.index * _SECTION.size + _SECTION_SIZE_FIELD, len(text))
+        for i in range(header[10]):
+            segment = list(_SEGMENT.unpack_from(out, segments + i * _SEGMENT.size))
+            segment[2] = behind(segment[2])
+            _SEGMENT.pack_into(out, segments + i * _SEGMENT.size, *segment)
+        return CubinFile.read(bytes(out[: section.offset]) + text + bytes(out[section.end :]))
 
     def _address_places(self) -> Iterator[int]:
         """Offsets in the file of all addresses in the code that are not in the code itself."""

@@ -73,6 +73,8 @@ WAIT = Field(116, 6)
 REUSE = Field(122, 4)
 """Operands a, b, c that the next instruction finds in the cache of its operand's port."""
 
+_ONE_PIECE = 80
+"""An architecture whose branches store their distance in one piece."""
 SIZE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 8, 6: 16}
 
 FFMA_IMMEDIATE = 0x823
@@ -84,6 +86,8 @@ FADD_IMMEDIATE = 0x421
 HFMA2_IMMEDIATE = 0x831
 LDS = 0x984
 STS = 0x988
+STS_PLAIN = 0x388
+"""STS without a uniform register in its address."""
 STG = 0x986
 LDG = 0x981
 LDGSTS = 0xFAE
@@ -91,6 +95,8 @@ BAR = 0xB1D
 NOP = 0x918
 BRA = 0x947
 BRX = 0x949
+BSSY = 0x945
+BSYNC = 0x941
 EXIT = 0x94D
 
 
@@ -129,6 +135,21 @@ def put_branch_distances(words: Words, distances: ArrayLike, capability: int) ->
     pieces = (quads & ((1 << 48) - 1)).astype(np.uint64)
     Field(34, 30).put(words, pieces & np.uint64((1 << 30) - 1))
     Field(64, 18).put(words, pieces >> np.uint64(30))
+
+
+def jump_distances(words: Words, capability: int) -> NDArray[np.int64]:
+    """[instructions]: the same of BRA and BSSY, whose distance is in one piece on every architecture."""
+    one_piece = OPCODE.get(words) == BSSY
+    return np.where(one_piece, branch_distances(words, _ONE_PIECE), branch_distances(words, capability))
+
+
+def put_jump_distances(words: Words, distances: NDArray[np.int64], capability: int) -> None:
+    """Writes how far each BRA and BSSY goes."""
+    one_piece = OPCODE.get(words) == BSSY
+    for which, form in ((one_piece, _ONE_PIECE), (~one_piece, capability)):
+        chosen = words[which]
+        put_branch_distances(chosen, distances[which], form)
+        words[which] = chosen
 
 
 def _signed(values: NDArray[np.int64], bits: int) -> NDArray[np.int64]:

@@ -1,0 +1,276 @@
+"""Streams into a skeleton: a leaf for every K group, a tree of branches to them, and the cubin around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.machine import word
+from codegen.machine.marked import NO_GROUP
+from codegen.machine.operands import VARIABLE, operands
+from codegen.machine.skeleton import Skeleton
+from codegen.machine.stream import MOST_STALL, SETTLE_CYCLES, Streams, control, zeroes
+from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
+
+_MOV_IMMEDIATE = 0x802
+_ALL_LANES = 0xF00
+_PADDING = 8
+"""Code is a multiple of so many words long."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """The leaf of a skeleton without its markers."""
+
+    words: Words
+    cuts: NDArray[np.int64]
+    """[chunks]: where in them the multiply-adds of each chunk go."""
+    entry_waits: NDArray[np.int64]
+    """[chunks]: scoreboards that must be released before the first instruction there."""
+    place: NDArray[np.int64]
+    """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
+
+    @staticmethod
+    def of(skeleton: Skeleton, covered: Words) -> Leaf:
+        """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
+        before them does.
+        """
+        start, end = skeleton.branch + 1, skeleton.leaf_end
+        words = covered[start:end].copy()
+        gone = skeleton.markers[start:end]
+        _add_biases(words, skeleton, start)
+        stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
+        splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
+        entry = np.zeros(len(splices), dtype=np.int64)
+        last_kept, pending = -1, 0
+        for place in range(len(words)):
+            if place in splices:
+                entry[splices[place]], pending = pending, 0
+                if last_kept >= 0:
+                    reuse[last_kept] = 0
+            if gone[place]:
+                pending |= int(waits[place])
+                if last_kept >= 0:
+                    stalls[last_kept] = min(MOST_STALL, int(stalls[last_kept] + stalls[place]))
+                    reuse[last_kept] = 0
+            else:
+                waits[place] |= pending
+                last_kept, pending = place, 0
+        word.YIELD.put(words, np.where(stalls != word.STALL.get(words), 0, word.YIELD.get(words)))
+        word.STALL.put(words, stalls)
+        word.WAIT.put(words, waits)
+        word.REUSE.put(words, reuse)
+        place_of = np.append(0, np.cumsum(~gone))
+        return Leaf(words[~gone], place_of[skeleton.splices - start], entry, place_of)
+
+
+def _covered(skeleton: Skeleton) -> Words:
+    """The skeleton's words, where nothing relies on the end of a marker.
+
+    Loads and stores end in order: ptxas leaves one without a scoreboard where a later one has one that is waited for.
+    If that is a marker, the earlier ones get the scoreboard, and what comes in the marker's place waits for them.
+    """
+    words = skeleton.words.copy()
+    used = operands(words)
+    never = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 1)
+    later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
+    gone[skeleton.first_group] = True
+    has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
+    sets, reads = word.WRITE_SCOREBOARD.get(words), word.READ_SCOREBOARD.get(words)
+    bare: list[int] = []
+    for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():
+        board = int(min(sets[place], reads[place]))
+        if not gone[place]:
+            if board == NO_SCOREBOARD:
+                bare.append(place)
+        elif board != NO_SCOREBOARD and bare:
+            for each in bare:
+                field = word.WRITE_SCOREBOARD if has_result[each] else word.READ_SCOREBOARD
+                field.put(words[each : each + 1], board)
+                word.STALL.put(words[each : each + 1], max(SETTLE_CYCLES, int(word.STALL.get(words[each]))))
+            marker = words[place : place + 1]
+            word.WAIT.put(marker, word.WAIT.get(marker) | 1 << board)
+            bare = []
+    return words
+
+
+def _add_biases(words: Words, skeleton: Skeleton, start: int) -> None:
+    """FADD in the place of the FFMA that stood for it."""
+    adds = words[skeleton.biases - start]
+    word.OPCODE.put(adds, word.FADD_IMMEDIATE)
+    word.SOURCE_A.put(adds, skeleton.sums)
+    word.SOURCE_C.put(adds, 0)
+    word.REUSE.put(adds, 0)
+    words[skeleton.biases - start] = adds
+
+
+@dataclass(frozen=True, eq=False)
+class GroupValues:
+    """What the epilogues have of the weights."""
+
+    biases: NDArray[np.uint32]
+    """[groups, sums]: bits."""
+    exists: NDArray[np.bool_]
+    """[groups, sums]: whether the sum is one of the layer's."""
+
+
+def splice(skeleton: Skeleton, first_group: int, parts: Streams, values: GroupValues) -> bytes:
+    """The cubin of the K groups from `first_group` on."""
+    covered = _covered(skeleton)
+    leaf = Leaf.of(skeleton, covered)
+    groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.leaf_end
+    head = covered[: skeleton.branch].copy()
+    _put_first_group(head[skeleton.first_group : skeleton.first_group + 1], first_group)
+    code = _Code(skeleton, head)
+    moved = np.zeros((groups, len(skeleton.words) + 1), dtype=np.int64)
+    moved[:, :start] = np.arange(start)
+    nodes: list[tuple[int, int]] = []
+    begins = np.zeros(groups, dtype=np.int64)
+    for group, middles in enumerate(_nodes_before(groups)):
+        begins[group] = code.length
+        nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
+        code.append(code.compare(NO_GROUP))  # the predicate as the leaf may expect it
+        moved[group, start:end] = code.append_leaf(leaf, _segments(skeleton, leaf, parts, group), values, group)
+    exit_place = end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0])
+    moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
+    code.append(skeleton.words[exit_place:])
+    code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
+    words = code.joined()
+    for place, middle in nodes:
+        _put_jumps(words, np.array([place]), begins[middle : middle + 1], skeleton.file.capability)
+    for group in range(groups):
+        jumps, targets = moved[group, skeleton.jumps], moved[group, skeleton.targets]
+        _put_jumps(words, jumps, targets, skeleton.file.capability)
+    moved[:, -1] = len(words)
+    return skeleton.file.with_code(words, moved, skeleton.file.registers)
+
+
+def _nodes_before(groups: int) -> list[list[int]]:
+    """The K groups whose leaf the branches before each leaf go to: a binary tree, the nearest last."""
+    before: list[list[int]] = [[] for _ in range(groups)]
+
+    def divide(low: int, high: int) -> None:
+        if high - low > 1:
+            middle = (low + high) // 2
+            before[low].append(middle)
+            divide(low, middle)
+            divide(middle, high)
+
+    divide(0, groups)
+    return before
+
+
+class _Code:
+    """Words in the order in which they will lie."""
+
+    def __init__(self, skeleton: Skeleton, head: Words) -> None:
+        self.skeleton = skeleton
+        self.head = head
+        self.length = len(head)
+        self._pieces = [head]
+
+    def append(self, words: Words) -> None:
+        self._pieces.append(words)
+        self.length += len(words)
+
+    def joined(self) -> Words:
+        return np.concatenate(self._pieces)
+
+    def compare(self, group: int) -> Words:
+        """The comparison of the K group's number with another one."""
+        compare = self.skeleton.words[self.skeleton.compare : self.skeleton.compare + 1].copy()
+        word.IMMEDIATE.put(compare, group)
+        word.STALL.put(compare, MOST_STALL)
+        word.YIELD.put(compare, 0)
+        branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
+        word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
+        return compare
+
+    def append_node(self, group: int) -> int:
+        """Branches from this K group on; returns where the branch is."""
+        branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
+        self.append(self.compare(group))
+        self.append(branch)
+        return self.length - 1
+
+    def append_leaf(self, leaf: Leaf, segments: list[Words], values: GroupValues, group: int) -> NDArray[np.int64]:
+        """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
+        start, begin = self.skeleton.branch + 1, self.length
+        words = leaf.words.copy()
+        adds = words[leaf.place[self.skeleton.biases - start]]
+        word.IMMEDIATE.put(adds, values.biases[group])
+        words[leaf.place[self.skeleton.biases - start]] = adds
+        if not values.exists[group].all():
+            self._drop_outputs(leaf, words, values.exists[group])
+        cuts = leaf.cuts.tolist()
+        before = [words[low:high] for low, high in pairwise([0, *cuts])]
+        pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
+        whole = np.concatenate([*pieces, words[cuts[-1] :]])
+        _drop_waits(whole, self.head)
+        self.append(whole)
+        added = np.append(0, np.cumsum([len(segment) for segment in segments]))
+        old = np.arange(start, self.skeleton.leaf_end)
+        before_each = np.searchsorted(self.skeleton.splices, old, side="left")
+        place: NDArray[np.int64] = begin + leaf.place[:-1] + added[before_each]
+        return place
+
+    def _drop_outputs(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
+        """Stores of sums that are none of the layer's, and loads of what is added to them, are never done."""
+        gone = leaf.place[self.skeleton.accesses_of(~exists) - self.skeleton.branch - 1]
+        accesses = words[gone]
+        word.PREDICATE.put(accesses, word.ALWAYS)
+        word.NEGATED_PREDICATE.put(accesses, 1)
+        words[gone] = accesses
+
+
+def _drop_waits(leaf: Words, head: Words) -> None:
+    """Takes away waits for what only markers would have set."""
+    waits = word.WAIT.get(leaf)
+    setters = (word.WRITE_SCOREBOARD, word.READ_SCOREBOARD)
+    for board in range(word.SCOREBOARDS):
+        if not any((field.get(head) == board).any() for field in setters):
+            sets = np.logical_or(*(field.get(leaf) == board for field in setters))
+            waits[: int(np.argmax(sets)) + 1 if sets.any() else None] &= ~(1 << board)
+    word.WAIT.put(leaf, waits)
+
+
+def _segments(skeleton: Skeleton, leaf: Leaf, parts: Streams, group: int) -> list[Words]:
+    """The streams of one K group, each with what the leaf has waited for before it."""
+    chunks = len(leaf.cuts)
+    bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
+    segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
+    if parts.untouched[group].any():
+        segments[0] = np.concatenate([zeroes(skeleton.sums[parts.untouched[group]]), segments[0]])
+    for chunk, waits in enumerate(leaf.entry_waits.tolist()):
+        if not len(segments[chunk]):
+            segments[chunk] = _nop(MOST_STALL)
+        if waits:
+            segments[chunk] = segments[chunk].copy()
+            first = segments[chunk][:1]
+            word.WAIT.put(first, word.WAIT.get(first) | waits)
+    return segments
+
+
+def _nop(stall: int) -> Words:
+    none = np.zeros(1, dtype=np.int64)
+    high = control(none + stall, none + NO_SCOREBOARD, none, none)
+    return np.array([[word.NOP | word.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
+
+
+def _put_first_group(load: Words, group: int) -> None:
+    """MOV of the number in the place of the load of it; [1, 2], in place."""
+    target = word.DESTINATION.get(load)
+    waits = word.WAIT.get(load)
+    none = np.zeros(1, dtype=np.int64)
+    high = _ALL_LANES | control(none + MOST_STALL, none + NO_SCOREBOARD, waits, none)
+    load[0, 0] = np.uint64(_MOV_IMMEDIATE | word.ALWAYS << 12 | int(target[0]) << 16 | group << 32)
+    load[0, 1] = np.uint64(int(high[0]))
+
+
+def _put_jumps(words: Words, places: NDArray[np.int64], targets: NDArray[np.int64], capability: int) -> None:
+    jumps = words[places]
+    word.put_jump_distances(jumps, (targets - places - 1) * WORD_BYTES, capability)
+    words[places] = jumps

@@ -1,0 +1,139 @@
+"""Machine code without ptxas: the cubin does what the rewritten PTX says, and passes the verifier."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+
+from codegen.assemble import Cubin
+from codegen.errors import MachineCodeError
+from codegen.layers import Weights
+from codegen.machine import marked, word
+from codegen.machine.assembler import assemble_directly, make_skeleton
+from codegen.machine.elf import CubinFile
+from codegen.machine.marked import Marked
+from codegen.machine.proof import prove
+from codegen.machine.skeleton import Skeleton
+from codegen.operators import stream_count, tiled
+from codegen.operators.stream import slots
+from codegen.rewrite import rewrite
+from codegen.template import Template
+from codegen.tiling import Part
+from codegen.toolchain import find_toolchain
+from tests.toolchain.machine_cubins import drawn_weights, template_for
+
+ARCH = "sm_90"
+ASSEMBLED = (
+    "channels and kernels that do not divide",
+    "several rows a thread, three stages",
+    "strides, a rectangular kernel, uneven padding",
+    "stride 2, where loads come in pairs",
+    "patches of 8 x 8",
+    "a residual and a Relu",
+    "whole rows copied by fours",
+    "several images a block, a 1x1 kernel",
+    "linear, copied by fours",
+)
+Product = tuple[int, int, int, int]
+"""Chunk, pointer, bytes from it, bits of the weight."""
+
+
+@cache
+def skeleton_of(name: str) -> Cubin:
+    return make_skeleton(template_for(name, "compute_80"), ARCH, find_toolchain())
+
+
+def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[list[list[Product]]]:
+    """[groups][sums]: what the rewritten PTX adds up, in order."""
+    form, layer = template.rolled, tiled(template.spec, template.tiling)
+    turn = form.turn.text.tobytes().decode().splitlines()
+    loads = [turn[line] for line in form.load_lines]
+    pointers = list(dict.fromkeys(re.search(r"\[(%\w+)", line)[1] for line in loads))  # type: ignore[index]
+    sum_of = {
+        re.search(r"%f\d+", turn[line])[0]: int(number)  # type: ignore[index]
+        for line, number in zip(form.weight_line, slots(layer).sums, strict=True)
+    }
+    numbers = sorted(set(sum_of.values()))
+    groups, chunk = [], -1
+    found: dict[int, list[Product]] = defaultdict(list)
+    inputs: dict[str, tuple[int, int]] = {}
+    for line in rewrite(template, weights, part).ptx.decode().splitlines():
+        if line.startswith("// farm.body.begin"):
+            chunk += 1
+        elif match := re.match(r"ld\.shared\S*\s+(.*),\s*\[(%\w+)(?:\+(-?\d+))?\];", line):
+            for i, register in enumerate(re.findall(r"%[fr]\d+", match[1])):
+                inputs[register] = pointers.index(match[2]), int(match[3] or 0) + 4 * i
+        elif match := re.match(r"fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),\1;", line):
+            found[sum_of[match[1]]].append((chunk, *inputs[match[2]], int(match[3], 16)))
+        elif line == "ret;":
+            groups.append([found[number] for number in numbers])
+            found, chunk = defaultdict(list), -1
+    return groups
+
+
+def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Product]]]:
+    """[groups][sums]: what the machine code adds up, in order."""
+    words = cubin.words
+    opcodes, immediates = word.OPCODE.get(words), word.IMMEDIATE.get(words)
+    leaves = np.flatnonzero((opcodes == 0x80C) & (immediates == marked.NO_GROUP))[1:]
+    numbers = {register: i for i, register in enumerate(form.sums.tolist())}
+    groups = []
+    for begin, end in zip(leaves.tolist(), [*leaves.tolist()[1:], len(words)], strict=True):
+        chunk, inputs = -1, dict[int, tuple[int, int, int]]()
+        sums: list[list[Product]] = [[] for _ in numbers]
+        for place in range(begin, end):
+            one = words[place]
+            target, a, c = (int(f.get(one)) for f in (word.DESTINATION, word.SOURCE_A, word.SOURCE_C))
+            if opcodes[place] == word.BAR:
+                chunk += 1
+            elif opcodes[place] == word.LDS and word.PREDICATE.get(one) == word.ALWAYS and target != 255:
+                if word.NEGATED_PREDICATE.get(one):
+                    continue
+                pointer = form.pointers[chunk].tolist().index(a)
+                offset = (int(word.OFFSET.get(one)) + 2**23) % 2**24 - 2**23 - int(form.offsets[chunk, pointer])
+                for i in range(word.SIZE_BYTES[int(word.SIZE.get(one))] // 4):
+                    inputs[target + i] = chunk, pointer, offset + 4 * i
+            elif opcodes[place] == word.FFMA_IMMEDIATE and target in numbers:
+                products = sums[numbers[target]]
+                if a == 255:
+                    assert (c, int(immediates[place]), products) == (255, 0, [])
+                    continue
+                assert c == (target if products else 255)
+                products.append((*inputs[a], int(immediates[place])))
+        groups.append(sums)
+    return groups
+
+
+@pytest.mark.parametrize("name", ASSEMBLED)
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: str, density: float) -> None:
+    template, weights = template_for(name, "compute_80"), drawn_weights(name, density, seed=1)
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    skeleton = skeleton_of(name)
+    cubin = CubinFile.read(assemble_directly(template, skeleton.data, weights, whole, ARCH).data)
+    form = Skeleton.read(skeleton.data, Marked.of(template))
+    assert products_in_words(cubin, form) == products_in_ptx(template, weights, whole)
+    prove(cubin)
+
+
+def test_a_part_has_the_products_of_its_own_k_groups() -> None:
+    name = "several rows a thread, three stages"
+    template, weights, part = template_for(name, "compute_80"), drawn_weights(name, 0.5, seed=1), Part(1, 2)
+    skeleton = skeleton_of(name)
+    cubin = CubinFile.read(assemble_directly(template, skeleton.data, weights, part, ARCH).data)
+    form = Skeleton.read(skeleton.data, Marked.of(template))
+    assert products_in_words(cubin, form) == products_in_ptx(template, weights, part)
+    prove(cubin)
+
+
+def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
+    halves = template_for("several images a block, float16", "compute_80")
+    with pytest.raises(MachineCodeError, match="float16 multiply-adds"):
+        make_skeleton(halves, ARCH, find_toolchain())
+    plain = template_for(ASSEMBLED[0], "compute_80")
+    with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
+        make_skeleton(plain, "sm_80", find_toolchain())
