@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "retry": ("farm retry 093ec891", "farm retry --all"),
     "fetch": ("farm fetch 093ec891 -o bundle", "farm fetch --submission c040f5064d89 -o bundles"),
     "verify": ("farm verify", "farm verify 093ec891 --gpu"),
+    "run": ("farm run bundle --input x.npy -o y.npy",),
     "tune": (
         "farm tune model.onnx --batch 1,64",
         "farm tune model.onnx --layer conv1 --budget 5min --force",

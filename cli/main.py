@@ -30,6 +30,7 @@ from cli.logs_command import logs
 from cli.plan_command import plan
 from cli.render import print_error
 from cli.report_command import report
+from cli.run_command import run_bundle
 from cli.serve_command import serve
 from cli.stats_command import stats
 from cli.status_command import status
@@ -98,6 +99,7 @@ _add("cancel", cancel, JOBS)
 _add("retry", retry, JOBS)
 _add("fetch", fetch, RESULTS)
 _add("verify", verify, RESULTS)
+_add("run", run_bundle, RESULTS)
 app.add_typer(bundle_app, name="bundle", rich_help_panel=RESULTS)
 _add("tune", tune, SPEED)
 app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)

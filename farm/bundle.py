@@ -21,7 +21,8 @@ from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, Job
 from farm.kernel_ptx import KernelPtx
 from farm.partial import MissingLayer
-from farm.runtime.bundle import MANIFEST, NETWORK, with_digest
+from farm.runtime.bundle import CONSTANTS, MANIFEST, NETWORK, PLAN, REST, layers_of, with_digest
+from farm.runtime.plan_files import plan_files
 from farm.store.contract import Store, blob_digest
 
 SCHEMA_VERSION = 2
@@ -81,6 +82,8 @@ def write_bundle(
     if job.network is not None and not missing:
         files[NETWORK] = network = _network(store, job, job.network)
         manifest["network"] = _network_entry(job.network, network)
+        beside, manifest["runtime"] = plan_files(layers_of(layers), network)
+        files |= beside
     files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
@@ -232,7 +235,7 @@ def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any
 
 def safe_names(names: Sequence[str]) -> list[str]:
     """Names for files, one for each: no separators, not hidden, all different on any file system."""
-    taken = {MANIFEST, NETWORK}
+    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, REST}
     safe = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
@@ -316,6 +319,7 @@ def _listed(manifest: Path) -> set[str]:
         launches = [launch for layer in content["layers"] for launch in layer["launches"]]
         network = {content["network"]["path"]} if "network" in content else set()
         kernels = [kernel for each in launches for kernel in (*each["cubins"].values(), each.get("ptx")) if kernel]
-        return {MANIFEST} | network | {str(kernel["path"]) for kernel in kernels}
+        runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, REST}
+        return {MANIFEST} | runtime | network | {str(kernel["path"]) for kernel in kernels}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return set()

@@ -31,7 +31,9 @@ PLAIN: Final = (*BITS, *INTEGERS, "f32", "f64")
 
 _APPROXIMATED: Final[dict[str, np.ufunc]] = {"ex2.approx.ftz": np.exp2, "rcp.approx.ftz": np.reciprocal}
 """Whose results the hardware has to a few units in the last place: here they are rounded to nearest."""
-_EXACT = ("max", "min", "max.NaN", "min.NaN", "neg", "abs")
+_EXACT = ("max", "min", "max.NaN", "min.NaN", "neg", "abs", "copysign")
+_ROUNDED = ("div", "rcp", "sqrt")
+"""Only with a rounding; without one they are no instructions."""
 _WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
 
@@ -90,12 +92,17 @@ def float_operation(name: str, kind: str) -> Operation | None:
         "min.NaN": _float_minimum_or_nan,
         "neg": np.negative,
         "abs": np.absolute,
-        **({} if half else {"div": np.divide}),
+        **({} if half else {"div": np.divide, "rcp": np.reciprocal, "sqrt": np.sqrt, "copysign": _signed_as}),
     }
     base = name.removesuffix(".rn")
-    if base not in functions or name == "div" or (name != base and base in _EXACT):
+    if base not in functions or name in _ROUNDED or (name != base and base in _EXACT):
         return None
-    return Operation(kind, (kind,) * (1 if base in ("neg", "abs") else 2), functions[base])
+    return Operation(kind, (kind,) * (1 if base in ("neg", "abs", "rcp", "sqrt") else 2), functions[base])
+
+
+def _signed_as(sign: Lanes, value: Lanes) -> Lanes:
+    """PTX names the sign first."""
+    return np.copysign(value, sign)
 
 
 def _without_subnormals(a: Lanes) -> Lanes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from codegen.errors import DeviceError
 
 _POINTER = ctypes.c_void_p
 _UNSIGNED = ctypes.c_uint
+_INTEGER = ctypes.POINTER(ctypes.c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamBeginCapture_v2": (_POINTER, ctypes.c_int),
     "cuStreamEndCapture": (_POINTER, ctypes.POINTER(_POINTER)),
@@ -22,6 +23,26 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (_POINTER,),
     "cuModuleGetFunction": (ctypes.POINTER(_POINTER), _POINTER, ctypes.c_char_p),
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
+    "cuInit": (_UNSIGNED,),
+    "cuDeviceGetCount": (_INTEGER,),
+    "cuDeviceGet": (_INTEGER, ctypes.c_int),
+    "cuDeviceGetName": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
+    "cuDeviceGetAttribute": (_INTEGER, ctypes.c_int, ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_POINTER), ctypes.c_int),
+    "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
+    "cuCtxPushCurrent_v2": (_POINTER,),
+    "cuCtxPopCurrent_v2": (ctypes.POINTER(_POINTER),),
+    "cuMemAlloc_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t),
+    "cuMemFree_v2": (ctypes.c_uint64,),
+    "cuMemcpyHtoD_v2": (ctypes.c_uint64, _POINTER, ctypes.c_size_t),
+    "cuMemcpyDtoH_v2": (_POINTER, ctypes.c_uint64, ctypes.c_size_t),
+    "cuStreamCreate": (ctypes.POINTER(_POINTER), _UNSIGNED),
+    "cuStreamDestroy_v2": (_POINTER,),
+    "cuStreamSynchronize": (_POINTER,),
+    "cuStreamWaitEvent": (_POINTER, _POINTER, _UNSIGNED),
+    "cuEventCreate": (ctypes.POINTER(_POINTER), _UNSIGNED),
+    "cuEventRecord": (_POINTER, _POINTER),
+    "cuEventDestroy_v2": (_POINTER,),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
 _WAYS_OUT = {
@@ -34,26 +55,30 @@ _WAYS_OUT = {
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The library. Raises DeviceError where there is none, or one that is too old."""
+    """The library. Raises DeviceError where there is none."""
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceError(f"the CUDA driver cannot be loaded ({error}): run this on a machine with a GPU") from None
-    for name, arguments in _SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
-        function.argtypes, function.restype = arguments, ctypes.c_int
-    return library
+
+
+@cache
+def function(name: str) -> Any:
+    """One function of it. Raises DeviceError where the driver is too old to have it."""
+    try:
+        found = getattr(driver(), name)
+    except AttributeError:
+        raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
+    found.argtypes, found.restype = _SIGNATURES[name], ctypes.c_int
+    return found
 
 
 def call(name: str, *arguments: Any) -> None:
     """Calls a function of the driver. Raises DeviceError if it fails."""
-    code = getattr(driver(), name)(*arguments)
+    code = function(name)(*arguments)
     if code:
         said = ctypes.c_char_p()
-        driver().cuGetErrorName(code, ctypes.byref(said))
+        function("cuGetErrorName")(code, ctypes.byref(said))
         words = said.value.decode() if said.value else f"error {code}"
         way_out = _WAYS_OUT.get(words)
         raise DeviceError(f"{name} failed ({words}){f': {way_out}' if way_out else ''}")

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.gpu.driver import call, driver
+from farm.gpu.driver import call, function
 
 REPLAYS = 9
 """Number of replays; their median is taken."""
@@ -54,7 +54,7 @@ class CudaGraph:
         try:
             enqueue()
         except BaseException:
-            driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+            function("cuStreamEndCapture")(stream, ctypes.byref(graph))
             _destroy(graph)
             raise
         call("cuStreamEndCapture", stream, ctypes.byref(graph))
@@ -70,7 +70,7 @@ class CudaGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._executable:
-            driver().cuGraphExecDestroy(self._executable)
+            function("cuGraphExecDestroy")(self._executable)
             self._executable = ctypes.c_void_p()
 
     def replay(self) -> None:
@@ -105,4 +105,4 @@ class Gate:
 def _destroy(graph: ctypes.c_void_p) -> None:
     """A capture that failed has given none."""
     if graph:
-        driver().cuGraphDestroy(graph)
+        function("cuGraphDestroy")(graph)

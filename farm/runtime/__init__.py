@@ -1,1 +1,7 @@
-"""What runs a bundle needs of it: no ledger, no store, no compiler."""
+"""Bundles without a framework, a store or a compiler: `farm.runtime.load(path)` is a network on a GPU."""
+
+from __future__ import annotations
+
+from farm.runtime.network import load
+
+__all__ = ["load"]

@@ -19,6 +19,10 @@ from farm.errors import UsageError
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node."""
+PLAN = "network.plan"
+"""How the network runs without a framework."""
+CONSTANTS = "network.constants"
+REST = "rest.ptx"
 SCHEMA_VERSIONS = (2, 3, 4, 5, 6)
 """Of manifests that this program reads."""
 NO_DIGEST = "0" * 64
@@ -84,7 +88,7 @@ class Bundle:
                     f"{self.path}: its manifest has the version {version}, this program reads "
                     f"{SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]}: fetch it again with this version of farm"
                 )
-            self.layers = {each["name"]: _layer(each) for each in self.manifest["layers"]}
+            self.layers = layers_of(self.manifest["layers"])
         except (FileNotFoundError, BadZipFile, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self.path} is no bundle ({error}): farm fetch writes one") from None
 
@@ -136,7 +140,7 @@ class Bundle:
         found = {each.path: each.sha256 for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)}
         if self.has_network:
             found[NETWORK] = self.manifest["network"]["sha256"]
-        return found
+        return found | self._runtime_digests()
 
     def damage(self) -> Sequence[str]:
         """Every file that is missing or damaged, in words; the manifest too, if it was written with its digest."""
@@ -150,6 +154,34 @@ class Bundle:
             except UsageError as error:
                 found.append(str(error))
         return found
+
+    @property
+    def plan(self) -> str:
+        """How the network runs without a framework. Raises UsageError where the bundle does not say."""
+        text = self._runtime_file(PLAN)
+        if not text:
+            raise UsageError(
+                f"{self.path} does not say how its network runs: it is a part, or older than this version of farm; "
+                "fetch it again"
+            )
+        return text.decode()
+
+    @property
+    def constants(self) -> bytes:
+        """What the plan's steps read beside the network's input."""
+        return self._runtime_file(CONSTANTS)
+
+    @property
+    def rest(self) -> bytes:
+        """The PTX of the kernels beside the layers; empty where the plan needs none."""
+        return self._runtime_file(REST)
+
+    def _runtime_file(self, name: str) -> bytes:
+        digest = self._runtime_digests().get(name)
+        return b"" if digest is None else self.read(name, digest)
+
+    def _runtime_digests(self) -> dict[str, str]:
+        return {each["path"]: each["sha256"] for each in self.manifest.get("runtime", {"files": ()})["files"]}
 
     def _bytes(self, name: str) -> bytes:
         """Raises FileNotFoundError and BadZipFile."""
@@ -175,6 +207,11 @@ def with_digest(manifest: Mapping[str, Any]) -> bytes:
 def is_whole(manifest: bytes, sha256: str) -> bool:
     """Whether a manifest is as `with_digest` wrote it."""
     return hashlib.sha256(manifest.replace(sha256.encode(), NO_DIGEST.encode(), 1)).hexdigest() == sha256
+
+
+def layers_of(manifest: Sequence[Mapping[str, Any]]) -> dict[str, BundledLayer]:
+    """The layers of a manifest by their names."""
+    return {each["name"]: _layer(each) for each in manifest}
 
 
 def _layer(value: Mapping[str, Any]) -> BundledLayer:

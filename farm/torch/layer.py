@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import threading
@@ -11,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from codegen.launch import Launch
 from codegen.spec import LayerSpec, Linear
 from farm.errors import UsageError
-from farm.gpu.driver import call, driver
+from farm.gpu.driver import driver
+from farm.gpu.loaded import Part
 from farm.runtime.bundle import Bundle, BundledLayer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -31,37 +30,6 @@ class Compute(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
     ) -> torch.Tensor:
         """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
-
-
-class Part:
-    """One kernel of a layer on one GPU."""
-
-    def __init__(self, cubin: bytes, launch: Launch) -> None:
-        """Loads it into the current context. Raises DeviceError."""
-        self._launch = launch
-        self._module = ctypes.c_void_p()
-        self._function = ctypes.c_void_p()
-        call("cuModuleLoadData", ctypes.byref(self._module), cubin)
-        call("cuModuleGetFunction", ctypes.byref(self._function), self._module, launch.kernel.encode())
-
-    def enqueue(self, addresses: dict[str, int], numbers: dict[str, int], stream: int) -> None:
-        """Raises DeviceError."""
-        launch = self._launch
-        values = [
-            ctypes.c_int32(numbers[name]) if name in numbers else ctypes.c_uint64(addresses[name])
-            for name in launch.arguments
-        ]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        call(
-            "cuLaunchKernel",
-            self._function,
-            *launch.grid_at(numbers["images"]),
-            *launch.block,
-            launch.shared_bytes,
-            stream,
-            pointers,
-            None,
-        )
 
 
 class GpuLayer:

@@ -41,7 +41,9 @@ def test_the_wheel_holds_every_package_and_every_file_that_is_not_python() -> No
     for folder in FOLDERS:
         patterns = setuptools["package-data"].get(folder.replace("/", "."), [])
         packed = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
-        data = {path for path in (ROOT / folder).iterdir() if path.is_file() and path.suffix not in (".py", ".md")}
+        plain = [path for path in (ROOT / folder).iterdir() if path.is_dir() and not any(path.rglob("*.py"))]
+        inside = [path for each in (ROOT / folder, *plain) for path in each.iterdir() if path.is_file()]
+        data = {path for path in inside if path.suffix not in (".py", ".pyc", ".md")}
         assert packed == data, folder
 
 

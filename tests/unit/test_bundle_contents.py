@@ -79,7 +79,7 @@ def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixtur
 
 def test_a_whole_bundle_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bundle", "verify", str(bundle)]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 5 files, each with its digest")
+    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 6 files, each with its digest")
 
 
 @pytest.mark.parametrize("bundle", ["bundle"], indirect=True)

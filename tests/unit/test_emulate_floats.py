@@ -109,6 +109,9 @@ def test_float_arithmetic_is_rounded_to_nearest(suffix: str) -> None:
             assert same(floats(apply(f"{name}.{suffix}", "f32", *arguments)), expected.tolist()), name
         if suffix == "rn.f32":
             assert same(floats(apply("div.rn.f32", "f32", *arguments)), (a / b).tolist())
+            assert same(floats(apply("rcp.rn.f32", "f32", arguments[0])), (1 / a).tolist())
+            assert same(floats(apply("sqrt.rn.f32", "f32", arguments[0])), np.sqrt(a).tolist())
+            assert same(floats(apply("copysign.f32", "f32", *arguments)), np.copysign(b, a).tolist())
 
 
 def test_minimum_and_maximum_prefer_numbers_and_order_the_zeros() -> None:

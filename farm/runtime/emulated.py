@@ -1,0 +1,88 @@
+"""A plan run on the CPU, for small networks: every kernel's PTX in the emulator, also of what is beside the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen import emulate
+from codegen.launch import Launch
+from farm.errors import UsageError
+from farm.runtime.bundle import Bundle
+from farm.runtime.kernels import rest_ptx
+from farm.runtime.plan import Argument, LayerStep, Place, Plan, Rows, read_plan
+
+Array = NDArray[Any]
+Kernels = Mapping[str, Sequence[tuple[bytes, Launch]]]
+"""The PTX of each layer's parts, and how each is launched."""
+
+
+def run_emulated(
+    plan: Plan,
+    kernels: Kernels,
+    constants: bytes,
+    inputs: Sequence[Array],
+    see: Callable[[str, Array], None] | None = None,
+) -> list[Array]:
+    """The outputs of the network for inputs held as `numpy_dtype` says, images first.
+
+    `see` is told every tensor's name in the network and its elements as they are computed. Raises EmulationError.
+    """
+    images = plan.images_of(inputs)
+    memory: dict[Place, Array] = {
+        Place("input", i): np.ascontiguousarray(each).reshape(-1) for i, each in enumerate(inputs)
+    }
+    memory |= {Place("output", i): np.empty(port.image_bytes * images, np.uint8) for i, port in enumerate(plan.outputs)}
+    memory |= {Place("buffer", i): np.empty(count * images, np.uint8) for i, count in enumerate(plan.buffers)}
+    data = np.frombuffer(constants, np.uint8)
+
+    def array(place: Place) -> Array:
+        return data[place.number :] if place.kind == "constant" else memory[place]
+
+    def value(argument: Argument, rows: int) -> Array | int | float:
+        match argument:
+            case Place():
+                return array(argument)
+            case Rows():
+                return rows
+            case _:
+                return argument
+
+    for step in plan.steps:
+        rows = step.rows * images
+        if isinstance(step, LayerStep):
+            tensors = {"input": array(step.input), "output": array(step.output)}
+            if step.residual is not None:
+                tensors["residual"] = array(step.residual)
+            for ptx, launch in kernels[step.layer]:
+                given: dict[str, Array | int] = {**tensors, **launch.numbers(rows)}
+                arguments = [given[name] for name in launch.arguments]
+                emulate.run(ptx, launch.grid_at(rows), launch.block, launch.shared_bytes, arguments)
+        else:
+            x, y, z = (size.at(rows) for size in step.grid)
+            emulate.run(
+                rest_ptx(),
+                (x, y, z),
+                (step.threads, 1, 1),
+                0,
+                [value(each, rows) for each in step.arguments],
+                kernel=step.kernel,
+            )
+        if see is not None:
+            see(step.tensor, array(step.output))
+    return [
+        memory[Place("output", i)].view(port.held_in).reshape(port.shape_of(images))
+        for i, port in enumerate(plan.outputs)
+    ]
+
+
+def run_bundle(bundle: Bundle, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a bundle's network. Raises UsageError where it has no PTX, which the emulator reads."""
+    plan = read_plan(bundle.plan)
+    kernels = {name: [(bundle.cubin(each), each.launch) for each in bundle.layers[name].ptx] for name in plan.layers}
+    if not all(kernels.values()):
+        raise UsageError(f"{bundle.path} holds no PTX, which the emulator runs: write it with farm fetch --ptx")
+    return run_emulated(plan, kernels, bundle.constants, inputs)

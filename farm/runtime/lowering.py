@@ -1,0 +1,290 @@
+"""A network made into a plan: each operator beside the compiled layers becomes launches of the kernels in rest.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.data_types import from_float32
+from codegen.launch import GridSize
+from codegen.onnx.network import Network, NetworkNode
+from codegen.spec import LayerSpec, Linear
+from farm.errors import UsageError
+from farm.runtime.plan import Grid, Rows
+
+SAMPLES = (240, 480)
+"""Numbers of images for which an open network is lowered; what differs between them is refused."""
+THREADS = 256
+ROW_THREADS = 128
+"""Of a block that computes one row together, as in rest.cu."""
+TILE = 16
+"""Of gemm in rest.cu."""
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor: whichever names it has, it is computed once."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    root: int | str
+    """The number of the step that computes it, or the name of the network's input; tensors of one root share memory."""
+    constant: NDArray[Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def shaped(self, shape: Sequence[int]) -> Value:
+        """The same elements in the same order."""
+        return Value(tuple(shape), self.dtype, self.root, self.constant)
+
+
+Given = Value | Rows | int | float
+"""An argument before tensors have places."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """One launch, or one compiled layer where `layer` is not empty."""
+
+    kernel: str
+    layer: str
+    rows: int
+    grid: Grid
+    threads: int
+    arguments: tuple[Given, ...]
+    outputs: tuple[Value, ...]
+    """Those of its arguments that it writes."""
+    tensor: str
+
+
+class RefusedError(UsageError):
+    """A network that the runtime does not know how to run."""
+
+
+Operator: TypeAlias = Callable[["Lowering", NetworkNode], "Sequence[Value]"]
+"""Adds the steps of a node and gives its outputs."""
+
+
+class Lowering:
+    """One pass over a network for a number of images."""
+
+    def __init__(
+        self, network: Network, specs: Mapping[str, LayerSpec], operators: Mapping[str, Operator], images: int
+    ) -> None:
+        """Raises RefusedError, which names what is not run."""
+        self.images = images
+        self.opset = network.opset
+        self.steps: list[Lowered] = []
+        self.values: dict[str, Value] = {}
+        self.numbers: dict[str, NDArray[Any]] = {}
+        self._specs = specs
+        self._operators = operators
+        for name, array in network.constants.items():
+            if array.dtype.kind in "iub":
+                self.numbers[name] = array
+            self.values[name] = Value(array.shape, array.dtype.name, f"constant {name}", array)
+        for given in network.inputs:
+            if any(not isinstance(size, int) for size in given.shape[1:]):
+                raise RefusedError(f"the input {given.name} has sizes that are open: compile with --input-shape")
+            if not given.shape or given.dtype not in DTYPES:
+                raise RefusedError(f"the input {given.name} is of {given.dtype}, a network takes images of floats")
+            sizes = tuple(size for size in given.shape[1:] if isinstance(size, int))
+            first = given.shape[0] if isinstance(given.shape[0], int) else images
+            self.values[given.name] = Value((first, *sizes), given.dtype, given.name)
+        self._check_operators(network)
+        for node in network.nodes:
+            self._lower(node)
+
+    def _check_operators(self, network: Network) -> None:
+        """All that are unknown at once."""
+        known = {*self._operators, *SHAPES}
+        unknown = sorted({node.operator for node in network.nodes if not node.layer and node.operator not in known})
+        if unknown:
+            raise RefusedError(f"the runtime does not run {', '.join(unknown)}: use farm.torch for this network")
+
+    def _lower(self, node: NetworkNode) -> None:
+        if node.layer:
+            made: Sequence[Value] = [self._layer(node)]
+        elif self._compute(node):
+            return
+        elif node.operator not in self._operators:
+            raise self.refused(node, "of tensors that are not known before the network runs")
+        else:
+            for name in filter(None, node.inputs):
+                if name not in self.values:
+                    raise self.refused(node, f"its input {name} is not known")
+            made = self._operators[node.operator](self, node)
+        for name, value in zip(node.outputs, made, strict=False):
+            if name:
+                self.values[name] = value
+
+    def refused(self, node: NetworkNode, why: str) -> RefusedError:
+        return RefusedError(f"the runtime does not run {node} ({why}): use farm.torch for this network")
+
+    # What operators are made of.
+
+    def inner(self, node: NetworkNode, value: Value) -> tuple[int, ...]:
+        """The sizes of one image; where rows of all images come first, theirs is the first of them."""
+        first = value.shape[0] if value.shape else 0
+        if first % self.images or not first:
+            raise self.refused(node, f"a tensor of {list(value.shape)} has no images as its first size")
+        return (() if first == self.images else (first // self.images,)) + value.shape[1:]
+
+    def step(
+        self,
+        node: NetworkNode,
+        kernel: str,
+        arguments: Sequence[Given],
+        output: Value,
+        grid: Grid,
+        *,
+        threads: int = THREADS,
+        rows: int = 1,
+    ) -> Value:
+        """A launch that writes `output`, which is among its arguments."""
+        if output.dtype not in DTYPES:
+            raise self.refused(node, f"of {output.dtype}")
+        name = f"{kernel}_{output.dtype}"
+        self.steps.append(Lowered(name, "", rows, grid, threads, tuple(arguments), (output,), node.outputs[0]))
+        return output
+
+    def new(self, shape: Sequence[int], dtype: str) -> Value:
+        """What the next step computes."""
+        return Value(tuple(shape), dtype, len(self.steps))
+
+    def elementwise(self, count: int) -> tuple[int, Grid]:
+        """The blocks of an image with a thread for each output, and the grid."""
+        blocks = -(-count // THREADS)
+        return blocks, (GridSize(blocks, 1), GridSize(), GridSize())
+
+    def floats(self, array: NDArray[Any], dtype: str) -> Value:
+        """A constant in the type of the tensors that it is computed with."""
+        if dtype == "bfloat16":
+            data = from_float32(np.asarray(array, np.float32), "bfloat16")
+        else:
+            data = np.asarray(array, dtype)
+        data = np.ascontiguousarray(data)
+        return Value(array.shape, dtype, f"constant {id(data)}", data)
+
+    def axis(self, node: NetworkNode, value: Value, axis: int) -> int:
+        """Counted from the first; the images' is refused."""
+        axis = axis % len(value.shape)
+        if axis == 0 or value.shape[0] != self.images:
+            raise self.refused(node, "along the images")
+        return axis
+
+    def copied(
+        self,
+        node: NetworkNode,
+        source: Value,
+        target: Value,
+        sizes: Sequence[int],
+        read: tuple[int, Sequence[int]],
+        write: tuple[int, Sequence[int]],
+    ) -> None:
+        """Elements of a box of one image, each with an offset and strides, to another."""
+        if len(sizes) > 4:
+            raise self.refused(node, f"of {len(sizes) + 1} dimensions")
+        blocks, grid = self.elementwise(prod(sizes))
+        padded = [1] * (4 - len(sizes))
+        (start, strides), (first, steps) = read, write
+        arguments: list[Given] = [source, target, blocks, prod(sizes), *[*padded, *sizes][1:]]
+        arguments += [source.size // self.images, start, *[0 for _ in padded], *strides]
+        arguments += [target.size // self.images, first, *[0 for _ in padded], *steps]
+        self.step(node, "copy", arguments, target, grid)
+
+    def _layer(self, node: NetworkNode) -> Value:
+        spec = self._specs[node.layer]
+        x, *residual = (self.values[name] for name in node.inputs)
+        if x.dtype != spec.data_type:
+            raise self.refused(node, f"it takes {spec.data_type} and is given {x.dtype}")
+        taken = prod(spec.input_shape)
+        if isinstance(spec, Linear):
+            shape = (*x.shape[:-1], spec.outputs)
+        elif len(x.shape) == 3:
+            shape = (x.shape[0], spec.output_shape[0], spec.output_shape[2])
+        else:
+            shape = (x.shape[0], *spec.output_shape)
+        if x.size % (taken * self.images) or (not isinstance(spec, Linear) and x.size != taken * x.shape[0]):
+            raise self.refused(node, f"it was compiled for {list(spec.input_shape)} and is given {list(x.shape)}")
+        output = self.new(shape, spec.data_type)
+        none = GridSize()
+        rows = x.size // taken // self.images
+        arguments = (x, output, *residual)
+        self.steps.append(Lowered("", node.layer, rows, (none,) * 3, 0, arguments, (output,), node.outputs[0]))
+        return output
+
+    # Shapes that the network computes.
+
+    def _compute(self, node: NetworkNode) -> bool:
+        """Whether it is of integers that are known now; then they are computed."""
+        name = node.outputs[0]
+        if node.operator == "Shape" and node.inputs[0] in self.values:
+            shape = self.values[node.inputs[0]].shape
+            found = np.array(shape[node.attributes.get("start", 0) : node.attributes.get("end", len(shape))], np.int64)
+        elif node.operator in SHAPES and all(each in self.numbers for each in node.inputs if each):
+            inputs = [self.numbers[each] if each else None for each in node.inputs]
+            found = np.asarray(SHAPES[node.operator](node, *inputs))
+        else:
+            return False
+        self.numbers[name] = found
+        self.values[name] = Value(found.shape, found.dtype.name, f"constant {name}", found)
+        return True
+
+
+def attribute_axes(node: NetworkNode, inputs: Sequence[NDArray[Any] | None]) -> list[int]:
+    """Of Squeeze, Unsqueeze and reductions: an attribute of old, an input since."""
+    if len(inputs) > 1 and inputs[1] is not None:
+        return [int(each) for each in np.atleast_1d(inputs[1])]
+    return list(node.attributes.get("axes", []))
+
+
+def _unsqueezed(node: NetworkNode, x: NDArray[Any], *more: NDArray[Any] | None) -> NDArray[Any]:
+    return np.expand_dims(x, tuple(attribute_axes(node, (x, *more))))
+
+
+def _squeezed(node: NetworkNode, x: NDArray[Any], *more: NDArray[Any] | None) -> NDArray[Any]:
+    axes = attribute_axes(node, (x, *more))
+    return np.squeeze(x, tuple(axes)) if axes else np.squeeze(x)
+
+
+def _sliced(
+    _: NetworkNode, x: NDArray[Any], starts: NDArray[Any], ends: NDArray[Any], *more: NDArray[Any] | None
+) -> NDArray[Any]:
+    axes = more[0] if more and more[0] is not None else np.arange(len(starts))
+    steps = more[1] if len(more) > 1 and more[1] is not None else np.ones(len(starts), np.int64)
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[int(axis)] = slice(int(start), int(end), int(step))
+    return x[tuple(index)]
+
+
+def _divided(_: NetworkNode, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Towards zero, as ONNX divides integers."""
+    quotient: NDArray[Any] = np.trunc(a / b).astype(a.dtype)
+    return quotient
+
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    "Shape": lambda _, x: np.array(x.shape, np.int64),
+    "Constant": lambda node: node.attributes["value"] if "value" in node.attributes else node.attributes["value_ints"],
+    "Gather": lambda node, x, at: np.take(x, at, node.attributes.get("axis", 0)),
+    "Concat": lambda node, *xs: np.concatenate(xs, node.attributes["axis"]),
+    "Unsqueeze": _unsqueezed,
+    "Squeeze": _squeezed,
+    "Slice": _sliced,
+    "Cast": lambda _, x: x.astype(np.int64),
+    "Add": lambda _, a, b: a + b,
+    "Sub": lambda _, a, b: a - b,
+    "Mul": lambda _, a, b: a * b,
+    "Div": _divided,
+}
+"""Of integers that are known before the network runs."""

@@ -1,0 +1,285 @@
+"""A bundle's network on a GPU, by the driver alone: NumPy arrays in and out, or device pointers and a stream."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.errors import DeviceError
+from farm.errors import UsageError
+from farm.gpu.driver import call
+from farm.gpu.loaded import Module, Part, launch
+from farm.runtime.bundle import Bundle
+from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, read_plan
+
+ALIGNMENT_BYTES = 16
+"""Of all pointers."""
+BRANCHES = 8
+"""Parts of a layer run beside each other on so many streams."""
+_MAJOR, _MINOR = 75, 76
+"""The driver's numbers of the attributes that are the compute capability."""
+
+Array = NDArray[Any]
+
+
+def load(path: Path | str, device: int = 0) -> Network:
+    """The network of a bundle on a GPU, without PyTorch. For inference.
+
+    Raises UsageError for what is no bundle, for a network with operators that this program does not run, and for a GPU
+    that the bundle has no code for; DeviceError where there is no GPU.
+    """
+    return Network(Bundle(path), device)
+
+
+class Network:
+    """Loaded once, run as often as wanted; a call at a time."""
+
+    def __init__(self, bundle: Bundle, device: int = 0) -> None:
+        self._bundle = bundle
+        try:
+            self.plan = read_plan(bundle.plan)
+        except UsageError as error:
+            raise UsageError(f"{bundle.path}: {error}") from None
+        self.inputs, self.outputs = self.plan.inputs, self.plan.outputs
+        """With name, dtype and shape."""
+        self._lock = threading.RLock()
+        self._buffers: list[int] = []
+        self._reserved_images = 0
+        self._device = _device(device)
+        self.arch, self.device_name = _architecture(self._device), _name(self._device)
+        self._closed = False
+        self._context = ctypes.c_void_p()
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        with self._current():
+            self._load()
+
+    def _load(self) -> None:
+        bundle = self._bundle
+        self._layers: dict[str, list[Part]] = {}
+        for name in self.plan.layers:
+            cubins = bundle.layers[name].cubins_for(self.arch)
+            if not cubins:
+                raise UsageError(
+                    f"{bundle.path} has {', '.join(bundle.archs)} and none of it runs on {self.device_name} "
+                    f"({self.arch}): compile the model with --arch {self.arch} and fetch it again; of an older GPU's "
+                    "job, farm fetch --ptx writes what runs on later ones too"
+                )
+            self._layers[name] = [Part(bundle.cubin(each), each.launch) for each in cubins]
+        kernels = {step.kernel for step in self.plan.steps if isinstance(step, KernelStep)}
+        self._rest = Module(bundle.rest) if kernels else None
+        self._functions = {} if self._rest is None else {name: self._rest.function(name) for name in sorted(kernels)}
+        data = bundle.constants
+        self._constants = _allocate(len(data))
+        _upload(self._constants, data)
+        others = min(max((len(parts) for parts in self._layers.values()), default=1), BRANCHES) - 1
+        self._others = [_stream() for _ in range(others)]
+        self._begin, *self._ends = (_event() for _ in range(others + 1))
+        limits = [step.images_limit for step in self.plan.steps if isinstance(step, KernelStep)]
+        limits += [
+            each.launch.images_limit // step.rows
+            for step in self.plan.steps
+            if isinstance(step, LayerStep)
+            for each in bundle.layers[step.layer].cubins
+        ]
+        self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
+
+    def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
+        """What the ONNX model gives for inputs in its order, images first; bfloat16 is held as uint16.
+
+        Arrays are copied to the GPU and back. Raises UsageError for arrays that the model does not take.
+        """
+        images = self.plan.images_of(arrays)
+        outputs = [np.empty(port.shape_of(images), port.held_in) for port in self.outputs]
+        if images:
+            with self._lock, self._current():
+                self._compute([np.ascontiguousarray(each) for each in arrays], outputs, images)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def enqueue(self, inputs: Sequence[int], outputs: Sequence[int], images: int, stream: int = 0) -> None:
+        """Runs on a stream, given as its address, and does not wait for it; pointers are of the GPU's memory.
+
+        Buffers are allocated by the first call with so many images, so that later ones can be recorded as a CUDA
+        graph. They serve one call at a time: on other streams, wait for the last call first, or load the bundle again.
+        """
+        self._check_images(images)
+        if any(each % ALIGNMENT_BYTES for each in (*inputs, *outputs)):
+            raise UsageError(f"a pointer is no multiple of {ALIGNMENT_BYTES} bytes: pass whole tensors")
+        with self._lock, self._current():
+            self._reserve(min(images, self._most_images))
+            for start in range(0, images, self._most_images):
+                count = min(self._most_images, images - start)
+                given = [each + start * port.image_bytes for each, port in zip(inputs, self.inputs, strict=True)]
+                made = [each + start * port.image_bytes for each, port in zip(outputs, self.outputs, strict=True)]
+                self._run(given, made, count, stream)
+
+    def close(self) -> None:
+        """Gives everything on the GPU back."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._current():
+            call("cuStreamSynchronize", None)
+            for address in filter(None, (*self._buffers, self._constants)):
+                call("cuMemFree_v2", address)
+            modules = [part.module for parts in self._layers.values() for part in parts]
+            for module in (*modules, *([self._rest] if self._rest else [])):
+                module.unload()
+            for stream in self._others:
+                call("cuStreamDestroy_v2", stream)
+            for event in (self._begin, *self._ends):
+                call("cuEventDestroy_v2", event)
+        call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_images(self, images: int) -> None:
+        if images < 1 or self.plan.images not in (None, images):
+            raise UsageError(f"the network takes {self.plan.images or 'one or more'} images and is given {images}")
+
+    def _compute(self, arrays: Sequence[Array], outputs: Sequence[Array], images: int) -> None:
+        addresses: list[int] = []
+        try:
+            addresses.extend(_allocate(array.nbytes) for array in (*arrays, *outputs))
+            for address, array in zip(addresses, arrays, strict=False):
+                _upload(address, array)
+            given, made = addresses[: len(arrays)], addresses[len(arrays) :]
+            self.enqueue(given, made, images)
+            for address, array in zip(made, outputs, strict=True):
+                call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
+        finally:
+            for address in addresses:
+                call("cuMemFree_v2", address)
+
+    def _reserve(self, images: int) -> None:
+        if images <= self._reserved_images:
+            return
+        call("cuStreamSynchronize", None)
+        while self._buffers:
+            call("cuMemFree_v2", self._buffers.pop())
+        self._reserved_images = 0
+        self._buffers += [_allocate(count * images) for count in self.plan.buffers]
+        self._reserved_images = images
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], images: int, stream: int) -> None:
+        def address(place: Place) -> int:
+            match place.kind:
+                case "input":
+                    return inputs[place.number]
+                case "output":
+                    return outputs[place.number]
+                case "buffer":
+                    return self._buffers[place.number]
+                case "constant":
+                    return self._constants + place.number
+
+        for step in self.plan.steps:
+            if isinstance(step, LayerStep):
+                addresses = {"input": address(step.input), "output": address(step.output)}
+                if step.residual is not None:
+                    addresses["residual"] = address(step.residual)
+                self._run_layer(self._layers[step.layer], addresses, step.rows * images, stream)
+                continue
+            values: list[Any] = []
+            for each in step.arguments:
+                match each:
+                    case Place():
+                        values.append(ctypes.c_uint64(address(each)))
+                    case Rows():
+                        values.append(ctypes.c_int32(step.rows * images))
+                    case int():
+                        values.append(ctypes.c_int32(each))
+                    case float():
+                        values.append(ctypes.c_float(each))
+            grid = [size.at(step.rows * images) for size in step.grid]
+            launch(self._functions[step.kernel], grid, (step.threads, 1, 1), 0, values, stream)
+
+    def _run_layer(self, parts: Sequence[Part], addresses: Mapping[str, int], rows: int, stream: int) -> None:
+        """To the stream it is one launch: parts begin after what the stream has, what follows waits for all."""
+        others = list(zip(self._others, self._ends, strict=True))[: len(parts) - 1]
+        if others:
+            call("cuEventRecord", self._begin, stream)
+        for other, _ in others:
+            call("cuStreamWaitEvent", other, self._begin, 0)
+        streams = [stream, *(other.value or 0 for other, _ in others)]
+        for i, part in enumerate(parts):
+            part.enqueue(addresses, part.launch.numbers(rows), streams[i % len(streams)])
+        for other, end in others:
+            call("cuEventRecord", end, other)
+            call("cuStreamWaitEvent", stream, end, 0)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """With the GPU's context, which other libraries of the process use too."""
+        call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+def _device(number: int) -> int:
+    """The driver's handle of a GPU. Raises DeviceError and UsageError."""
+    call("cuInit", 0)
+    count, device = ctypes.c_int(), ctypes.c_int()
+    call("cuDeviceGetCount", ctypes.byref(count))
+    if not count.value:
+        raise DeviceError("there is no GPU here: check the driver with nvidia-smi")
+    if not 0 <= number < count.value:
+        raise UsageError(f"there is no GPU {number} here, they are 0 to {count.value - 1}")
+    call("cuDeviceGet", ctypes.byref(device), number)
+    return device.value
+
+
+def _architecture(device: int) -> str:
+    numbers = []
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int()
+        call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        numbers.append(value.value)
+    return f"sm_{numbers[0]}{numbers[1]}"
+
+
+def _name(device: int) -> str:
+    name = ctypes.create_string_buffer(256)
+    call("cuDeviceGetName", name, len(name), device)
+    return name.value.decode(errors="replace")
+
+
+def _allocate(count_bytes: int) -> int:
+    address = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(address), max(count_bytes, ALIGNMENT_BYTES))
+    return address.value
+
+
+def _upload(address: int, data: bytes | Array) -> None:
+    array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    if array.nbytes:
+        call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
+
+
+def _stream() -> ctypes.c_void_p:
+    """That does not wait for the default stream."""
+    stream = ctypes.c_void_p()
+    call("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream
+
+
+def _event() -> ctypes.c_void_p:
+    """Without a time."""
+    event = ctypes.c_void_p()
+    call("cuEventCreate", ctypes.byref(event), 2)
+    return event

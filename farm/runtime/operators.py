@@ -1,0 +1,299 @@
+"""ONNX's operators as launches of the kernels in rest.cu, for what is left of a network beside its compiled layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.launch import GridSize
+from codegen.onnx.network import NetworkNode
+from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, Value, attribute_axes
+from farm.runtime.moving import MOVING, numbers_of, scalar_of, strides_of
+from farm.runtime.plan import Rows
+
+ERF_GELU, TANH_GELU = 8, 9
+"""Numbers of rest.cu's unary operations."""
+
+
+def _same(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    return [lowering.values[node.inputs[0]]]
+
+
+def _cast(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    from_onnx = {1: "float32", 10: "float16", 16: "bfloat16"}
+    x = lowering.values[node.inputs[0]]
+    if from_onnx.get(node.attributes["to"]) != x.dtype:
+        raise lowering.refused(node, f"from {x.dtype} to another type")
+    return [x]
+
+
+def _unary(code: int, lowering: Lowering, node: NetworkNode, a: float = 0.0, b: float = 0.0) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    count = prod(lowering.inner(node, x))
+    blocks, grid = lowering.elementwise(count)
+    output = lowering.new(x.shape, x.dtype)
+    return [lowering.step(node, "unary", [x, output, blocks, count, code, float(a), float(b)], output, grid)]
+
+
+def _relu(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    return _unary(0, lowering, node, 0.0, math.inf)
+
+
+def _clip(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    low = scalar_of(lowering, node, 1, node.attributes.get("min", -math.inf))
+    return _unary(0, lowering, node, low, scalar_of(lowering, node, 2, node.attributes.get("max", math.inf)))
+
+
+def _with_attributes(
+    code: int, first: tuple[str, float], second: tuple[str, float], lowering: Lowering, node: NetworkNode
+) -> Sequence[Value]:
+    """An activation with up to two numbers."""
+    a, b = (node.attributes.get(name, default) for name, default in (first, second))
+    return _unary(code, lowering, node, a, b)
+
+
+def _gelu(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    return _unary(TANH_GELU if node.attributes.get("approximate", "none") == "tanh" else ERF_GELU, lowering, node)
+
+
+def _binary(code: int, lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    """Of two tensors, or of several one after another."""
+    result = lowering.values[node.inputs[0]]
+    for name in node.inputs[1:]:
+        result = _pair(code, lowering, node, result, lowering.values[name])
+    return [result]
+
+
+def _pair(code: int, lowering: Lowering, node: NetworkNode, a: Value, b: Value) -> Value:
+    computed = a if a.constant is None else b
+    if computed.constant is not None or (a.constant is None and b.constant is None and a.dtype != b.dtype):
+        raise lowering.refused(node, "of constants, or of two types")
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    if len(computed.shape) != len(shape) or shape[0] != computed.shape[0]:
+        raise lowering.refused(node, f"of {list(a.shape)} and {list(b.shape)}")
+    sizes = lowering.inner(node, computed.shaped(shape))
+    if len(sizes) > 4:
+        raise lowering.refused(node, f"of {len(shape)} dimensions")
+    output = lowering.new(shape, computed.dtype)
+    blocks, grid = lowering.elementwise(prod(sizes))
+    padded = [1] * (4 - len(sizes)) + list(sizes)
+    operands = [lowering.floats(each.constant, output.dtype) if each.constant is not None else each for each in (a, b)]
+    strides = [n for each in operands for n in _broadcast(lowering, node, each, shape, sizes)]
+    arguments: list[Given] = [*operands, output, blocks, prod(sizes), *padded[1:], *strides, code]
+    return lowering.step(node, "binary", arguments, output, grid)
+
+
+def _broadcast(
+    lowering: Lowering, node: NetworkNode, value: Value, shape: Sequence[int], sizes: Sequence[int]
+) -> list[int]:
+    """The stride from image to image, and those of four sizes of one: 0 where it is broadcast."""
+    own = [1] * (len(shape) - len(value.shape)) + list(value.shape)
+    if value.constant is not None and own[0] != 1:
+        raise lowering.refused(node, "of a constant for each image")
+    if value.constant is None and (len(value.shape) != len(shape) or own[0] != shape[0]):
+        raise lowering.refused(node, f"of {list(value.shape)} for {list(shape)}")
+    inner = own[1:]
+    if len(sizes) == len(shape):  # rows of all images come first
+        inner = [1 if value.constant is not None else sizes[0], *inner]
+    strides = [0 if size == 1 else stride for size, stride in zip(inner, strides_of(inner), strict=True)]
+    of_image = 0 if value.constant is not None else value.size // lowering.images
+    return [of_image, *[0] * (4 - len(strides)), *strides]
+
+
+def _window(
+    lowering: Lowering, node: NetworkNode, size: tuple[int, ...]
+) -> tuple[list[int], list[int], list[int], list[int], list[int], list[int]]:
+    """Extent, strides, dilations, pads before and behind, and the output's sizes; a line has the height 1."""
+    attributes = node.attributes
+    rank = len(size)
+    extent = list(attributes["kernel_shape"])
+    strides = list(attributes.get("strides") or [1] * rank)
+    dilations = list(attributes.get("dilations") or [1] * rank)
+    pads = list(attributes.get("pads") or [0] * 2 * rank)
+    begins, ends = pads[:rank], pads[rank:]
+    auto = attributes.get("auto_pad", "NOTSET")
+    outputs = []
+    for i in range(rank):
+        reach = (extent[i] - 1) * dilations[i] + 1
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            outputs.append(-(-size[i] // strides[i]))
+            total = max(0, (outputs[i] - 1) * strides[i] + reach - size[i])
+            begins[i] = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            ends[i] = total - begins[i]
+            continue
+        span = size[i] + begins[i] + ends[i] - reach
+        if span < 0:
+            raise lowering.refused(node, "its window is larger than the image")
+        steps = -(-span // strides[i]) if attributes.get("ceil_mode", 0) else span // strides[i]
+        if steps * strides[i] >= size[i] + begins[i]:  # a window that begins behind the image is none
+            steps -= 1
+        outputs.append(steps + 1)
+    alone = [extent, strides, dilations, begins, ends, outputs]
+    if rank == 1:
+        filling = [1, 1, 1, 0, 0, 1]
+        alone = [[fill, *each] for fill, each in zip(filling, alone, strict=True)]
+    return alone[0], alone[1], alone[2], alone[3], alone[4], alone[5]
+
+
+def _pool(kernel: str, lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    rank = len(x.shape) - 2
+    if rank not in (1, 2) or x.shape[0] != lowering.images or any(node.outputs[1:]):
+        raise lowering.refused(node, f"of {len(x.shape)} dimensions, or with several outputs")
+    if kernel == "max_pool" and node.attributes.get("storage_order", 0):
+        raise lowering.refused(node, "with another order of storage")
+    height, width = (1, *x.shape[2:])[-2:]
+    extent, strides, dilations, begins, ends, sizes = _window(lowering, node, x.shape[2:])
+    channels = x.shape[1]
+    output = lowering.new((x.shape[0], channels, *sizes[2 - rank :]), x.dtype)
+    blocks, grid = lowering.elementwise(channels * prod(sizes))
+    arguments: list[Given] = [x, output, blocks, channels, height, width, *sizes, *extent, *strides, *begins, *ends]
+    arguments += [*dilations, int(node.attributes.get("count_include_pad", 0))]
+    return [lowering.step(node, kernel, arguments, output, grid)]
+
+
+def _global_max(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    attributes = {"kernel_shape": list(x.shape[2:])}
+    whole = NetworkNode("MaxPool", node.name, node.inputs, node.outputs, attributes)
+    return _pool("max_pool", lowering, whole)
+
+
+def _mean(lowering: Lowering, node: NetworkNode, x: Value, first: int, shape: Sequence[int]) -> Value:
+    """Over all sizes from `first` on."""
+    lowering.axis(node, x, first)
+    length, rows = prod(x.shape[first:]), prod(x.shape[1:first])
+    output = lowering.new(shape, x.dtype)
+    grid = GridSize(rows, 1), GridSize(), GridSize()
+    return lowering.step(node, "mean", [x, output, length], output, grid, threads=ROW_THREADS)
+
+
+def _global_average(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    return [_mean(lowering, node, x, 2, [*x.shape[:2], *[1] * (len(x.shape) - 2)])]
+
+
+def _reduce_mean(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    given = [None, np.array(numbers_of(lowering, node, 1))] if len(node.inputs) > 1 else [None]
+    axes = sorted(lowering.axis(node, x, axis) for axis in attribute_axes(node, given))
+    if not axes or axes != list(range(axes[0], len(x.shape))):
+        raise lowering.refused(node, "over sizes that are not the last ones")
+    kept = [1] * len(axes) if node.attributes.get("keepdims", 1) else []
+    return [_mean(lowering, node, x, axes[0], [*x.shape[: axes[0]], *kept])]
+
+
+def _softmax(logarithm: int, lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    new = lowering.opset >= 13
+    axis = lowering.axis(node, x, int(node.attributes.get("axis", -1 if new else 1)))
+    length = x.shape[axis] if new else prod(x.shape[axis:])  # of old, over all that follows
+    stride = prod(x.shape[axis + 1 :]) if new else 1
+    output = lowering.new(x.shape, x.dtype)
+    grid = GridSize(prod(x.shape[1:]) // length, 1), GridSize(), GridSize()
+    arguments: list[Given] = [x, output, length, stride, logarithm]
+    return [lowering.step(node, "softmax", arguments, output, grid, threads=ROW_THREADS)]
+
+
+def _dense(lowering: Lowering, node: NetworkNode, x: Value, weights: NDArray[Any], bias: NDArray[Any] | None) -> Value:
+    """Rows times weights, [inputs, outputs], plus a bias."""
+    inputs, outputs = weights.shape
+    if x.constant is not None or x.shape[-1] != inputs:
+        raise lowering.refused(node, f"of {list(x.shape)} and {list(weights.shape)}")
+    rows = prod((*lowering.inner(node, x), 1)) // inputs
+    output = lowering.new((*x.shape[:-1], outputs), x.dtype)
+    of_weights = lowering.floats(weights, x.dtype)
+    of_bias = of_weights if bias is None else lowering.floats(np.broadcast_to(bias, (outputs,)), x.dtype)
+    grid = GridSize(-(-outputs // TILE)), GridSize(1, TILE), GridSize()
+    arguments: list[Given] = [x, of_weights, of_bias, output, Rows(), inputs, outputs, int(bias is not None)]
+    return lowering.step(node, "gemm", arguments, output, grid, rows=rows)
+
+
+def _constant(lowering: Lowering, node: NetworkNode, position: int) -> NDArray[Any]:
+    constant = lowering.values[node.inputs[position]].constant
+    if constant is None:
+        raise lowering.refused(node, f"its input {node.inputs[position]} is no constant")
+    return np.asarray(constant, np.float32)
+
+
+def _gemm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    attributes = node.attributes
+    x = lowering.values[node.inputs[0]]
+    if attributes.get("transA", 0):
+        raise lowering.refused(node, "with transA")
+    weights = _constant(lowering, node, 1) * np.float32(attributes.get("alpha", 1.0))
+    if attributes.get("transB", 0):
+        weights = weights.T
+    bias = None
+    if len(node.inputs) > 2 and node.inputs[2]:
+        bias = _constant(lowering, node, 2) * np.float32(attributes.get("beta", 1.0))
+        bias = bias.reshape(-1) if bias.size in (1, weights.shape[1]) else None
+        if bias is None:
+            raise lowering.refused(node, "with a bias for each row")
+    return [_dense(lowering, node, x, weights, bias)]
+
+
+def _matmul(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    weights = _constant(lowering, node, 1)
+    if weights.ndim != 2:
+        raise lowering.refused(node, f"by constants of {list(weights.shape)}")
+    return [_dense(lowering, node, lowering.values[node.inputs[0]], weights, None)]
+
+
+def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    """x times a number for each channel, plus one."""
+    x = lowering.values[node.inputs[0]]
+    scale, shift, mean, variance = (_constant(lowering, node, i).astype(np.float64) for i in range(1, 5))
+    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    shape = (-1, *[1] * (len(x.shape) - 2))
+    result = x
+    for code, numbers in ((2, factor), (0, shift - mean * factor)):
+        constant = lowering.floats(numbers.reshape(shape).astype(np.float32), x.dtype)
+        result = _pair(code, lowering, node, result, constant)
+    return [result]
+
+
+OPERATORS: dict[str, Operator] = {
+    **MOVING,
+    **dict.fromkeys(("Identity", "Dropout"), _same),
+    "Cast": _cast,
+    "Relu": _relu,
+    "Clip": _clip,
+    "LeakyRelu": partial(_with_attributes, 1, ("alpha", 0.01), ("", 0.0)),
+    "Elu": partial(_with_attributes, 2, ("alpha", 1.0), ("", 0.0)),
+    "Sigmoid": partial(_unary, 3),
+    "Tanh": partial(_unary, 4),
+    "HardSigmoid": partial(_with_attributes, 5, ("alpha", 0.2), ("beta", 0.5)),
+    "HardSwish": partial(_unary, 6),
+    "Swish": partial(_with_attributes, 7, ("alpha", 1.0), ("", 0.0)),
+    "Gelu": _gelu,
+    "Mish": partial(_unary, 10),
+    "Exp": partial(_unary, 11),
+    "Sqrt": partial(_unary, 12),
+    "Abs": partial(_unary, 13),
+    "Neg": partial(_unary, 14),
+    "Add": partial(_binary, 0),
+    "Sum": partial(_binary, 0),
+    "Sub": partial(_binary, 1),
+    "Mul": partial(_binary, 2),
+    "Div": partial(_binary, 3),
+    "Max": partial(_binary, 4),
+    "Min": partial(_binary, 5),
+    "MaxPool": partial(_pool, "max_pool"),
+    "AveragePool": partial(_pool, "average_pool"),
+    "GlobalMaxPool": _global_max,
+    "GlobalAveragePool": _global_average,
+    "ReduceMean": _reduce_mean,
+    "Softmax": partial(_softmax, 0),
+    "LogSoftmax": partial(_softmax, 1),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "BatchNormalization": _batch_norm,
+}
+"""What is run beside the compiled layers."""

@@ -1,0 +1,248 @@
+"""How a network runs: one launch after another on buffers, in plain numbers for each image, so that C can read it.
+
+The text has one fact a line, numbers and names with spaces between them; a name with spaces comes last.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
+from farm.errors import UsageError
+
+FIRST_LINE = "farm-plan 1"
+Grid = tuple[GridSize, GridSize, GridSize]
+Kind = Literal["input", "output", "buffer", "constant"]
+_LETTERS: dict[str, Kind] = {"i": "input", "o": "output", "b": "buffer", "c": "constant"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is: an input or output of the network, a buffer, or a constant at an offset in bytes."""
+
+    kind: Kind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind[0]}{self.number}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The argument that says of how many rows a launch is."""
+
+
+Argument = Place | Rows | int | float
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the network."""
+
+    name: str
+    dtype: str
+    """NumPy's name."""
+    rows: int
+    """What its first size is for each image; mostly 1."""
+    shape: tuple[int, ...]
+    """Its other sizes."""
+    image_bytes: int
+
+    @property
+    def held_in(self) -> np.dtype[Any]:
+        """NumPy's type of its elements; bfloat16 is held as its bits."""
+        return np.dtype({"bfloat16": "uint16"}.get(self.dtype, self.dtype))
+
+    def shape_of(self, images: int) -> tuple[int, ...]:
+        """Of an array of so many images."""
+        return (images * self.rows, *self.shape)
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """A compiled layer: all its kernels."""
+
+    layer: str
+    rows: int
+    """Of the layer for each image of the network: its images, or its rows."""
+    input: Place
+    output: Place
+    residual: Place | None
+    tensor: str
+    """The name in the network of what it computes."""
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """A launch of one of rest.ptx's kernels; the grid is for the rows of all images."""
+
+    kernel: str
+    rows: int
+    grid: Grid
+    threads: int
+    arguments: tuple[Argument, ...]
+    output: Place
+    """Which of them it writes."""
+    tensor: str
+
+    @property
+    def images_limit(self) -> int:
+        """The most images of the network that one launch takes."""
+        sizes = zip(self.grid, MOST_BLOCKS, strict=True)
+        rows = min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
+        return rows // self.rows
+
+
+Step = LayerStep | KernelStep
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a whole network."""
+
+    images: int | None
+    """The only number of images that it takes; None: any."""
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants_bytes: int
+    buffers: tuple[int, ...]
+    """Bytes for each image."""
+    steps: tuple[Step, ...]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers that it runs, each once."""
+        return tuple(dict.fromkeys(step.layer for step in self.steps if isinstance(step, LayerStep)))
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether it needs rest.ptx."""
+        return any(isinstance(step, KernelStep) for step in self.steps)
+
+    def images_of(self, arrays: Sequence[NDArray[Any]]) -> int:
+        """How many images arrays for the inputs hold, images first. Raises UsageError for what it does not take."""
+        if len(arrays) != len(self.inputs):
+            raise UsageError(f"the network takes {len(self.inputs)} arrays and is given {len(arrays)}")
+        counts: set[int] = set()
+        for port, array in zip(self.inputs, arrays, strict=True):
+            first = f"N x {port.rows}" if port.rows > 1 else "N"
+            if array.dtype != port.held_in:
+                raise UsageError(f"the input {port.name} is of {port.held_in} and is given {array.dtype}: convert it")
+            if array.shape[1:] != port.shape or array.ndim == 0 or array.shape[0] % port.rows:
+                wanted = ", ".join(map(str, (first, *port.shape)))
+                raise UsageError(f"the input {port.name} is [{wanted}] and is given {list(array.shape)}")
+            counts.add(array.shape[0] // port.rows)
+        images = counts.pop()
+        if counts or self.images not in (None, images):
+            raise UsageError(f"the network takes {self.images or 'as many'} images in each input, not {images}")
+        return images
+
+    def lines(self, layers: Sequence[str]) -> list[str]:
+        """Its text, with layers by their positions."""
+        positions = {name: i for i, name in enumerate(layers)}
+        lines = [f"images {self.images or 0}", f"constants {self.constants_bytes}"]
+        for word, ports in (("input", self.inputs), ("output", self.outputs)):
+            for port in ports:
+                sizes = " ".join(map(str, (port.rows, len(port.shape), *port.shape)))
+                lines.append(f"{word} {port.image_bytes} {port.dtype} {sizes} {port.name}")
+        lines += [f"buffer {count}" for count in self.buffers]
+        for step in self.steps:
+            if isinstance(step, LayerStep):
+                places = [step.input, step.output, *([step.residual] if step.residual else [])]
+                head = f"run {positions[step.layer]} {step.rows} {len(places)}"
+                lines.append(f"{head} {' '.join(map(str, places))} {step.tensor}")
+            else:
+                arguments = " ".join(map(_written, step.arguments))
+                head = f"launch {step.kernel} {step.rows} {grid_text(step.grid)} {step.threads} {step.output}"
+                lines.append(f"{head} {len(step.arguments)} {arguments} {step.tensor}")
+        return lines
+
+
+def grid_text(grid: Grid) -> str:
+    """Six numbers: `fixed` and `images`, or 0, of x, y and z."""
+    return " ".join(f"{size.fixed} {size.images or 0}" for size in grid)
+
+
+def read_plan(text: str) -> Plan:
+    """Reads what a bundle has. Raises UsageError for a network that was refused, ValueError for what is no plan."""
+    lines = text.splitlines()
+    if not lines or lines[0] != FIRST_LINE:
+        raise ValueError(f"it does not begin with {FIRST_LINE}")
+    layers: list[str] = []
+    ports: dict[str, list[Port]] = {"input": [], "output": []}
+    buffers: list[int] = []
+    steps: list[Step] = []
+    images = constants = 0
+    for line in lines[1:]:
+        word, _, rest = line.partition(" ")
+        fields = rest.split()
+        match word:
+            case "layer":
+                layers.append(rest.split(" ", 3)[3])
+            case "refused":
+                raise UsageError(rest)
+            case "images":
+                images = int(rest)
+            case "constants":
+                constants = int(rest)
+            case "input" | "output":
+                end = 4 + int(fields[3])
+                name = rest.split(" ", end)[end]
+                shape = tuple(map(int, fields[4:end]))
+                ports[word].append(Port(name, fields[1], int(fields[2]), shape, int(fields[0])))
+            case "buffer":
+                buffers.append(int(rest))
+            case "run":
+                end = 3 + int(fields[2])
+                x, output, *residual = map(_place, fields[3:end])
+                layer, rows = layers[int(fields[0])], int(fields[1])
+                name = rest.split(" ", end)[end]
+                steps.append(LayerStep(layer, rows, x, output, residual[0] if residual else None, name))
+            case "launch":
+                rows, *grid, threads = map(int, fields[1:9])
+                end = 11 + int(fields[10])
+                arguments = tuple(map(_argument, fields[11:end]))
+                name = rest.split(" ", end)[end]
+                steps.append(KernelStep(fields[0], rows, _grid(grid), threads, arguments, _place(fields[9]), name))
+    given, made = tuple(ports["input"]), tuple(ports["output"])
+    return Plan(images or None, given, made, constants, tuple(buffers), tuple(steps))
+
+
+def _written(argument: Argument) -> str:
+    """A float by its bits, in hexadecimal."""
+    match argument:
+        case Place():
+            return str(argument)
+        case Rows():
+            return "n"
+        case int():
+            return f"d{argument}"
+        case float():
+            return f"f{struct.pack('>f', argument).hex()}"
+
+
+def _argument(text: str) -> Argument:
+    match text[0]:
+        case "n":
+            return Rows()
+        case "d":
+            return int(text[1:])
+        case "f":
+            return float(struct.unpack(">f", bytes.fromhex(text[1:]))[0])
+        case _:
+            return _place(text)
+
+
+def _place(text: str) -> Place:
+    return Place(_LETTERS[text[0]], int(text[1:]))
+
+
+def _grid(numbers: Sequence[int]) -> Grid:
+    x, y, z = (GridSize(numbers[i], numbers[i + 1] or None) for i in (0, 2, 4))
+    return x, y, z

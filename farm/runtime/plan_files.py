@@ -1,0 +1,57 @@
+"""What a bundle has for programs without a framework: how its network runs, and the kernels and constants for that."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from codegen.errors import CheckpointError
+from codegen.onnx.network import read_network
+from farm.runtime.bundle import CONSTANTS, PLAN, REST, BundledLayer
+from farm.runtime.kernels import rest_ptx
+from farm.runtime.lowering import RefusedError
+from farm.runtime.plan import FIRST_LINE, grid_text
+from farm.runtime.planner import ELEMENT_BYTES, plan_network
+
+_LETTERS = {"input": "i", "output": "o", "residual": "r", "images": "n", "output_step": "s"}
+
+
+def plan_files(layers: Mapping[str, BundledLayer], network: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files by name, and the manifest's entry for them.
+
+    Where the network has operators that the runtime does not run, the plan is of the layers and says which.
+    """
+    lines = [FIRST_LINE]
+    for layer in layers.values():
+        spec, size = layer.spec, ELEMENT_BYTES[layer.spec.data_type]
+        taken, made = prod(spec.input_shape) * size, prod(spec.output_shape) * size
+        lines.append(f"layer {taken} {made} {int(layer.has_residual)} {layer.name}")
+    lines += [line for number, layer in enumerate(layers.values()) for line in _kernel_lines(number, layer)]
+    files: dict[str, bytes] = {}
+    entry: dict[str, Any] = {}
+    try:
+        planned = plan_network(read_network(network), {name: layer.spec for name, layer in layers.items()})
+        lines += planned.plan.lines(list(layers))
+        if planned.plan.uses_kernels:
+            files[REST] = rest_ptx()
+        if planned.constants:
+            files[CONSTANTS] = planned.constants
+    except (RefusedError, CheckpointError) as error:
+        entry["refused"] = str(error)
+        lines.append(f"refused {error}")
+    files[PLAN] = ("\n".join(lines) + "\n").encode()
+    listed = [{"path": name, "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())]
+    return files, {"files": listed, **entry}
+
+
+def _kernel_lines(number: int, layer: BundledLayer) -> list[str]:
+    lines = []
+    for each in (*layer.cubins, *layer.ptx):
+        launch = each.launch
+        block = " ".join(map(str, launch.block))
+        arguments = "".join(_LETTERS[name] for name in launch.arguments)
+        head = f"kernel {number} {each.arch} {each.path} {launch.kernel} {grid_text(launch.grid)} {block}"
+        lines.append(f"{head} {launch.shared_bytes} {launch.images_limit} {launch.output_step or 0} {arguments}")
+    return lines

@@ -1,0 +1,147 @@
+"""The plan of a bundle's network: lowered, and its tensors given places, which they share where they can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from codegen.onnx.network import Network
+from codegen.onnx.rest import Tensor
+from codegen.spec import LayerSpec
+from farm.runtime.lowering import SAMPLES, Lowered, Lowering, RefusedError, Value
+from farm.runtime.operators import OPERATORS
+from farm.runtime.plan import Argument, KernelStep, LayerStep, Place, Plan, Port, Step
+
+ALIGNMENT_BYTES = 256
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ROOM_BYTES = 16
+"""Sizes of an image in a buffer are rounded up to this, so that every number of images begins aligned."""
+
+Root = int | str
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan with the constants that its steps read."""
+
+    plan: Plan
+    constants: bytes
+
+
+def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
+    """How it runs. Raises RefusedError, which names what the runtime does not run."""
+    fixed = network.inputs[0].shape[0] if network.inputs and network.inputs[0].shape else None
+    if isinstance(fixed, int):
+        return _planned(Lowering(network, specs, OPERATORS, fixed), network, fixed)
+    first, second = (_planned(Lowering(network, specs, OPERATORS, each), network, None) for each in SAMPLES)
+    if first.plan != second.plan:
+        raise RefusedError("what the network does for an image depends on the number of images: use farm.torch")
+    return first
+
+
+def _planned(lowering: Lowering, network: Network, images: int | None) -> Planned:
+    inputs: dict[Root, Place] = {each.name: Place("input", i) for i, each in enumerate(network.inputs)}
+    steps = list(lowering.steps)
+    places = dict(inputs)
+    copies: list[Lowered] = []
+    outputs = [lowering.values[each.name] for each in network.outputs]
+    for number, value in enumerate(outputs):
+        if value.constant is not None:
+            raise RefusedError(f"the output {network.outputs[number].name} is a constant: use farm.torch")
+        if value.root in places:  # an input, or put out already under another name
+            copies.append(_copy(lowering, value, len(steps) + len(copies), network.outputs[number].name))
+            places[len(steps) + len(copies) - 1] = Place("output", number)
+        else:
+            places[value.root] = Place("output", number)
+    steps += copies
+    constants = _Constants()
+    buffers = _buffers(steps, places, lowering.images)
+    placed = tuple(_step(each, places, constants) for each in steps)
+    port = partial(_port, lowering)
+    plan = Plan(
+        images,
+        tuple(port(each, lowering.values[each.name]) for each in network.inputs),
+        tuple(port(each, value) for each, value in zip(network.outputs, outputs, strict=True)),
+        len(constants.data),
+        buffers,
+        placed,
+    )
+    return Planned(plan, bytes(constants.data))
+
+
+def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
+    """Of a whole tensor to where an output is wanted."""
+    count = value.size // lowering.images
+    output = Value(value.shape, value.dtype, number)
+    blocks, grid = lowering.elementwise(count)
+    box = (blocks, count, 1, 1, count, count, 0, 0, 0, 0, 1, count, 0, 0, 0, 0, 1)
+    return Lowered(f"copy_{value.dtype}", "", 1, grid, 256, (value, output, *box), (output,), name)
+
+
+def _port(lowering: Lowering, tensor: Tensor, value: Value) -> Port:
+    count = value.size // lowering.images
+    if value.size % lowering.images:
+        raise RefusedError(f"{tensor.name} has no images as its first size: use farm.torch")
+    first, *shape = value.shape
+    return Port(tensor.name, value.dtype, first // lowering.images, tuple(shape), count * ELEMENT_BYTES[value.dtype])
+
+
+def _buffers(steps: Sequence[Lowered], places: dict[Root, Place], images: int) -> tuple[int, ...]:
+    """Gives a place to each tensor that has none; a buffer is free again after its tensor was read last."""
+    last: dict[Root, int] = {}
+    for number, step in enumerate(steps):
+        for value in _values(step):
+            last[value.root] = number
+    sizes: list[int] = []
+    free: list[int] = []
+    for number, step in enumerate(steps):
+        for value in step.outputs:
+            if value.root in places:
+                continue
+            needed = value.size // images * ELEMENT_BYTES[value.dtype]
+            needed += -needed % ROOM_BYTES
+            fitting = sorted(free, key=lambda each: (sizes[each] < needed, abs(sizes[each] - needed)))
+            if fitting:
+                chosen = fitting[0]
+                free.remove(chosen)
+                sizes[chosen] = max(sizes[chosen], needed)
+            else:
+                chosen = len(sizes)
+                sizes.append(needed)
+            places[value.root] = Place("buffer", chosen)
+        read = (root for root in {value.root for value in _values(step)} if last[root] == number)
+        free += sorted(places[root].number for root in read if places[root].kind == "buffer")
+    return tuple(sizes)
+
+
+def _values(step: Lowered) -> list[Value]:
+    return [each for each in step.arguments if isinstance(each, Value) and each.constant is None]
+
+
+def _step(step: Lowered, places: Mapping[Root, Place], constants: _Constants) -> Step:
+    def placed(value: Value) -> Place:
+        return places[value.root] if value.constant is None else constants.place(value)
+
+    if step.layer:
+        x, output, *residual = (placed(each) for each in step.arguments if isinstance(each, Value))
+        return LayerStep(step.layer, step.rows, x, output, residual[0] if residual else None, step.tensor)
+    arguments: list[Argument] = [placed(each) if isinstance(each, Value) else each for each in step.arguments]
+    written = places[step.outputs[0].root]
+    return KernelStep(step.kernel, step.rows, step.grid, step.threads, tuple(arguments), written, step.tensor)
+
+
+class _Constants:
+    """All in one piece, each of them once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._places: dict[bytes, Place] = {}
+
+    def place(self, value: Value) -> Place:
+        data = b"" if value.constant is None else value.constant.tobytes()
+        if data not in self._places:
+            self.data += bytes(-len(self.data) % ALIGNMENT_BYTES)
+            self._places[data] = Place("constant", len(self.data))
+            self.data += data
+        return self._places[data]

@@ -1,0 +1,44 @@
+"""A whole network as a bundle whose cubins say only which arguments they take, for a driver that is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from codegen.layers import Checkpoint
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.operators import launch_of
+from farm.bundle import write_bundle
+from farm.jobs import BuildOptions, BuildResult, Outcome
+from farm.store.contract import blob_digest
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+from tests.bundle_samples import JOB, TOOLS
+
+LETTERS = {"input": "i", "output": "o", "residual": "r", "images": "n", "output_step": "s"}
+ARCHS = ("sm_80", "sm_90")
+
+
+def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None) -> Path:
+    """Of a model's file; gives its folder, or its file where the name ends in .farm."""
+    store = MemoryStore()
+    options = BuildOptions(ARCHS, tuning=False)
+    made = new_job(checkpoint or read_checkpoint(model), options, namespace="", name="net", store=store)
+    builds = [replace(build, id=i) for i, build in enumerate(made.builds)]
+    results = []
+    for build in builds:
+        for arch in ARCHS:
+            for number, part in enumerate(build.parts):
+                launch = launch_of(build.spec, build.tiling, part)
+                letters = "".join(LETTERS[name] for name in launch.arguments)
+                data = f"fake {launch.kernel} {letters} {build.layer} {arch} {number}".encode()
+                digest = store.put(data)
+                key = blob_digest(data)
+                results.append(
+                    BuildResult(
+                        build.id, arch, number, Outcome.BUILT, key, key, digest, len(data), "ef" * 32, launch=launch
+                    )
+                )
+    job = replace(JOB, options=options, network=made.network, skipped=made.skipped)
+    write_bundle(path, job, builds, results, TOOLS, store)
+    return path

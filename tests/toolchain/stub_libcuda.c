@@ -1,0 +1,140 @@
+/* The CUDA driver as far as the runtimes call it, without a GPU: memory is the host's, and launches are written down.
+ *
+ * Code is `fake NAME LETTERS` (i, o, r are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
+ * The environment says the file (STUB_LOG), the architecture (STUB_ARCH, as in 90) and which call fails (STUB_FAIL).
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    char name[256], letters[64];
+} function;
+
+typedef struct {
+    char *text;
+} module;
+
+static int handles;
+
+static void say(const char *format, unsigned long long a, unsigned long long b) {
+    FILE *log = fopen(getenv("STUB_LOG"), "a");
+    fprintf(log, format, a, b);
+    fclose(log);
+}
+
+static int fails(const char *name) {
+    const char *failing = getenv("STUB_FAIL");
+    return failing && strcmp(failing, name) == 0 ? 222 : 0;
+}
+
+int cuInit(unsigned flags) { (void)flags; return fails("cuInit"); }
+int cuDeviceGetCount(int *count) { *count = atoi(getenv("STUB_ARCH")) > 0; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { (void)device; snprintf(name, (size_t)size, "Stub"); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    *value = attribute == 75 ? atoi(getenv("STUB_ARCH")) / 10 : atoi(getenv("STUB_ARCH")) % 10;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &handles; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; say("release\n", 0, 0); return 0; }
+int cuCtxPushCurrent_v2(void *context) { (void)context; return 0; }
+int cuCtxPopCurrent_v2(void **context) { *context = &handles; return 0; }
+int cuCtxSetCurrent(void *context) { (void)context; return 0; }
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuGetErrorName(int error, const char **name) {
+    *name = error == 222 ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" : "CUDA_ERROR_UNKNOWN";
+    return 0;
+}
+
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    memset(memory, 0, bytes);
+    *address = (uint64_t)(uintptr_t)memory;
+    say("alloc %llx %llu\n", *address, bytes);
+    return fails("cuMemAlloc_v2");
+}
+int cuMemFree_v2(uint64_t address) {
+    say("free %llx\n", address, 0);
+    free((void *)(uintptr_t)address);
+    return 0;
+}
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (void *)(uintptr_t)from, bytes); return 0; }
+
+static int handle(void **made) { *made = (void *)(uintptr_t)++handles; return 0; }
+int cuStreamCreate(void **stream, unsigned flags) { (void)flags; return handle(stream); }
+int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
+int cuStreamSynchronize(void *stream) { (void)stream; return 0; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    (void)flags;
+    say("wait %llu %llu\n", (uintptr_t)stream, (uintptr_t)event);
+    return 0;
+}
+int cuEventCreate(void **event, unsigned flags) { (void)flags; return handle(event); }
+int cuEventRecord(void *event, void *stream) {
+    say("record %llu %llu\n", (uintptr_t)event, (uintptr_t)stream);
+    return 0;
+}
+int cuEventDestroy_v2(void *event) { (void)event; return 0; }
+
+int cuModuleLoadData(module **loaded, const void *image) {
+    *loaded = malloc(sizeof **loaded);
+    (*loaded)->text = strdup(image);
+    return fails("cuModuleLoadData");
+}
+int cuModuleUnload(module *loaded) {
+    say("unload\n", 0, 0);
+    free(loaded->text);
+    free(loaded);
+    return 0;
+}
+
+/* Of the entry of a PTX file. */
+static void read_parameters(function *found, const char *entry) {
+    const char *end = strchr(entry, ')'), *place = entry;
+    size_t count = 0;
+    while ((place = strstr(place, ".param .")) && place < end) {
+        place += 8;
+        found->letters[count++] = strncmp(place, "u64", 3) == 0 ? 'i' : strncmp(place, "f32", 3) == 0 ? 'f' : 'n';
+    }
+    found->letters[count] = 0;
+}
+
+int cuModuleGetFunction(function **found, module *loaded, const char *name) {
+    char start[300];
+    const char *entry;
+    *found = calloc(1, sizeof **found);
+    snprintf((*found)->name, sizeof (*found)->name, "%s", name);
+    snprintf(start, sizeof start, ".entry %s(", name);
+    if (strncmp(loaded->text, "fake ", 5) == 0) {
+        char fake[256];
+        sscanf(loaded->text + 5, "%255s %63s", fake, (*found)->letters);
+        return strcmp(fake, name) == 0 ? 0 : 500;
+    }
+    entry = strstr(loaded->text, start);
+    if (!entry) return 500;
+    read_parameters(*found, entry);
+    return 0;
+}
+
+int cuLaunchKernel(
+    function *launched, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared_bytes, void *stream, void **arguments, void **extra) {
+    FILE *log = fopen(getenv("STUB_LOG"), "a");
+    size_t i;
+    (void)extra;
+    fprintf(
+        log, "launch %s %u %u %u %u %u %u %u %llu", launched->name, gx, gy, gz, bx, by, bz, shared_bytes,
+        (unsigned long long)(uintptr_t)stream);
+    for (i = 0; launched->letters[i]; i++) {
+        if (strchr("ior", launched->letters[i])) fprintf(log, " p%llx", *(unsigned long long *)arguments[i]);
+        else if (launched->letters[i] == 'f') fprintf(log, " f%08x", *(unsigned *)arguments[i]);
+        else fprintf(log, " d%d", *(int *)arguments[i]);
+    }
+    fprintf(log, "\n");
+    fclose(log);
+    return fails("cuLaunchKernel");
+}

@@ -1,0 +1,82 @@
+"""`farm run` of a whole network: compiled layers and what is beside them, in the emulator, against onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from cli.main import run
+from codegen.onnx.checkpoint import read_checkpoint
+from farm.api import Farm
+from farm.jobs import BuildOptions, Job, Status
+from farm.settings import Settings
+from tests.unit.onnx_models import info, model, node, save, tensor, values
+
+
+def pruned(*shape: int, seed: int) -> np.ndarray:
+    array = values(*shape, seed=seed)
+    return np.where(np.abs(array) > 1, array, 0).astype(np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two convolutions, one with a residual, a pool, a concatenation and a classifier."""
+    nodes = [
+        node("Conv", "x w1 b1", "a", "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w2", "c", "conv2", pads=[1, 1, 1, 1]),
+        node("Add", "c x", "d"),
+        node("Concat", "d b", "e", axis=1),
+        node("MaxPool", "e", "f", "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", "f", "g"),
+        node("Gemm", "g w3 b3", "h", "fc", transB=1),
+        node("Softmax", "h", "y", "softmax"),
+    ]
+    weights = {"w1": pruned(4, 4, 3, 3, seed=1), "b1": values(4), "w2": pruned(4, 4, 3, 3, seed=2)}
+    weights |= {"w3": pruned(10, 8 * 4 * 4, seed=3) / 4, "b3": values(10, seed=4)}
+    tensors = [tensor(name, array) for name, array in weights.items()]
+    return save(tmp_path, model(nodes, tensors, inputs=[info("x", ("N", 4, 8, 8))]))
+
+
+@pytest.fixture
+def job(farm: Farm, settings: Settings, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("FARM_STORE", settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("FARM_EXECUTOR", "inline")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    [job] = farm.compile([read_checkpoint(path)], BuildOptions(("sm_80",)))
+    assert job.status is Status.SUCCEEDED, job.reason
+    return job
+
+
+def test_a_network_computes_what_onnxruntime_does(
+    farm: Farm, job: Job, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "net.farm"
+    assert run(["fetch", job.id, "-o", str(bundle), "--ptx"]) == 0
+    x = values(3, 4, 8, 8, seed=5)
+    np.save(tmp_path / "x.npy", x)
+    capsys.readouterr()
+    arguments = ["--input", str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npy"), "--emulate"]
+    assert run(["run", str(bundle), *arguments]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'y.npy'}: y float32 [3, 10] from the emulator\n"
+    [expected] = onnxruntime.InferenceSession(str(path)).run(None, {"x": x})
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    farm.fetch(job.id, tmp_path / "out")
+    np.save(tmp_path / "x.npy", values(3, 4, 8, 8).astype(np.float64))
+    (tmp_path / "text.npy").write_text("no array")
+    arguments = ["run", str(tmp_path / "out"), "--emulate", "-o", str(tmp_path / "y.npy"), "--input"]
+    assert run([*arguments, str(tmp_path / "x.npy")]) == 2
+    assert "holds no PTX, which the emulator runs: write it with farm fetch --ptx" in capsys.readouterr().err
+    assert run([*arguments, str(tmp_path / "text.npy")]) == 2
+    assert "text.npy: it cannot be read" in capsys.readouterr().err
+    farm.fetch(job.id, tmp_path / "out", ptx=True)
+    assert run([*arguments, str(tmp_path / "x.npy")]) == 2
+    assert "the input x is of float32 and is given float64: convert it" in capsys.readouterr().err
+    assert not (tmp_path / "y.npy").exists()

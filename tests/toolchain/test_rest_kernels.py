@@ -1,0 +1,30 @@
+"""The kernels beside the compiled layers are compiled ahead: their PTX is what nvcc makes of their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import farm.runtime
+from codegen.assemble import assemble
+from codegen.template import canonical
+from codegen.toolchain import ToolLimits, find_toolchain, run_tool
+from farm.runtime.kernels import rest_ptx
+
+SOURCE = Path(farm.runtime.__file__).parent / "rest.cu"
+
+
+def test_the_ptx_is_what_nvcc_makes_of_the_source(tmp_path: Path) -> None:
+    output = tmp_path / "rest.ptx"
+    command = [find_toolchain().nvcc, "-ptx", "-O3", "-std=c++17", "-arch=compute_75", "-o", output, SOURCE]
+    run_tool([str(each) for each in command], limits=ToolLimits(120))
+    made = canonical(output.read_text())
+    assert rest_ptx().decode() == made, f"write it again: nvcc as above, then codegen.template.canonical, to {SOURCE}"
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
+def test_the_ptx_becomes_code_for_every_gpu(arch: str) -> None:
+    toolchain = find_toolchain()
+    code = assemble(rest_ptx(), arch, toolchain)
+    assert code.spill_bytes == 0

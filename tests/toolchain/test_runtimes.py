@@ -1,0 +1,272 @@
+"""The runtimes without a framework, in Python and in C, launch what the manifest says: on a driver that is played."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import farm.runtime
+from codegen.networks import lenet5, write_network
+from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
+from tests.house.tree import ROOT
+from tests.toolchain.played_bundle import played_bundle
+from tests.unit.onnx_models import info, model, node, save, tensor, values
+
+HERE = Path(__file__).parent
+C = Path(farm.runtime.__file__).parent / "c"
+FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror")
+LANGUAGES = ("python", "c")
+
+IN_PYTHON = """
+import sys
+from math import prod
+
+import numpy as np
+
+from farm.runtime import load
+
+bundle, images, source, target = sys.argv[1:]
+try:
+    with load(bundle) as net:
+        shape = net.inputs[0].shape_of(int(images))
+        net(np.fromfile(source, net.inputs[0].held_in, prod(shape)).reshape(shape)).tofile(target)
+except Exception as error:
+    sys.exit(str(error))
+"""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch, its pointers numbered as they are seen first."""
+
+    kernel: str
+    sizes: tuple[int, ...]
+    """Grid, block, shared bytes."""
+    arguments: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the driver that is played, and the program that runs bundles."""
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    subprocess.run(["gcc", "-std=gnu11", "-shared", "-fPIC", HERE / "stub_libcuda.c", "-o", library], check=True)
+    sources = [HERE / "runtime_program.c", C / "farm.c"]
+    subprocess.run(["gcc", *FLAGS, f"-I{C}", *sources, library, "-o", folder / "program"], check=True)
+    (folder / "program.py").write_text(IN_PYTHON)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeNet-5 as a folder, and beside it as one file."""
+    folder = tmp_path_factory.mktemp("lenet")
+    write_network(folder / "net.onnx", lenet5(0.9, 0))
+    played_bundle(folder / "lenet.farm", folder / "net.onnx")
+    return played_bundle(folder / "lenet", folder / "net.onnx")
+
+
+class Played:
+    """Runs bundles on the driver that is played."""
+
+    def __init__(self, driver: Path, folder: Path) -> None:
+        self._driver = driver
+        self._folder = folder
+
+    def run(self, language: str, bundle: Path, images: int, *more: str, arch: int = 90, fail: str = "") -> str:
+        """What went wrong, empty if nothing did."""
+        (self._folder / "log").write_text("")
+        np.zeros(1 << 21, np.float32).tofile(self._folder / "x")
+        played = {"STUB_LOG": str(self._folder / "log"), "STUB_ARCH": str(arch), "STUB_FAIL": fail}
+        environment = {**os.environ, **played, "LD_LIBRARY_PATH": str(self._driver), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, self._driver / "program.py"] if language == "python" else [self._driver / "program"]
+        arguments = [bundle, str(images), self._folder / "x", self._folder / "y", *more]
+        done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
+        assert (done.returncode == 0) == (not done.stderr)
+        return done.stderr.strip()
+
+    def lines(self) -> list[list[str]]:
+        return [line.split(" ") for line in (self._folder / "log").read_text().splitlines()]
+
+    def launches(self) -> list[Launched]:
+        lines = [line[1:] for line in self.lines() if line[0] == "launch"]
+        return by_first_sight((line[0], line[1:8], line[9:]) for line in lines)
+
+
+@pytest.fixture
+def played(driver: Path, tmp_path: Path) -> Played:
+    return Played(driver, tmp_path)
+
+
+def by_first_sight(launches: Iterable[tuple[str, Iterable[Any], Sequence[str]]]) -> list[Launched]:
+    seen: dict[str, str] = {}
+    return [
+        Launched(
+            kernel,
+            tuple(map(int, sizes)),
+            tuple(seen.setdefault(each, f"p{len(seen)}") if each.startswith("p") else each for each in arguments),
+        )
+        for kernel, sizes, arguments in launches
+    ]
+
+
+def wanted(folder: Path, arch: str, images: int) -> list[Launched]:
+    """By the manifest, and for what is beside the layers by the plan."""
+    layers = {layer["name"]: layer for layer in json.loads((folder / "manifest.json").read_text())["layers"]}
+    return by_first_sight(_wanted(folder, layers, arch, images))
+
+
+def _wanted(
+    folder: Path, layers: dict[str, Any], arch: str, images: int
+) -> Iterator[tuple[str, Iterable[int], Sequence[str]]]:
+    for step in read_plan((folder / "network.plan").read_text()).steps:
+        rows = step.rows * images
+        if isinstance(step, KernelStep):
+            grid = [size.fixed * (-(-rows // size.images) if size.images else 1) for size in step.grid]
+            yield step.kernel, [*grid, step.threads, 1, 1, 0], [_written(each, rows) for each in step.arguments]
+            continue
+        for launch in layers[step.layer]["launches"]:
+            if arch in launch["cubins"]:
+                sizes = [(size["fixed"], size["images"]) for size in launch["grid"]]
+                grid = [fixed * (-(-rows // each) if each else 1) for fixed, each in sizes]
+                given = {"input": f"p{step.input}", "output": f"p{step.output}", "residual": f"p{step.residual}"}
+                given |= {"images": f"d{rows}"}
+                arguments = [
+                    f"d{each['contiguous']}" if each["name"] == "output_step" else given[each["name"]]
+                    for each in launch["arguments"]
+                ]
+                yield launch["kernel"], [*grid, *launch["block"], launch["shared_bytes"]], arguments
+
+
+def _written(argument: Argument, rows: int) -> str:
+    match argument:
+        case Place():
+            return f"p{argument}"
+        case Rows():
+            return f"d{rows}"
+        case float():
+            return f"f{struct.pack('>f', argument).hex()}"
+        case _:
+            return f"d{argument}"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("gpu", "arch"), [(90, "sm_90"), (86, "sm_80")])
+@pytest.mark.parametrize("images", [1, 5])
+def test_a_network_is_launched_as_the_manifest_says(
+    played: Played, lenet: Path, language: str, gpu: int, arch: str, images: int
+) -> None:
+    assert played.run(language, lenet, images, arch=gpu) == ""
+    assert played.launches() == wanted(lenet, arch, images)
+    assert len(played.launches()) == 7  # of fc1 there are two parts
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_one_file_is_launched_like_the_folder(played: Played, lenet: Path, language: str) -> None:
+    assert played.run(language, lenet.with_suffix(".farm"), 3) == ""
+    assert played.launches() == wanted(lenet, "sm_90", 3)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_everything_on_the_gpu_is_given_back(played: Played, lenet: Path, language: str) -> None:
+    assert played.run(language, lenet, 2) == ""
+    lines = played.lines()
+    assert sorted(line[1] for line in lines if line[0] == "alloc") == sorted(
+        line[1] for line in lines if line[0] == "free"
+    )
+    assert [line[0] for line in lines].count("unload") == 5 + 1  # the layers' parts, and rest.ptx
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_parts_run_beside_each_other_and_what_follows_waits(played: Played, lenet: Path, language: str) -> None:
+    assert played.run(language, lenet, 1) == ""
+    enqueued = [line for line in played.lines() if line[0] in ("launch", "record", "wait")]
+    order = [line[0] for line in enqueued]
+    assert order == [*["launch"] * 4, "record", "wait", *["launch"] * 2, "record", "wait", "launch"]
+    (begin, end), (other, joined) = ([line[1:] for line in enqueued if line[0] == word] for word in ("record", "wait"))
+    streams = [line[9] for line in enqueued if line[0] == "launch"]
+    assert begin == [other[1], "0"]  # of the stream that is given, waited for by the other
+    assert end[1] == other[0] == streams[5]
+    assert joined == ["0", end[0]]
+    assert streams == ["0"] * 5 + [streams[5], "0"]
+
+
+def relu_network(folder: Path, **more: Any) -> Path:
+    """A convolution of one pixel, then what is given."""
+    nodes = [node("Conv", "x w", "a", "conv"), node("Softmax", "a", "y", **more)]
+    proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=[info("x", ("N", 3, 2, 2))])
+    return played_bundle(folder / "bundle", save(folder, proto))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_more_images_than_a_launch_takes_are_run_in_turns(played: Played, tmp_path: Path, language: str) -> None:
+    folder = relu_network(tmp_path, axis=1)
+    [layer] = json.loads((folder / "manifest.json").read_text())["layers"]
+    limit = layer["launches"][0]["images_limit"] // 16 * 16
+    assert played.run(language, folder, limit + 5) == ""
+    images = [line[-2:] for line in played.lines() if line[0] == "launch" and line[1] == layer["launches"][0]["kernel"]]
+    assert [f"d{limit}" in line for line in images] == [True, False]
+    assert ["d5" in line for line in images] == [False, True]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_not_run_is_named(played: Played, tmp_path: Path, language: str) -> None:
+    folder = relu_network(tmp_path, axis=0)
+    assert f"{folder}: the runtime does not run Softmax y (along the images)" in played.run(language, folder, 1)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_gpu_without_code_is_told_what_to_compile(played: Played, lenet: Path, language: str) -> None:
+    assert "compile the model with --arch sm_120 and fetch it again" in played.run(language, lenet, 1, arch=120)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_the_driver_refuses_is_named(played: Played, lenet: Path, language: str) -> None:
+    said = played.run(language, lenet, 1, fail="cuModuleLoadData")
+    assert "cuModuleLoadData" in said
+    assert "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in said
+    assert "cuLaunchKernel" in played.run(language, lenet, 1, fail="cuLaunchKernel")
+
+
+def test_without_a_gpu_loading_says_so(played: Played, lenet: Path) -> None:
+    assert played.run("python", lenet, 1, arch=0) == "there is no GPU here: check the driver with nvidia-smi"
+
+
+def test_a_layer_runs_alone_in_c(played: Played, lenet: Path) -> None:
+    assert played.run("c", lenet, 4, "conv2") == ""
+    [launch] = played.launches()
+    manifest = json.loads((lenet / "manifest.json").read_text())["layers"][1]["launches"]
+    [entry] = [each for each in manifest if "sm_90" in each["cubins"]]
+    assert (launch.kernel, list(launch.sizes[3:])) == (entry["kernel"], [*entry["block"], entry["shared_bytes"]])
+    assert launch.arguments[:2] == ("p0", "p1")
+    assert "has no layer conv9" in played.run("c", lenet, 4, "conv9")
+
+
+@pytest.mark.parametrize("cut", [0, 100, 2000])
+def test_a_damaged_file_is_refused_in_c(played: Played, lenet: Path, tmp_path: Path, cut: int) -> None:
+    data = lenet.with_suffix(".farm").read_bytes()
+    (tmp_path / "cut.farm").write_bytes(data[:cut] + data[cut + 1 :] if cut == 2000 else data[:cut])
+    said = played.run("c", tmp_path / "cut.farm", 1)
+    assert said
+    assert "fetch" in said
+    assert "is no bundle" in played.run("c", tmp_path / "missing", 1)
+
+
+def test_a_network_of_one_image_is_run_with_one(played: Played, tmp_path: Path) -> None:
+    proto = onnx.load(save(tmp_path, model([node("Conv", "x w", "y", "conv")], [tensor("w", values(2, 3, 1, 1))])))
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto))
+    assert played.run("c", folder, 1) == ""
+    assert "takes 1 images" in played.run("python", folder, 2)
+    assert "takes 1 images" in played.run("c", folder, 2)
