@@ -18,6 +18,9 @@ from farm.errors import UsageError
 def verify(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Run the machine code of cubins for sm_90 in the emulator, not their PTX.")
+    ] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
@@ -29,9 +32,13 @@ def verify(
 
     if local and not gpu:
         raise UsageError("--local chooses a GPU: give --gpu too")
+    if machine and gpu:
+        raise UsageError("--gpu runs the cubins on a GPU, --machine in the emulator: give one of them")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
-        for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed, local=local, notice=spinner.update):
+        for layer in farm.verify(
+            job, gpu=gpu, machine=machine, batch=batch, seed=seed, local=local, notice=spinner.update
+        ):
             found = layer.verification
             spinner.update(f"verified {layer.layer}")
             rows.append(

@@ -14,6 +14,9 @@ from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.errors import EmulationError
 from codegen.launch import Launch
 from codegen.layers import Weights
+from codegen.machine.elf import CubinFile
+from codegen.machine.emulate import run as run_words
+from codegen.machine.proof import prove
 from codegen.operators import AnyTiled, products_together, tiled
 from codegen.operators.region import Region
 from codegen.reference import outcomes
@@ -76,13 +79,15 @@ def verify_layer(
     parts: Sequence[Part],
     launches: Sequence[Launch] | None = None,
     *,
+    cubins: Sequence[bytes] | None = None,
     batch: int = 2,
     seed: int = 0,
 ) -> Verification:
     """Runs the PTX of these parts of a layer in the emulator, on sampled blocks, and compares with the reference.
 
-    `launches` are those of the parts' cubins, if these were made before. No GPU is needed. `batch` is in images, or in
-    rows of a Linear. Raises EmulationError.
+    `launches` are those of the parts' cubins, if these were made before. With `cubins`, their machine code runs instead
+    of the PTX, once it is proved to wait for what it uses. No GPU is needed. `batch` is in images, or in rows of a
+    Linear. Raises EmulationError, and MachineCodeError for machine code that is refused.
     """
     layer = tiled(template.spec, template.tiling)
     spec, tiling = layer.spec, layer.tiling
@@ -101,14 +106,14 @@ def verify_layer(
                 "knows what a block should compute: run farm compile again, or verify the cubins with --gpu"
             )
         blocks = [block for block in chosen if part.first <= block[2] < part.end]
-        emulate.run(
-            kernel.ptx,
-            launch.grid_at(batch),
-            launch.block,
-            launch.shared_bytes,
-            [arrays[name] for name in launch.arguments],
-            blocks=[(i, j, k - part.first) for i, j, k in blocks],
-        )
+        places = [(i, j, k - part.first) for i, j, k in blocks]
+        given = [arrays[name] for name in launch.arguments]
+        if cubins is None:
+            emulate.run(kernel.ptx, launch.grid_at(batch), launch.block, launch.shared_bytes, given, blocks=places)
+        else:
+            cubin = CubinFile.read(cubins[number])
+            prove(cubin)
+            run_words(cubin, launch.grid_at(batch), launch.block, launch.shared_bytes, given, places)
         run += blocks
     regions = [layer.block_region(block) for block in run]
     written = is_written(output)

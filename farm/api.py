@@ -242,6 +242,7 @@ class Farm(Keeper, Reader):
         job_id: str,
         *,
         gpu: bool = False,
+        machine: bool = False,
         batch: int = 2,
         seed: int = 0,
         local: bool = False,
@@ -249,13 +250,14 @@ class Farm(Keeper, Reader):
     ) -> Iterator[LayerVerification]:
         """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on a GPU.
 
+        With `machine` the emulator runs the words of the cubins for sm_90 instead of their PTX.
         The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one,
         UsageError for more images than a kernel takes.
         """
         detail = self._succeeded(job_id)
         check_batch(detail.builds, detail.results, batch)
         if not gpu:
-            return verify_on_cpu(self._store, detail.builds, detail.results, batch=batch, seed=seed)
+            return verify_on_cpu(self._store, detail.builds, detail.results, machine=machine, batch=batch, seed=seed)
         return self._verify_on_gpu(detail, batch, seed, local, notice)
 
     def _verify_on_gpu(

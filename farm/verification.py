@@ -9,6 +9,7 @@ from codegen.arch import arch_number, runs_on
 from codegen.errors import CodegenError, DeviceError, TemplateError
 from codegen.launch import Launch
 from codegen.layers import Weights
+from codegen.machine.emulate import KNOWN_ARCH, is_known
 from codegen.rewrite import rewrite
 from codegen.template import Template
 from codegen.tiling import Part
@@ -30,7 +31,7 @@ class LayerVerification:
     parts: int
     archs: tuple[str, ...]
     where: str
-    """"emulator" or the GPU's name."""
+    """"emulator" for PTX, "machine code" for cubins in the emulator, or the GPU's name."""
     verification: Verification
 
 
@@ -46,27 +47,50 @@ def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: 
 
 
 def verify_on_cpu(
-    store: Store, builds: Sequence[Build], results: Sequence[BuildResult], *, batch: int = 2, seed: int = 0
+    store: Store,
+    builds: Sequence[Build],
+    results: Sequence[BuildResult],
+    *,
+    machine: bool = False,
+    batch: int = 2,
+    seed: int = 0,
 ) -> Iterator[LayerVerification]:
     """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
 
+    With `machine` the words of the cubins run instead of the PTX, for the architecture whose words the emulator knows.
     Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images,
     or in rows of layers of which the model does not say how many an image has.
-    Raises BlobLostError if the store has lost a template or weights.
+    Raises BlobLostError if the store has lost a template, weights or a cubin; UsageError if no cubin's words are known.
     """
-    verified: dict[tuple[str, str, tuple[Part, ...], int | None, tuple[Launch, ...]], Verification] = {}
+    if machine and not any(is_known(result.arch) for result in results):
+        archs_there = ", ".join(sorted({result.arch for result in results}, key=arch_number))
+        raise UsageError(f"--machine runs cubins for {KNOWN_ARCH}, the job has {archs_there}: compile it for that too")
+    verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], Verification] = {}
     for build in builds:
-        archs: dict[tuple[str, tuple[str | None, ...], tuple[Launch, ...]], list[str]] = {}
+        archs: dict[_Made, list[str]] = {}
         for arch, kernels in _by_arch(build, results).items():
             launches = tuple(kernel.known_launch for kernel in kernels)
-            made = kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches
+            words = tuple(kernels) if machine and is_known(arch) else ()
+            made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
             archs.setdefault(made, []).append(arch)
-        for (template_key, ptx, launches), names in archs.items():
-            layer = (template_key, build.weights, build.parts, build.rows, launches)
+        for made, names in archs.items():
+            layer = (made, build.weights, build.parts, build.rows)
             if layer not in verified:
-                verified[layer] = _verify_kernels(store, build, template_key, ptx, launches, batch, seed)
-            ordered = tuple(sorted(names, key=arch_number))
-            yield LayerVerification(build.layer, len(build.parts), ordered, "emulator", verified[layer])
+                verified[layer] = _verify_kernels(store, build, made, batch, seed)
+            ordered, where = tuple(sorted(names, key=arch_number)), "machine code" if made.cubins else "emulator"
+            yield LayerVerification(build.layer, len(build.parts), ordered, where, verified[layer])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was made of a layer, part by part."""
+
+    template_key: str
+    ptx: tuple[str | None, ...]
+    """Digests."""
+    launches: tuple[Launch, ...]
+    cubins: tuple[BuildResult, ...]
+    """Those whose words are to run; none if the PTX is."""
 
 
 def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
@@ -78,27 +102,21 @@ def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[Bui
     return found
 
 
-def _verify_kernels(
-    store: Store,
-    build: Build,
-    template_key: str,
-    digests: Sequence[str | None],
-    launches: Sequence[Launch],
-    batch: int,
-    seed: int,
-) -> Verification:
+def _verify_kernels(store: Store, build: Build, made: _Made, batch: int, seed: int) -> Verification:
     weights = _weights(store, build)
-    text = find_template(store, template_key)
+    cubins = [_cubin(store, build, result) for result in made.cubins] or None
+    text = find_template(store, made.template_key)
     if text is None:
         raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
     try:
         template = Template.from_ptx(text)
-        for part, digest in zip(build.parts, digests, strict=True):
+        for part, digest in zip(build.parts, made.ptx, strict=True):
             if blob_digest(rewrite(template, weights, part).ptx) != digest:
                 return _wrong(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
-        return verify_layer(template, weights, build.parts, launches, batch=batch * (build.rows or 1), seed=seed)
+        images = batch * (build.rows or 1)
+        return verify_layer(template, weights, build.parts, made.launches, cubins=cubins, batch=images, seed=seed)
     except TemplateError as error:
         return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:

@@ -30,6 +30,7 @@ from codegen.machine.known_bits import check_known
 from codegen.machine.word import BAR, BRA, BRX, EXIT, OPCODE, WORD_BYTES, branch_distances
 
 ARCHITECTURE: Final = 90
+KNOWN_ARCH: Final = f"sm_{ARCHITECTURE}"
 WORD_LIMIT: Final = 5_000_000
 """Words of one run, each over all its lanes, before a loop is taken for endless."""
 
@@ -72,6 +73,11 @@ def run(
         special = special_registers(grid, block, indices)
         with np.errstate(all="ignore"):
             _Run(cubin, Core(lanes, memories, special, ARCHITECTURE), prod(block)).until_all_ended(word_limit)
+
+
+def is_known(arch: str) -> bool:
+    """Whether this emulator runs cubins for an architecture: sm_90, and sm_90a, whose own instructions are not used."""
+    return arch.rstrip("a") == KNOWN_ARCH
 
 
 def _constants(
