@@ -72,6 +72,16 @@ def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_u
     assert all(each.verification.ok for each in farm.verify(job.id))
 
 
+def test_verify_runs_machine_code_for_the_architecture_whose_words_it_knows(farm: Farm) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    found = list(farm.verify(job.id, machine=True))
+    assert {(each.archs, each.where) for each in found} == {(("sm_80",), "emulator"), (("sm_90",), "machine code")}
+    assert all(each.verification.ok for each in found), [each.verification.message for each in found]
+    [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_80",)))
+    with pytest.raises(UsageError, match="sm_90, the job has sm_80"):
+        list(farm.verify(job.id, machine=True))
+
+
 def test_a_damaged_or_lost_blob_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     tools.calls()

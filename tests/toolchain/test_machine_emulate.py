@@ -20,7 +20,7 @@ from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICA
 from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
 from codegen.tiling import Part
-from codegen.verify import poisoned, random_input, random_residual
+from codegen.verify import poisoned, random_input, random_residual, verify_layer
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
@@ -89,6 +89,16 @@ def test_one_changed_immediate_changes_the_output(cubin: CubinFile) -> None:
     IMMEDIATE.put(words[place : place + 1], IMMEDIATE.get(words)[place] ^ 1)
     changed = computed(PLAIN, with_words(cubin, words))
     assert (bits(changed) != bits(computed(PLAIN, cubin))).any()
+
+
+def test_verification_of_machine_code_finds_one_wrong_weight(cubin: CubinFile) -> None:
+    case, weights = CASES[PLAIN], drawn_weights(PLAIN, 0.5, 0)
+    template, part = template_for(PLAIN, "compute_80"), Part(0, stream_count(case.spec, case.tiling))
+    assert verify_layer(template, weights, [part], cubins=[cubin.data]).ok
+    words = cubin.words
+    place = int(np.flatnonzero(OPCODE.get(words) == FFMA_IMMEDIATE)[20])
+    IMMEDIATE.put(words[place : place + 1], np.float32(7).view(np.uint32))
+    assert not verify_layer(template, weights, [part], cubins=[cubin.with_words(words)]).ok
 
 
 def test_only_the_chosen_blocks_run(cubin: CubinFile) -> None:
