@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,12 @@ def zero_map(kernel: FloatArray) -> ZeroMap:
     """The map of a layer's weights, [K, ...]."""
     there = kernel != 0
     flat = there.reshape(len(there), -1)
-    densities = _averaged(_averaged(flat.astype(np.float64), MOST_ROWS).T, MOST_COLUMNS).T
+    rows, columns = (_edges(count, most) for count, most in zip(flat.shape, (MOST_ROWS, MOST_COLUMNS), strict=True))
+    # Some rows at a time: of the largest layers there is no room for a number for each weight.
+    sums = np.array([np.count_nonzero(flat[first:end], axis=0) for first, end in pairwise(rows)])
+    sums = np.add.reduceat(sums, columns[:-1], axis=1)
     return ZeroMap(
-        densities=densities,
+        densities=sums / np.outer(np.diff(rows), np.diff(columns)),
         kernels=flat.shape[0],
         inputs=flat.shape[1],
         empty_kernels=int((~flat.any(axis=1)).sum()),
@@ -48,11 +52,6 @@ def zero_map(kernel: FloatArray) -> ZeroMap:
     )
 
 
-def _averaged(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Averages of neighbouring rows, as many as `most` if there are more."""
-    count = len(values)
-    if count <= most:
-        return values
-    edges = np.linspace(0, count, most + 1).astype(np.int64)
-    sums: NDArray[np.float64] = np.add.reduceat(values, edges[:-1], axis=0)
-    return sums / np.diff(edges)[:, None]
+def _edges(count: int, most: int) -> list[int]:
+    """Where the cells of so many rows or columns begin, and the end: a cell for each, or `most`."""
+    return [int(edge) for edge in np.linspace(0, count, min(count, most) + 1)]

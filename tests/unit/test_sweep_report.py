@@ -15,6 +15,7 @@ from cli.report_sweep import sweep_page
 from farm.jobs import Outcome
 from farm.ledger import TimedRun
 from farm.reports.sweep_report import SweepReport
+from tests.benchmarks.timeline import NVCC, PTXAS, draw
 from tests.bundle_samples import JOB
 from tests.samples import SMALLER, layer
 from tests.unit.farmyard import Farmyard
@@ -112,3 +113,14 @@ def test_a_job_or_a_submission_is_named_not_both(
     assert run(["report", job, "--submission", "sweep", "-o", str(page)]) == 2
     assert "not both" in capsys.readouterr().err
     assert run(["report", "--submission", "nosuch", "-o", str(page)]) == 102
+
+
+def test_the_picture_of_a_sweep_is_the_same_each_time(tmp_path: Path) -> None:
+    report = of(made(4, 3, template=True), made(7, 2), made(9, 1, outcome=Outcome.HIT))
+    pictures = [tmp_path / "one.svg", tmp_path / "other.svg"]
+    for picture in pictures:
+        draw(report, picture)
+    one, other = (picture.read_text() for picture in pictures)
+    assert one == other
+    assert NVCC in one
+    assert PTXAS in one
