@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from cli.main import run
 from tests.digits.exporting import EXPORTERS, Exporter, export, onnxruntime_labels
 from tests.digits.inference import labels
 from tests.digits.training import KEPT, Digits, train_and_prune
+from tests.digits.typed import typed
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def demonstrate(
                 path = folder / f"digits-{trained.sparsity * 100:.0f}-{exporter}.onnx"
                 export(trained.network, digits.test_images[:2], path, exporter)
                 models[path] = trained.sparsity, exporter
-    _farm("compile", *map(str, models), "--arch", ",".join(archs), "-q")
+    typed("compile", *map(str, models), "--arch", ",".join(archs), "-q")
     shown, right = digits.test_images[:images], digits.test_labels[:images].numpy()
     answers = []
     for (path, (sparsity, exporter)), job in zip(models.items(), _newest_jobs(len(models)), strict=True):
         bundle = folder / path.stem
-        _farm("fetch", job, "--ptx", "-o", str(bundle))
+        typed("fetch", job, "--ptx", "-o", str(bundle))
         found = labels(bundle, shown)
         differing = int((found != onnxruntime_labels(path, shown)).sum())
         accuracy = float((found == right).mean())
@@ -83,13 +83,6 @@ def _print_answers(answers: Sequence[Answers]) -> None:
             f"{each.model.stem:22} {each.accuracy_before:>6.1%} {each.accuracy_pruned:>6.1%} {each.images:>6} "
             f"{each.accuracy:>6.1%}  {same}"
         )
-
-
-def _farm(*arguments: str) -> None:
-    """One command, shown as it is typed."""
-    print(f"\n$ farm {' '.join(arguments)}", flush=True)
-    if code := run(arguments):
-        raise RuntimeError(f"farm {arguments[0]} ended with exit code {code}")
 
 
 def _newest_jobs(count: int) -> list[str]:
