@@ -1,4 +1,4 @@
-"""The GPU of this machine as that of a Ray cluster: `farm tune`, `farm bench`, `farm verify --gpu`, all of it real."""
+"""The GPU of this machine as that of a Ray cluster: tune, bench, bench network, verify --gpu, all of it real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster(device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: p
     """One machine with one GPU; gives the GPU's name."""
     pytest.importorskip("ray")
     name = device.name
-    started = start_cluster(num_cpus=4, num_gpus=1, object_store_memory=80 * 2**20)
+    started = start_cluster(num_cpus=8, num_gpus=1, object_store_memory=80 * 2**20)
     variables = {
         "FARM_EXECUTOR": "ray",
         "FARM_RAY_ADDRESS": started.address,
@@ -41,7 +41,7 @@ def cluster(device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: p
         started.shutdown()
 
 
-def test_all_three_commands_run_there_and_what_they_find_is_kept_here(
+def test_all_commands_for_a_gpu_run_there_and_what_they_find_is_kept_here(
     cluster: str, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["tune", "--op", "lenet-conv1", "--batch", "8", "--candidates", "3", "-q"]) == OK
@@ -64,3 +64,10 @@ def test_all_three_commands_run_there_and_what_they_find_is_kept_here(
     capsys.readouterr()
     assert run(["verify", "--gpu", "--json"]) == OK
     assert {each["on"] for each in json.loads(capsys.readouterr().out)["layers"]} == {cluster}
+
+    pytest.importorskip("torch", reason="whole networks need PyTorch")
+    arguments = [str(model), "--batch", "64", "--peers", "none", "-q", "--json", str(file)]
+    assert run(["bench", "network", *arguments]) == OK  # from the cubins that were just compiled
+    results = read_results(file)
+    [measured] = results.measurements
+    assert (results.environment["gpu"], measured.reason) == (cluster, "")
