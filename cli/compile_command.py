@@ -13,12 +13,13 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.failures import failure_lines
 from cli.fetch_command import bundle_folders
-from cli.layers import compiled_line, layer_table, left_out_lines, lowered_lines
+from cli.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
 from cli.options import check_output_folder, input_shapes_of
 from cli.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
 from cli.submission import (
     Accumulate,
     Archs,
+    AssemblerName,
     Batch,
     InputShapes,
     KeepGoing,
@@ -51,6 +52,7 @@ def compile_models(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = "16MB",
     optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
     no_tuning: NoTuning = False,
     strict: Strict = False,
     keep_going: KeepGoing = False,
@@ -79,6 +81,7 @@ def compile_models(
         optimisation=optimisation,
         strict=strict,
         tuning=not no_tuning,
+        assembler=assembler,
     )
     shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)
@@ -134,7 +137,8 @@ def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -
             head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
             console.print(head.append_text(status_text(detail.job.status)))
             console.print(layer_table(detail, console.width), soft_wrap=True)
-        for line in (*lowered_lines(detail), *left_out_lines(detail)):
+        assembled = assembler_lines(detail) if detail.job.options.assembler == "direct" else []
+        for line in (*lowered_lines(detail), *assembled, *left_out_lines(detail)):
             console.print(line, soft_wrap=True)
         if len(details) <= LAYERS_OF_JOBS:
             console.print()

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cli.failures import failure_lines, failures_json
 from cli.layers import (
+    assembler_lines,
     code_table,
     folded_lines,
     layer_json,
@@ -61,6 +62,6 @@ def _print(detail: JobDetail) -> None:
     console.print()
     if any(result.cubin for result in detail.results):
         console.print(code_table(detail, console.width), soft_wrap=True)
-    notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail))
+    notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail), *assembler_lines(detail))
     for line in (*notes, *failure_lines([detail]), *left_out_lines(detail)):
         console.print(line, soft_wrap=True)

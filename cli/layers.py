@@ -226,6 +226,19 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
     ]
 
 
+def assembler_lines(detail: JobDetail) -> list[Text]:
+    """Who made the machine code, and why ptxas did what was to be assembled directly."""
+    made = [result for build in detail.builds for result in detail.results_of(build) if result.cubin]
+    direct = sum(result.assembler == "direct" for result in made)
+    if not made or (detail.job.options.assembler == "ptxas" and not direct):
+        return []
+    if detail.job.options.assembler == "auto" and not direct:
+        return [Text("machine code by ptxas: direct code is not admitted for these architectures")]
+    by_ptxas = Counter(result.fallback for result in made if result.assembler == "ptxas")
+    lines = [Text(f"{direct} of {counted(len(made), 'cubin')} assembled directly, the others by ptxas")]
+    return lines + [Text(f"  {count} by ptxas: {reason}") for reason, count in by_ptxas.most_common() if reason]
+
+
 def left_out_lines(detail: JobDetail) -> list[Text]:
     """What was not compiled, why, and how much of the model that is."""
     from farm.reports.coverage import coverage_of
@@ -283,6 +296,8 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
                 "fmas_kept": result.fmas_kept,
                 "fmas_deleted": result.fmas_deleted,
                 "optimisation": result.optimisation,
+                "assembler": result.assembler,
+                "fallback": result.fallback,
                 "registers": result.registers,
                 "spill_bytes": result.spill_bytes,
                 "cubin": result.cubin,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codegen.gpus import arch_named
+from codegen.machine.admission import AssemblerChoice
 from codegen.spec import DataType
 from codegen.tiling import Accumulator, Form
 from farm.errors import UsageError
@@ -59,6 +60,15 @@ def accumulator_of(value: str) -> Accumulator:
             return value
         case _:
             raise UsageError(f"--accumulate {value}: it is float32 or float16")
+
+
+def assembler_of(value: str) -> AssemblerChoice:
+    """Who makes machine code. Raises UsageError."""
+    match value:
+        case "auto" | "ptxas" | "direct":
+            return value
+        case _:
+            raise UsageError(f"--assembler {value}: it is auto, ptxas or direct")
 
 
 def bytes_of(option: str, value: str, *, least: int = 0) -> int:

@@ -15,6 +15,7 @@ from cli.skipped import skipped_lines
 from cli.submission import (
     Accumulate,
     Archs,
+    AssemblerName,
     Batch,
     InputShapes,
     KeepGoing,
@@ -57,6 +58,7 @@ def plan(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = "16MB",
     optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
     no_tuning: NoTuning = False,
     strict: Strict = False,
     keep_going: KeepGoing = False,
@@ -75,6 +77,7 @@ def plan(
         optimisation=optimisation,
         strict=strict,
         tuning=not no_tuning,
+        assembler=assembler,
     )
     shapes = input_shapes_of(input_shape or [])
     with Farm.open(load_settings()) as farm:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import accumulator_of, archs_of, bytes_of, form_of
+from cli.options import accumulator_of, archs_of, assembler_of, bytes_of, form_of
 from cli.render import print_error, print_warning
 from codegen.errors import CheckpointError
 from farm.jobs import BuildOptions
@@ -55,6 +55,14 @@ MaxCodeSize = Annotated[
     typer.Option("--max-code-size", metavar="SIZE", help="Most machine code per layer; layers with more are skipped."),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Optimisation level of ptxas.")]
+AssemblerName = Annotated[
+    str,
+    typer.Option(
+        "--assembler",
+        metavar="auto|ptxas|direct",
+        help="Who makes machine code; auto: directly, without ptxas, where a GPU has admitted it.",
+    ),
+]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records: choose tilings by the cost model.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")]
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Go on with the other files when one cannot be read.")]
@@ -73,6 +81,7 @@ def build_options_of(
     optimisation: int,
     strict: bool,
     tuning: bool,
+    assembler: str = "auto",
 ) -> BuildOptions:
     """The options as they were typed. Raises UsageError."""
     return BuildOptions(
@@ -84,6 +93,7 @@ def build_options_of(
         strict=strict,
         code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
         tuning=tuning,
+        assembler=assembler_of(assembler),
     )
 
 

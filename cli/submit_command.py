@@ -13,6 +13,7 @@ from cli.render import counted, job_json, print_json, print_warning, stderr, std
 from cli.submission import (
     Accumulate,
     Archs,
+    AssemblerName,
     Batch,
     InputShapes,
     KeepGoing,
@@ -43,6 +44,7 @@ def submit(
     accumulate: Accumulate = "float32",
     max_code_size: MaxCodeSize = "16MB",
     optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
     no_tuning: NoTuning = False,
     strict: Strict = False,
     keep_going: KeepGoing = False,
@@ -62,6 +64,7 @@ def submit(
         optimisation=optimisation,
         strict=strict,
         tuning=not no_tuning,
+        assembler=assembler,
     )
     shapes = input_shapes_of(input_shape or [])
     with Farm.open(load_settings()) as farm:

@@ -36,6 +36,23 @@ Not the modules that start tools: which version, which flags are fields of their
 """
 REWRITER_SOURCES = (*GENERATOR_SOURCES, "assemble.py", "rewrite.py")
 """The same of a cubin: what `rewrite` and `assemble` import."""
+MACHINE_SOURCES = (
+    *REWRITER_SOURCES,
+    "machine/__init__.py",
+    "machine/assembler.py",
+    "machine/elf.py",
+    "machine/latencies.py",
+    "machine/marked.py",
+    "machine/operands.py",
+    "machine/paths.py",
+    "machine/program.py",
+    "machine/proof.py",
+    "machine/skeleton.py",
+    "machine/splice.py",
+    "machine/stream.py",
+    "machine/word.py",
+)
+"""The same of a cubin that is assembled without ptxas, and of its skeleton."""
 _SUFFIXES = (".py", ".cu", ".cuh")
 
 
@@ -94,15 +111,49 @@ class CubinKey:
     arch: str
     options: tuple[str, ...]
     """Options of ptxas, in order."""
+    machine_digest: str = ""
+    """Digest of MACHINE_SOURCES where the cubin is assembled directly; empty where ptxas does it."""
 
     def fields(self) -> dict[str, str]:
+        machine = {"machine": self.machine_digest} if self.machine_digest else {}
         return {
+            **machine,
             "stage": "cubin",
             "schema": str(SCHEMA),
             "template": self.template,
             "weights": self.weights,
             "part": f"{self.part.first}:{self.part.end}",
             "rewriter": self.rewriter_digest,
+            "assembler": self.assembler,
+            "arch": self.arch,
+            "options": json.dumps(self.options),
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest_fields(self.fields())
+
+
+@dataclass(frozen=True)
+class SkeletonKey:
+    """What the skeleton of a template depends on: what ptxas makes of it without weights."""
+
+    template: str
+    """Digest of the template's key."""
+    machine_digest: str
+    """Digest of MACHINE_SOURCES."""
+    assembler: str
+    """Version of ptxas."""
+    arch: str
+    options: tuple[str, ...]
+    """Options of ptxas, in order."""
+
+    def fields(self) -> dict[str, str]:
+        return {
+            "stage": "skeleton",
+            "schema": str(SCHEMA),
+            "template": self.template,
+            "machine": self.machine_digest,
             "assembler": self.assembler,
             "arch": self.arch,
             "options": json.dumps(self.options),
@@ -127,8 +178,25 @@ def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: s
     )
 
 
-def cubin_key(template: str, weights: str, part: Part, arch: str, options: tuple[str, ...], assembler: str) -> CubinKey:
-    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests."""
+def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: str) -> SkeletonKey:
+    """Identifies the skeleton that this program makes with this version of ptxas; `template` is a digest."""
+    return SkeletonKey(template, _digest_of(MACHINE_SOURCES), assembler, arch, options)
+
+
+def cubin_key(
+    template: str,
+    weights: str,
+    part: Part,
+    arch: str,
+    options: tuple[str, ...],
+    assembler: str,
+    *,
+    direct: bool = False,
+) -> CubinKey:
+    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests.
+
+    `direct` is one that is assembled into a skeleton rather than by ptxas.
+    """
     return CubinKey(
         template=template,
         weights=weights,
@@ -137,6 +205,7 @@ def cubin_key(template: str, weights: str, part: Part, arch: str, options: tuple
         assembler=assembler,
         arch=arch,
         options=options,
+        machine_digest=_digest_of(MACHINE_SOURCES) if direct else "",
     )
 
 

@@ -219,6 +219,7 @@ def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
         "sha256": result.cubin,
         "bytes": result.cubin_bytes,
         "optimisation": result.optimisation,
+        "assembler": result.assembler,
         "registers": result.registers,
         "spill_bytes": result.spill_bytes,
         "ptx_sha256": result.ptx,

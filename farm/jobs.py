@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.launch import Launch
+from codegen.machine.admission import Assembler, AssemblerChoice
 from codegen.spec import LayerSpec, SkippedLayer
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -66,6 +67,8 @@ class BuildOptions:
     """Machine code of one layer; a larger one is skipped."""
     tuning: bool = True
     """Whether tuning records are asked for tilings."""
+    assembler: AssemblerChoice = "auto"
+    """Who makes machine code."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
@@ -83,6 +86,7 @@ class BuildOptions:
             "accumulate": self.accumulate,
             "code_limit_bytes": self.code_limit_bytes,
             "tuning": self.tuning,
+            "assembler": self.assembler,
         }
 
 
@@ -169,6 +173,10 @@ class BuildResult:
     """To run the failed tool again by hand."""
     optimisation: int = 3
     """ptxas -O level that it was built at: lower than the job's where ptxas took too long at that."""
+    assembler: Assembler = "ptxas"
+    """Who made the machine code."""
+    fallback: str = ""
+    """Why ptxas did what was to be assembled directly, in words."""
     launch: Launch | None = None
     """How to launch the cubin, from its record in the store; None without a cubin or in jobs older than that."""
 

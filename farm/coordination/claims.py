@@ -181,7 +181,7 @@ class Claims:
         else:
             build_result = replace(known, **vars(made))
             level = f", at -O{known.optimisation}" if result.instead_of else ""
-            how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, ptxas {made.ptxas_seconds:.2f} s"
+            how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"
             self._say(claim, "info", f"{name}: {known.outcome.value}{level}, {how}")
             self._set_waits([claim], "")
         self._results.append(build_result)

@@ -11,6 +11,7 @@ from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
+from codegen.machine.admission import assembler_for
 from codegen.operators import template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
@@ -70,14 +71,27 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
         for build in builds:
             for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
-                of_cubin = cubin_key(template.key, build.weights, part, arch, options, toolchain.ptxas_version)
+                assembler, _ = assembler_for(
+                    job.options.assembler, build.spec, build.tiling, arch, toolchain.ptxas_version
+                )
+                of_cubin = cubin_key(
+                    template.key,
+                    build.weights,
+                    part,
+                    arch,
+                    options,
+                    toolchain.ptxas_version,
+                    direct=assembler == "direct",
+                )
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)
                 if key not in cubins:
                     instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
                     seconds = ptxas_seconds(build.spec, instructions, job.options.optimisation)
                     cost = _cost(build, part)
-                    cubins[key] = CubinRequest(template, build.weights, part, arch, options, key, cost, seconds=seconds)
+                    cubins[key] = CubinRequest(
+                        template, build.weights, part, arch, options, key, cost, seconds=seconds, assembler=assembler
+                    )
                 targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
                 if template.key not in template_fields:
                     template_fields[template.key] = of_template.fields()

@@ -72,5 +72,11 @@ class Retries:
 
     def _key(self, request: CubinRequest) -> CubinKey:
         return cubin_key(
-            request.template.key, request.weights, request.part, request.arch, request.options, self._assembler
+            request.template.key,
+            request.weights,
+            request.part,
+            request.arch,
+            request.options,
+            self._assembler,
+            direct=request.assembler == "direct",
         )

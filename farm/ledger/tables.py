@@ -132,6 +132,8 @@ results = Table(
     Column("error", _Words, nullable=False),
     Column("command", _Words, nullable=False),
     Column("optimisation", Integer, nullable=False),
+    Column("assembler", String(16), nullable=False),
+    Column("fallback", _Words, nullable=False),
     Column("launch", JSON(none_as_null=True)),
     Column("recorded_at", Double, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),

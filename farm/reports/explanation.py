@@ -13,6 +13,7 @@ from farm.ledger import KeyUse, Ledger, Neighbour
 _DIGESTS = {
     "weights": "the weights",
     "rewriter": "this program's rewriter",
+    "machine": "this program's assembler",
     "generator": "this program's template generator",
     "operator": "the sources of the operator",
 }

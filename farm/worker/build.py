@@ -8,10 +8,19 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from codegen.assemble import assemble
-from codegen.errors import CodegenError, TemplateError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.assemble import Cubin, assemble
+from codegen.errors import (
+    CodegenError,
+    MachineCodeError,
+    TemplateError,
+    ToolCrashed,
+    ToolError,
+    ToolOutOfMemory,
+    ToolTimeout,
+)
 from codegen.keys import cubin_key, template_key
 from codegen.layers import Weights
+from codegen.machine.admission import Assembler
 from codegen.rewrite import Kernel, rewrite
 from codegen.scratch import remove_abandoned
 from codegen.spec import LayerSpec
@@ -21,6 +30,7 @@ from codegen.toolchain import Toolchain, ToolFacts, ToolLimits
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, StoreUnavailableError
 from farm.settings import Settings, cores_folder
 from farm.store.contract import Record, Store, blob_digest
+from farm.worker.direct import DirectBuilds
 from farm.worker.recent import Recent
 from farm.worker.requests import (
     CubinFacts,
@@ -132,6 +142,7 @@ class Worker:
         self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
+        self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)
         self._warnings: list[str] = []
         """Warnings about this request that have not been reported yet."""
 
@@ -191,7 +202,7 @@ class Worker:
         )
         kernel = rewritten.kernel
         try:
-            cubin = assemble(kernel.ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
+            cubin, assembler, fallback = self._machine_code(request, kernel.ptx)
         except ToolError as error:
             error.command = f"farm cache get {self._store.put(kernel.ptx)} -o kernel.ptx && {error.command}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
@@ -209,10 +220,23 @@ class Worker:
             rewrite_seconds=rewritten.seconds,
             ptxas_seconds=cubin.seconds,
             launch=kernel.launch,
+            assembler=assembler,
+            fallback=fallback,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
         warnings, self._warnings = self._warnings, []
         return CubinResult(request.key, facts, warning="; ".join(warnings))
+
+    def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
+        """The cubin, who made it, and why ptxas had to."""
+        limits, fallback = self._limits_of(request), ""
+        if request.assembler == "direct":
+            template, weights = self._inputs(request)
+            try:
+                return self._direct.assemble(request, template, weights, limits), "direct", ""
+            except MachineCodeError as error:
+                fallback = str(error)
+        return assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback
 
     def _limits_of(self, request: Request) -> ToolLimits:
         return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)
@@ -245,13 +269,16 @@ class Worker:
             raise BlobLostError(f"the weights {digest[:12]} are no longer in {self._store.describe()}: compile again")
         return Weights.from_bytes(spec, data)
 
-    def _rewrite(self, request: CubinRequest) -> RewrittenKernel:
+    def _inputs(self, request: CubinRequest) -> tuple[Template, Weights]:
         of_template = request.template
         spec = of_template.spec
         weights = self._weights.get(
             (request.weights, spec.weights_shape), lambda: self._read_weights(spec, request.weights)
         )
-        template = self._templates.get(of_template.key, lambda: self._template(of_template))
+        return self._templates.get(of_template.key, lambda: self._template(of_template)), weights
+
+    def _rewrite(self, request: CubinRequest) -> RewrittenKernel:
+        template, weights = self._inputs(request)
         start = time.monotonic()
         kernel = rewrite(template, weights, request.part)
         return RewrittenKernel(kernel, blob_digest(kernel.ptx), time.monotonic() - start)
@@ -273,6 +300,7 @@ class Worker:
             request.arch,
             request.options,
             self._toolchain.ptxas_version,
+            direct=request.assembler == "direct",
         )
         if key.digest != request.key:
             raise NoWorkerError(

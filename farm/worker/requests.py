@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.launch import Launch
+from codegen.machine.admission import Assembler
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -65,6 +66,8 @@ class CubinRequest:
     """Memory limit of the tool; None: what the worker's settings say."""
     seconds: float = 0.0
     """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
+    assembler: Assembler = "ptxas"
+    """Who shall make the machine code; what the direct assembler cannot do, ptxas does."""
 
     @property
     def memory_bytes(self) -> int:
@@ -139,6 +142,17 @@ class CubinFacts:
     ptxas_seconds: float
     launch: Launch
     """How to launch this very cubin: another version of this program may launch its kernels differently."""
+    assembler: Assembler = "ptxas"
+    """Who made the machine code; what `ptxas_seconds` counts is its time."""
+    fallback: str = ""
+    """Why ptxas did what was to be assembled directly, in words."""
+
+    @property
+    def assembled(self) -> str:
+        """Who made the machine code, how fast, and why not directly."""
+        who = "assembled directly in" if self.assembler == "direct" else "ptxas"
+        why = f" ({self.fallback})" if self.fallback else ""
+        return f"{who} {self.ptxas_seconds:.2f} s{why}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -158,6 +172,8 @@ class CubinFacts:
             rewrite_seconds=float(record["rewrite_seconds"]),
             ptxas_seconds=float(record["ptxas_seconds"]),
             launch=Launch.from_json(record["launch"]),
+            assembler="direct" if record.get("assembler") == "direct" else "ptxas",
+            fallback=str(record.get("fallback", "")),
         )
 
 

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 import codegen
 from codegen.keys import (
     GENERATOR_SOURCES,
+    MACHINE_SOURCES,
     REWRITER_SOURCES,
     CubinKey,
     TemplateKey,
     cubin_key,
     digest_fields,
+    skeleton_key,
     source_files,
     template_key,
 )
@@ -74,6 +76,7 @@ CUBIN_CHANGES: dict[str, Any] = {
     "assembler": "13.0.89",
     "arch": "sm_80",
     "options": ("-O1",),
+    "machine_digest": "e" * 64,
 }
 SPEC_CHANGES: dict[str, Any] = {
     "channels": 65,
@@ -196,6 +199,7 @@ CODEGEN = Path(codegen.__file__).parent
 SHAPES_NO_BYTES = {
     "__init__.py": "has no code",
     "errors.py": "says what went wrong",
+    "machine/admission.py": "who assembles, which the key says",
     "cores.py": "which core a tool runs on",
     "scratch.py": "temporary folders; what is in them the tools' callers decide",
     "toolchain.py": "runs what it is given, in an environment without anything that a tool reads",
@@ -233,8 +237,12 @@ def closure(*modules: str) -> set[Path]:
 
 @pytest.mark.parametrize(
     ("stage", "sources"),
-    [(("template.py",), GENERATOR_SOURCES), (("rewrite.py", "assemble.py"), REWRITER_SOURCES)],
-    ids=["template", "cubin"],
+    [
+        (("template.py",), GENERATOR_SOURCES),
+        (("rewrite.py", "assemble.py"), REWRITER_SOURCES),
+        (("rewrite.py", "machine/assembler.py"), MACHINE_SOURCES),
+    ],
+    ids=["template", "cubin", "direct cubin"],
 )
 def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     stage: tuple[str, ...], sources: tuple[str, ...]
@@ -245,8 +253,23 @@ def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     assert Path("operators/conv2d.cu") in cuda
 
 
+def test_who_makes_the_machine_code_is_part_of_a_cubins_key() -> None:
+    by_ptxas, direct = (
+        cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88", direct=direct)
+        for direct in (False, True)
+    )
+    assert by_ptxas.digest != direct.digest
+    assert "machine" not in by_ptxas.fields()
+
+
+@pytest.mark.parametrize("change", [{"template": "f" * 64}, {"arch": "sm_80"}, {"options": ()}, {"assembler": "13.1"}])
+def test_each_ingredient_of_a_skeleton_changes_its_key(change: dict[str, Any]) -> None:
+    key = skeleton_key("b" * 64, "sm_90", ("-O3",), "13.0.88")
+    assert replace(key, **change).digest != key.digest
+
+
 def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:
-    stages = closure("template.py", "rewrite.py", "assemble.py")
+    stages = closure("template.py", "rewrite.py", "assemble.py", "machine/assembler.py")
     assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
 
 

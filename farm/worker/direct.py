@@ -1,0 +1,58 @@
+"""Cubins without ptxas: a template's skeleton from the store, or made, and what is assembled into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.assemble import Cubin
+from codegen.errors import MachineCodeError, ToolError
+from codegen.keys import skeleton_key
+from codegen.layers import Weights
+from codegen.machine.assembler import DirectAssembler, make_skeleton
+from codegen.template import Template
+from codegen.toolchain import Toolchain, ToolLimits
+from farm.store.contract import Record, Store
+from farm.worker.recent import Recent
+from farm.worker.requests import CubinRequest
+
+SKELETON_STAGE = "skeleton"
+
+
+class DirectBuilds:
+    """A worker's assemblers, one for each template and architecture; it keeps the last few."""
+
+    def __init__(
+        self, store: Store, toolchain: Toolchain, put_record: Callable[[str, str, Record], None], *, recache: bool
+    ) -> None:
+        self._store = store
+        self._toolchain = toolchain
+        self._put_record = put_record
+        self._recache = recache
+        self._assemblers: Recent[str, DirectAssembler] = Recent(4)
+
+    def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
+        """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
+        key = skeleton_key(request.template.key, request.arch, request.options, self._toolchain.ptxas_version).digest
+        assembler = self._assemblers.get(key, lambda: self._assembler(key, request, template, limits))
+        return assembler.assemble(weights, request.part)
+
+    def _assembler(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> DirectAssembler:
+        record = None if self._recache else self._store.get_record(SKELETON_STAGE, key)
+        if record is not None and "refused" in record:
+            raise MachineCodeError(str(record["refused"]))
+        data = None if record is None else self._store.get(str(record.get("cubin", "")))
+        if data is None:
+            data = self._make(key, request, template, limits)
+        return DirectAssembler.of(template, data, request.arch)
+
+    def _make(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> bytes:
+        try:
+            made = make_skeleton(template, request.arch, self._toolchain, request.options, limits)
+        except (MachineCodeError, ToolError) as error:
+            if type(error) not in (MachineCodeError, ToolError):
+                raise  # out of time or memory, or crashed: may go well the next time
+            reason = str(error) if isinstance(error, MachineCodeError) else f"no skeleton: {error}"
+            self._put_record(SKELETON_STAGE, key, {"refused": reason})
+            raise MachineCodeError(reason) from error
+        self._put_record(SKELETON_STAGE, key, {"cubin": self._store.put(made.data), "seconds": made.seconds})
+        return made.data

@@ -1,0 +1,93 @@
+"""`farm compile --assembler direct`: cubins without ptxas where the assembler can, and where it cannot it says why."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from cli.options import assembler_of
+from codegen.machine.elf import CubinFile
+from codegen.machine.proof import prove
+from farm.api import Farm
+from farm.errors import UsageError
+from farm.jobs import BuildOptions, Status
+from farm.runtime.bundle import Bundle
+from farm.settings import Settings
+from farm.store import open_store
+from tests.bundle_samples import validator
+from tests.samples import SMALLER, checkpoint, layer
+from tests.toolchain.tools import NET, Tools
+
+DIRECT = BuildOptions(("sm_90",), assembler="direct")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_STORE", settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def test_a_second_checkpoint_of_the_same_shapes_needs_neither_nvcc_nor_ptxas(
+    farm: Farm, tools: Tools, settings: Settings
+) -> None:
+    [first] = farm.compile([NET], DIRECT)
+    assert first.status is Status.SUCCEEDED, first.reason
+    assert tools.calls() == ["nvcc", "nvcc", "ptxas", "ptxas"]
+    again = checkpoint(layer("conv1", seed=8), layer("conv2", spec=SMALLER, seed=9))
+    [second] = farm.compile([again], DIRECT)
+    assert second.status is Status.SUCCEEDED, second.reason
+    assert tools.calls() == []
+    for job in (first, second):
+        assert {result.assembler for result in farm.inspect(job.id).results} == {"direct"}
+    store = open_store(settings)
+    for result in farm.inspect(second.id).results:
+        prove(CubinFile.read(store.get(str(result.cubin)) or b""))
+
+
+def test_bundle_inspect_and_store_say_who_made_the_code(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [job] = farm.compile([NET], DIRECT)
+    farm.fetch(job.id, tmp_path / "out")
+    manifest = Bundle(tmp_path / "out").manifest
+    validator().validate(manifest)
+    cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
+    assert [cubin["assembler"] for cubin in cubins] == ["direct", "direct"]
+    assert run(["inspect", job.id]) == 0
+    assert "2 of 2 cubins assembled directly" in capsys.readouterr().out
+    assert run(["cache", "ls"]) == 0
+    assert re.search(r"^skeleton +2 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
+    farm: Farm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = replace(SMALLER, data_type="float16")
+    [job] = farm.compile(
+        [checkpoint(layer("conv1"), layer("half", spec=spec))], replace(DIRECT, archs=("sm_80", "sm_90"))
+    )
+    assert job.status is Status.SUCCEEDED, job.reason
+    made = {(result.arch, result.build): result.assembler for result in farm.inspect(job.id).results}
+    assert sorted(made.values()) == ["direct", "ptxas", "ptxas", "ptxas"]
+    assert run(["inspect", job.id]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 4 cubins assembled directly" in shown
+
+
+def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
+    farm: Farm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [job] = farm.compile([NET], BuildOptions(("sm_90",)))
+    assert {result.assembler for result in farm.inspect(job.id).results} == {"ptxas"}
+    assert run(["inspect", job.id]) == 0
+    assert "machine code by ptxas: direct code is not admitted" in capsys.readouterr().out
+
+
+def test_another_name_for_the_assembler_is_refused() -> None:
+    with pytest.raises(UsageError, match="--assembler fast: it is auto, ptxas or direct"):
+        assembler_of("fast")
