@@ -9,6 +9,7 @@ from cli.layers import shape_of
 from cli.markup import Markup, element, name_of, section
 from cli.render import counted, duration, microseconds, percent, size
 from cli.report_pictures import bar, zeros_picture
+from codegen.spec import Linear
 from farm.jobs import BuildResult, Outcome
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def _picture(layer: LayerReport) -> Markup:
             f"{zeros.kernels:,} x {zeros.inputs:,} weights in {rows} x {columns} cells; the darkest: {densest} non-zero"
         )
     empty = []
+    channel = "" if isinstance(layer.build.spec, Linear) else " channel"
     if zeros.empty_kernels:
-        empty.append(f"{counted(zeros.empty_kernels, 'output channel')} empty")
+        empty.append(f"{counted(zeros.empty_kernels, f'output{channel}')} without a weight")
     if zeros.empty_inputs:
-        empty.append(f"{counted(zeros.empty_inputs, 'input channel')} never read")
+        empty.append(f"{counted(zeros.empty_inputs, f'input{channel}')} never read")
     caption = element("figcaption", "; ".join([words, *empty]))
     return element("figure", zeros_picture(layer.build.layer, zeros, words=words), caption)
 

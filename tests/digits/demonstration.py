@@ -76,7 +76,7 @@ def demonstrate(
 def _print_answers(answers: Sequence[Answers]) -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the emulator"
     print(f"\n# the generated code on {where}")
-    print(f"{'MODEL':22} {'DENSE':>6} {'PRUNED':>6} {'IMAGES':>6} {'RIGHT':>6}  LIKE ONNXRUNTIME")
+    print(f"{'MODEL':22} {'DENSE':>6} {'PRUNED':>6} {'IMAGES':>6} {'RIGHT':>6}  SAME AS ONNXRUNTIME")
     for each in answers:
         same = "all" if not each.differing else f"{each.images - each.differing} of {each.images}"
         print(

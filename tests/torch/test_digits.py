@@ -55,7 +55,7 @@ def test_a_network_trained_and_pruned_here_answers_as_onnxruntime_does(
         bundle = Bundle(folder / answer.model.stem)
         assert len(bundle.layers) == 4
         assert not checkpoint.skipped
-    assert "LIKE ONNXRUNTIME" in capsys.readouterr().out
+    assert "SAME AS ONNXRUNTIME" in capsys.readouterr().out
 
 
 def test_pruning_leaves_the_largest_weights_of_all_layers() -> None:

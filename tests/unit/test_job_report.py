@@ -205,6 +205,17 @@ def test_a_job_whose_weights_are_lost_is_reported_without_their_picture(yard: Fa
     assert "The store no longer has its weights." in Words(report_page(found)).text
 
 
+def test_what_no_weight_is_left_of_is_named(yard: Farmyard) -> None:
+    convolution, linear = layer("conv1"), layer("fc", Linear(64, 10))
+    for each, spare in ((convolution, np.s_[1:, 1]), (linear, np.s_[:, 3:5])):
+        each.weights.kernel[...] = 1.0
+        each.weights.kernel[0] = 0.0
+        each.weights.kernel[spare] = 0.0
+    text = Words(report_page(reported(yard, convolution, linear))).text
+    assert "1 output channel without a weight; 1 input channel never read" in text
+    assert "1 output without a weight; 2 inputs never read" in text
+
+
 def test_a_layer_in_several_parts_has_the_code_of_all(yard: Farmyard) -> None:
     [job_id] = yard.submit("net", parts=3)
     yard.run([job_id])
