@@ -18,10 +18,12 @@ import pytest
 from cli.exit_codes import OK, UNREACHABLE
 from cli.main import run
 from codegen.errors import DeviceError, ToolError
+from codegen.networks import lenet5, write_network
+from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import ToolFacts, find_toolchain
 from farm import api
 from farm.api import Farm
-from farm.bench import benchmark
+from farm.bench import benchmark, network_benchmark
 from farm.bench.results import read_results
 from farm.errors import NoWorkerError
 from farm.executors import cluster_gpu
@@ -38,6 +40,7 @@ from tests.cluster.one_token import start_cluster
 from tests.cluster.sleeping import wait_until
 from tests.command import ROOT
 from tests.samples import checkpoint, layer
+from tests.torch.bundles import whole_bundle
 
 MEMORY = {"object_store_memory": 80 * 2**20, "memory": 2 * 2**30}
 TUNE = ["tune", "--op", "lenet-conv1,lenet-conv2", "--batch", "1", "--candidates", "3"]
@@ -140,6 +143,21 @@ def test_a_benchmark_is_kept_in_the_file_here_and_its_weights_come_from_the_stor
     assert [(each.case.sparsity, each.microseconds) for each in results.measurements] == [(0.5, 250.0), (0.9, 50.0)]
     assert run([*BENCH, "--sparsity", "0.9,0", "--json", str(file), "--resume"]) == OK
     assert [each.case.sparsity for each in read_results(file).measurements] == [0.5, 0.9, 0.0]
+
+
+def test_whole_networks_are_measured_there_and_their_bundles_come_from_the_store(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_benchmark, "environment_work", gpu_work.network_environment)
+    monkeypatch.setattr(network_benchmark, "network_work", gpu_work.networks)
+    write_network(tmp_path / "lenet5.onnx", lenet5(0.9, 0))
+    bundle = whole_bundle(tmp_path / "lenet5.farm", read_checkpoint(tmp_path / "lenet5.onnx"), 8)
+    file = tmp_path / "r.json"
+    arguments = ["lenet5", "--bundle", str(bundle), "--batch", "8", "-q", "--json", str(file)]
+    assert run(["bench", "network", *arguments]) == OK
+    results = read_results(file)
+    assert results.environment["gpu"] == "GPU 0"
+    assert [each.microseconds for each in results.measurements] == [bundle.stat().st_size]
 
 
 def test_a_job_is_verified_with_the_cubins_from_the_store(
