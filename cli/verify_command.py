@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
+from cli.network_verdict import print_network
 from cli.render import counted, plain_table, print_json, stderr, stdout
+from cli.run_command import read_arrays
 from cli.workload import Local
 from farm.errors import UsageError
 
@@ -24,22 +27,41 @@ def verify(
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="The whole network instead, against onnxruntime on the same input.")
+    ] = False,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option("--input", metavar="X.npy", help="With --network: an array for each input; random without."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="With --network: the ONNX file, if it was moved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
     """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU."""
     from farm.api import Farm
+    from farm.network_verification import NetworkQuestion
     from farm.settings import load_settings
 
     if local and not gpu:
         raise UsageError("--local chooses a GPU: give --gpu too")
-    if machine and gpu:
-        raise UsageError("--gpu runs the cubins on a GPU, --machine in the emulator: give one of them")
+    if machine and (gpu or network):
+        raise UsageError("--machine runs the cubins in the emulator: give it without --gpu and --network")
+    if network:
+        arrays = tuple(read_arrays(inputs or ()))
+        question = NetworkQuestion(arrays, model, gpu=gpu, local=local, batch=batch, seed=seed)
+        with Farm.open(load_settings()) as farm, stderr().status("verifying the network") as spinner:
+            found = farm.verify_network(job, question, notice=spinner.update)
+        return print_network(found, as_json=as_json)
+    if inputs or model is not None:
+        raise UsageError("--input and --model are for the whole network: give --network too")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
         for layer in farm.verify(
             job, gpu=gpu, machine=machine, batch=batch, seed=seed, local=local, notice=spinner.update
         ):
-            found = layer.verification
+            verification = layer.verification
             spinner.update(f"verified {layer.layer}")
             rows.append(
                 {
@@ -47,13 +69,13 @@ def verify(
                     "parts": layer.parts,
                     "archs": list(layer.archs),
                     "on": layer.where,
-                    "blocks": found.blocks_run,
-                    "blocks_total": found.blocks_total,
-                    "outputs": found.outputs_checked,
-                    "relative_error": found.relative_error,
-                    "bound_share": found.bound_share,
-                    "ok": found.ok,
-                    "message": found.message,
+                    "blocks": verification.blocks_run,
+                    "blocks_total": verification.blocks_total,
+                    "outputs": verification.outputs_checked,
+                    "relative_error": verification.relative_error,
+                    "bound_share": verification.bound_share,
+                    "ok": verification.ok,
+                    "message": verification.message,
                 }
             )
     wrong = sum(not row["ok"] for row in rows)

@@ -28,6 +28,7 @@ from farm.executors.gpu import open_gpu
 from farm.jobs import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
 from farm.kernel_ptx import newest_ptx
 from farm.ledger import open_ledger
+from farm.network_verification import NetworkQuestion, NetworkVerification
 from farm.partial import MissingLayer, whole_part
 from farm.reports import doctor
 from farm.reports.coverage import coverage_of, coverage_warning
@@ -270,6 +271,15 @@ class Farm(Keeper, Reader):
                 yield from host.run(work)
             else:  # by this farm's store, which may be none that the settings name
                 yield from verify_on_gpu(self._store, builds, results, batch=batch, seed=seed)
+
+    def verify_network(
+        self, job_id: str, question: NetworkQuestion, *, notice: Notice = no_notice
+    ) -> NetworkVerification:
+        """Compares a job's whole network with onnxruntime, in the emulator or on a GPU as `verify` does.
+
+        Raises UsageError for a network that does not run without a framework, or is too large for the emulator.
+        """
+        return question.answer(self._settings, self._store, self._succeeded(job_id), notice)
 
     def doctor(self) -> Iterator[doctor.Check]:
         """Tries everything that a compile needs."""

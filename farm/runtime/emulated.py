@@ -82,7 +82,12 @@ def run_emulated(
 def run_bundle(bundle: Bundle, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a bundle's network. Raises UsageError where it has no PTX, which the emulator reads."""
     plan = read_plan(bundle.plan)
+    return run_emulated(plan, layer_ptx(bundle, plan), bundle.constants, inputs)
+
+
+def layer_ptx(bundle: Bundle, plan: Plan) -> Kernels:
+    """The kernels of a plan's layers. Raises UsageError where the bundle has no PTX."""
     kernels = {name: [(bundle.cubin(each), each.launch) for each in bundle.layers[name].ptx] for name in plan.layers}
     if not all(kernels.values()):
         raise UsageError(f"{bundle.path} holds no PTX, which the emulator runs: write it with farm fetch --ptx")
-    return run_emulated(plan, kernels, bundle.constants, inputs)
+    return kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from farm.errors import UsageError
 from farm.gpu.driver import call
 from farm.gpu.loaded import Module, Part, launch
 from farm.runtime.bundle import Bundle
-from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, read_plan
+from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
 
 ALIGNMENT_BYTES = 16
 """Of all pointers."""
@@ -28,6 +28,7 @@ _MAJOR, _MINOR = 75, 76
 """The driver's numbers of the attributes that are the compute capability."""
 
 Array = NDArray[Any]
+See = Callable[[str, Array], None]
 
 
 def load(path: Path | str, device: int = 0) -> Network:
@@ -51,6 +52,7 @@ class Network:
         self.inputs, self.outputs = self.plan.inputs, self.plan.outputs
         """With name, dtype and shape."""
         self._lock = threading.RLock()
+        self._see: See | None = None
         self._buffers: list[int] = []
         self._reserved_images = 0
         self._device = _device(device)
@@ -96,12 +98,26 @@ class Network:
 
         Arrays are copied to the GPU and back. Raises UsageError for arrays that the model does not take.
         """
+        outputs = self.run(arrays)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def run(self, arrays: Sequence[Array], see: See | None = None) -> list[Array]:
+        """The outputs; `see` is told every tensor's name in the network and the memory where it lies, as bytes.
+
+        Raises UsageError for arrays that the model does not take, and for more images than are seen in one turn.
+        """
         images = self.plan.images_of(arrays)
+        if see is not None and images > self._most_images:
+            raise UsageError(f"{images} images do not run in one turn: give at most {self._most_images}")
         outputs = [np.empty(port.shape_of(images), port.held_in) for port in self.outputs]
         if images:
             with self._lock, self._current():
-                self._compute([np.ascontiguousarray(each) for each in arrays], outputs, images)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+                self._see = see
+                try:
+                    self._compute([np.ascontiguousarray(each) for each in arrays], outputs, images)
+                finally:
+                    self._see = None
+        return outputs
 
     def enqueue(self, inputs: Sequence[int], outputs: Sequence[int], images: int, stream: int = 0) -> None:
         """Runs on a stream, given as its address, and does not wait for it; pointers are of the GPU's memory.
@@ -192,6 +208,7 @@ class Network:
                 if step.residual is not None:
                     addresses["residual"] = address(step.residual)
                 self._run_layer(self._layers[step.layer], addresses, step.rows * images, stream)
+                self._show(step, address(step.output), images)
                 continue
             values: list[Any] = []
             for each in step.arguments:
@@ -206,6 +223,17 @@ class Network:
                         values.append(ctypes.c_float(each))
             grid = [size.at(step.rows * images) for size in step.grid]
             launch(self._functions[step.kernel], grid, (step.threads, 1, 1), 0, values, stream)
+            self._show(step, address(step.output), images)
+
+    def _show(self, step: Step, address: int, images: int) -> None:
+        """Of a step that was enqueued on the default stream."""
+        if self._see is None:
+            return
+        sizes = self.plan.buffers if step.output.kind == "buffer" else [each.image_bytes for each in self.outputs]
+        data = np.empty(sizes[step.output.number] * images, np.uint8)
+        call("cuStreamSynchronize", None)
+        call("cuMemcpyDtoH_v2", data.ctypes.data, address, data.nbytes)
+        self._see(step.tensor, data)
 
     def _run_layer(self, parts: Sequence[Part], addresses: Mapping[str, int], rows: int, stream: int) -> None:
         """To the stream it is one launch: parts begin after what the stream has, what follows waits for all."""

@@ -27,9 +27,9 @@ FARM_LAYERS = (
     ("worker", "tuning"),
     ("ledger", "executors", "gpu", "kernel_ptx"),
     ("runtime",),
-    ("coordination", "torch"),
+    ("coordination", "torch", "network_reference"),
     ("submission", "bundle", "verification", "bench"),
-    ("compiled",),
+    ("compiled", "network_verification"),
     ("upkeep", "reports"),
     ("api", "tuner"),
     ("testing",),
@@ -43,6 +43,7 @@ DOORS = {
     "matplotlib": {"farm/bench/plots.py"},
     "prometheus_client": {"farm/reports/metrics.py"},
     "onnx": {"codegen/onnx/", "codegen/networks/"},
+    "onnxruntime": {"farm/network_reference.py"},
     "pycuda": {"farm/gpu/device.py"},
     "ray": {"farm/executors/connection.py"},
     "rich": {"cli/"},
@@ -53,10 +54,21 @@ DOORS = {
 }
 """The files, or the folders, that may import a library at all."""
 
-SLOW = {"alembic", "boto3", "botocore", "matplotlib", "onnx", "prometheus_client", "pycuda", "ray", "torch"}
+SLOW = {
+    "alembic",
+    "boto3",
+    "botocore",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "prometheus_client",
+    "pycuda",
+    "ray",
+    "torch",
+}
 WHOLLY = ("migrations/", "farm/torch/")
 """Folders whose every module is for one of them."""
-TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "onnxruntime", "PIL", "playwright", "pytest", "yaml"}
+TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "PIL", "playwright", "pytest", "yaml"}
 
 
 @dataclass(frozen=True)

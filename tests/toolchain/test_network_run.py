@@ -1,18 +1,26 @@
-"""`farm run` of a whole network: compiled layers and what is beside them, in the emulator, against onnxruntime."""
+"""Whole networks, compiled layers and what is beside them, run in the emulator and compared with onnxruntime."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from cli.main import run
 from codegen.onnx.checkpoint import read_checkpoint
+from farm import network_verification
 from farm.api import Farm
-from farm.jobs import BuildOptions, Job, Status
+from farm.jobs import BuildOptions, Job, JobDetail, Status
+from farm.kernel_ptx import KernelPtx, newest_ptx
 from farm.settings import Settings
+from farm.store.contract import Store
 from tests.unit.onnx_models import info, model, node, save, tensor, values
 
 
@@ -80,3 +88,67 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "the input x is of float32 and is given float64: convert it" in capsys.readouterr().err
     assert not (tmp_path / "y.npy").exists()
+
+
+def test_a_network_that_is_right_passes(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", job.id, "--network", "--batch", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "PASS: the network computes what onnxruntime does: 10 outputs compared, 1 image on emulator" in said
+    np.save(tmp_path / "x.npy", values(2, 4, 8, 8, seed=8))
+    assert run(["verify", job.id, "--network", "--input", str(tmp_path / "x.npy"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["images"], document["on"]) == (True, 2, "emulator")
+    assert [(each["name"], each["layer"]) for each in document["tensors"]] == [
+        ("b", "conv1"),
+        ("d", "conv2"),
+        ("e", ""),
+        ("f", ""),
+        ("h", "fc"),
+        ("y", ""),
+    ]
+
+
+def test_the_first_tensor_that_differs_is_named(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_one_weight_wrong(detail: JobDetail, store: Store) -> list[KernelPtx]:
+        first, second, *others = newest_ptx(detail, store)
+        text = re.sub(rb"(fma\.rn\.f32 [^;]*)0f[0-9A-F]{8}", rb"\g<1>0f41200000", second.text, count=1)
+        assert text != second.text
+        return [first, replace(second, text=text), *others]
+
+    monkeypatch.setattr(network_verification, "newest_ptx", with_one_weight_wrong)
+    assert run(["verify", job.id, "--network", "--batch", "1"]) == 100
+    said = capsys.readouterr().out
+    assert "FAIL: the network differs from onnxruntime, 1 image on emulator" in said
+    assert "the first tensor that differs is d, of the compiled layer conv2" in said
+
+
+def test_the_model_that_was_compiled_is_asked_for(
+    job: Job, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = path.rename(tmp_path / "moved.onnx")
+    assert run(["verify", job.id, "--network"]) == 2
+    assert f"{path} is not there any more: say with --model where the job's ONNX file is" in capsys.readouterr().err
+    assert run(["verify", job.id, "--network", "--batch", "1", "--model", str(moved)]) == 0
+    proto = onnx.load(moved)
+    next(each for each in proto.graph.initializer if each.name == "w2").CopyFrom(
+        tensor("w2", pruned(4, 4, 3, 3, seed=9))
+    )
+    onnx.save(proto, path)
+    assert run(["verify", job.id, "--network"]) == 2
+    assert "is not the model that was compiled, conv2 has other weights" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_is_said(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["verify", job.id, "--input", "x.npy"]) == 2
+    assert "--input and --model are for the whole network: give --network too" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(network_verification, "MOST_EMULATED", 1000)
+        assert run(["verify", job.id, "--network"]) == 2
+        assert "are too many for the emulator" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert run(["verify", job.id, "--network", "--batch", "1"]) == 2
+    assert "pip install '.[reference]'" in capsys.readouterr().err
