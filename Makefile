@@ -86,6 +86,6 @@ clean: ## removes the environment, caches and build output
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	@echo "installing the development tools into .venv (about 150 MB, once):"
+	@echo "installing the development tools into .venv (about 240 MB, once):"
 	@$(INSTALL) -e '.[dev]' | $(SHOW)
 	@touch $@

@@ -43,7 +43,7 @@ LACKS: dict[str, Callable[[], str | None]] = {
     "models": cache(lacks_toolchain),
     "toolchain": cache(lacks_toolchain),
 }
-"""By folder; what tests/gpu/, tests/services/ and tests/chaos/ need is found out by themselves."""
+"""By folder; what tests/browser/, chaos/, gpu/, services/ and torch/ need is found out by themselves."""
 
 
 def pytest_configure() -> None:

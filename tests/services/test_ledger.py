@@ -18,7 +18,7 @@ from farm.jobs import (
     Outcome,
     Status,
 )
-from farm.ledger import Ledger
+from farm.ledger import Ledger, TemplateRun
 from tests.services.ledger_rows import HALVES, OPTIONS, new_job, result, submit
 
 
@@ -67,6 +67,30 @@ def test_every_part_counts_as_a_cubin_and_has_a_result_of_its_own(ledger: Ledger
     ledger.record_results([result(build, part=0)])
     assert ledger.results("aaaa1111") == sent
     assert (ledger.job("aaaa1111").done, ledger.job("aaaa1111").hits) == (2, 1)
+
+
+def test_what_was_made_for_a_submission_is_told_with_its_time_and_summed_by_job(ledger: Ledger) -> None:
+    [job] = submit(ledger, new_job())
+    [other] = submit(ledger, new_job("bbbb2222", "r2"))
+    first, second = (build.id for build in ledger.builds(job))
+    ledger.record_results([result(ledger.builds(other)[0].id)])
+    ledger.statistics.record_runs([TemplateRun("run", "11" * 32, other, 0.5)])
+    ledger.record_results([result(first), result(second, "sm_90", Outcome.HIT)])
+
+    runs = ledger.timeline.runs(ledger.job(job).submission)
+    assert {(run.job, run.is_template, run.outcome) for run in runs} == {
+        (job, False, Outcome.BUILT),
+        (job, False, Outcome.HIT),
+    }
+    assert all(run.seconds == pytest.approx(0.21) for run in runs)
+    assert all(abs((run.ended_at - datetime.now(UTC)).total_seconds()) < 60 for run in runs)
+    template, *_ = (run for run in ledger.timeline.runs(ledger.job(other).submission) if run.is_template)
+    assert (template.job, template.seconds) == (other, 0.5)
+
+    ours, theirs = ledger.statistics.of_job(job), ledger.statistics.of_job(other)
+    assert (ours.cubin.hits, ours.cubin.misses, theirs.cubin.misses) == (1, 1, 1)
+    assert (ours.template.hits, ours.template.saved_seconds) == (1, 0.5)
+    assert (theirs.template.misses, theirs.template.spent_seconds) == (1, 0.5)
 
 
 def test_results_come_back_and_are_counted(ledger: Ledger) -> None:
