@@ -234,6 +234,12 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
         return []
     if detail.job.options.assembler == "auto" and not direct:
         return [Text("machine code by ptxas: direct code is not admitted for these architectures")]
+    if patched := sum(result.assembler == "patch" for result in made):
+        return [Text(f"{patched} of {counted(len(made), 'cubin')} by putting values into the code of their mask")] + [
+            Text(f"  {count} by ptxas: {reason}")
+            for reason, count in Counter(result.fallback for result in made).most_common()
+            if reason
+        ]
     by_ptxas = Counter(result.fallback for result in made if result.assembler == "ptxas")
     lines = [Text(f"{direct} of {counted(len(made), 'cubin')} assembled directly, the others by ptxas")]
     return lines + [Text(f"  {count} by ptxas: {reason}") for reason, count in by_ptxas.most_common() if reason]

@@ -65,10 +65,10 @@ def accumulator_of(value: str) -> Accumulator:
 def assembler_of(value: str) -> AssemblerChoice:
     """Who makes machine code. Raises UsageError."""
     match value:
-        case "auto" | "ptxas" | "direct":
+        case "auto" | "ptxas" | "direct" | "patch":
             return value
         case _:
-            raise UsageError(f"--assembler {value}: it is auto, ptxas or direct")
+            raise UsageError(f"--assembler {value}: it is auto, ptxas, direct or patch")
 
 
 def bytes_of(option: str, value: str, *, least: int = 0) -> int:

@@ -59,8 +59,9 @@ AssemblerName = Annotated[
     str,
     typer.Option(
         "--assembler",
-        metavar="auto|ptxas|direct",
-        help="Who makes machine code; auto: directly, without ptxas, where a GPU has admitted it.",
+        metavar="auto|ptxas|direct|patch",
+        help="Who makes machine code; auto: directly, without ptxas, where a GPU has admitted it; patch: "
+        "ptxas once for a mask, whose other checkpoints are put into the same code.",
     ),
 ]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records: choose tilings by the cost model.")]

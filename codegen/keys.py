@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from codegen.machine.admission import Assembler
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -53,6 +54,13 @@ MACHINE_SOURCES = (
     "machine/word.py",
 )
 """The same of a cubin that is assembled without ptxas, and of its skeleton."""
+MOULD_SOURCES = (
+    *REWRITER_SOURCES,
+    "machine/elf.py",
+    "machine/mould.py",
+    "machine/word.py",
+)
+"""The same of a mould and of what it is filled to."""
 _SUFFIXES = (".py", ".cu", ".cuh")
 
 
@@ -112,7 +120,7 @@ class CubinKey:
     options: tuple[str, ...]
     """Options of ptxas, in order."""
     machine_digest: str = ""
-    """Digest of MACHINE_SOURCES where the cubin is assembled directly; empty where ptxas does it."""
+    """Digest of MACHINE_SOURCES or MOULD_SOURCES where they have a part in it; empty where ptxas does it."""
 
     def fields(self) -> dict[str, str]:
         machine = {"machine": self.machine_digest} if self.machine_digest else {}
@@ -164,6 +172,41 @@ class SkeletonKey:
         return digest_fields(self.fields())
 
 
+@dataclass(frozen=True)
+class MouldKey:
+    """What a mould depends on: what ptxas makes of a mask."""
+
+    template: str
+    """Digest of the template's key."""
+    mask: str
+    """Digest of which weights and biases are not zero."""
+    part: Part
+    machine_digest: str
+    """Digest of MOULD_SOURCES."""
+    assembler: str
+    """Version of ptxas."""
+    arch: str
+    options: tuple[str, ...]
+    """Options of ptxas, in order."""
+
+    def fields(self) -> dict[str, str]:
+        return {
+            "stage": "mould",
+            "schema": str(SCHEMA),
+            "template": self.template,
+            "mask": self.mask,
+            "part": f"{self.part.first}:{self.part.end}",
+            "machine": self.machine_digest,
+            "assembler": self.assembler,
+            "arch": self.arch,
+            "options": json.dumps(self.options),
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest_fields(self.fields())
+
+
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
     """Identifies the template that this program makes with this version of nvcc, without making it."""
     from codegen.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
@@ -183,6 +226,11 @@ def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: 
     return SkeletonKey(template, _digest_of(MACHINE_SOURCES), assembler, arch, options)
 
 
+def mould_key(template: str, mask: str, part: Part, arch: str, options: tuple[str, ...], assembler: str) -> MouldKey:
+    """Identifies the mould that this program makes with this version of ptxas; `template` and `mask` are digests."""
+    return MouldKey(template, mask, part, _digest_of(MOULD_SOURCES), assembler, arch, options)
+
+
 def cubin_key(
     template: str,
     weights: str,
@@ -191,12 +239,10 @@ def cubin_key(
     options: tuple[str, ...],
     assembler: str,
     *,
-    direct: bool = False,
+    made_by: Assembler = "ptxas",
 ) -> CubinKey:
-    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests.
-
-    `direct` is one that is assembled into a skeleton rather than by ptxas.
-    """
+    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests."""
+    sources = {"direct": MACHINE_SOURCES, "patch": MOULD_SOURCES}.get(made_by)
     return CubinKey(
         template=template,
         weights=weights,
@@ -205,7 +251,7 @@ def cubin_key(
         assembler=assembler,
         arch=arch,
         options=options,
-        machine_digest=_digest_of(MACHINE_SOURCES) if direct else "",
+        machine_digest="" if sources is None else _digest_of(sources),
     )
 
 

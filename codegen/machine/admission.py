@@ -11,13 +11,19 @@ from typing import Literal, get_args
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
-AssemblerChoice = Literal["auto", "ptxas", "direct"]
+AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
 """What a person asks for; `auto` is direct where it is admitted."""
-Assembler = Literal["ptxas", "direct"]
+Assembler = Literal["ptxas", "direct", "patch"]
+"""patch: values put into what ptxas made of the mask, once for all checkpoints that have it (`mould.py`)."""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
 
 ARCHITECTURES = ("sm_90",)
 """Whose rules the assembler knows."""
+
+
+def assembler_named(name: object) -> Assembler:
+    """As a record or a row has it; what is older than the assemblers was made by ptxas."""
+    return name if name in ("direct", "patch") else "ptxas"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ def assembler_for(
     """Who assembles a layer for an architecture, and why not the direct assembler: empty where it does."""
     if choice == "ptxas":
         return "ptxas", "asked for"
+    if choice == "patch":
+        return ("ptxas", "a full template has no moulds") if tiling.form == "full" else ("patch", "asked for")
     if choice == "auto" and Admission(arch, ptxas) not in ADMISSIONS:
         return "ptxas", f"direct code is not admitted on {arch} beside ptxas {ptxas}"
     if reason := unknown(spec, tiling, arch):

@@ -9,13 +9,14 @@ values, so that a filled mould is byte for byte what ptxas makes of the weights.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.assemble import assemble
+from codegen.assemble import Cubin, assemble
 from codegen.errors import MachineCodeError
 from codegen.layers import Weights
 from codegen.machine.elf import CubinFile
@@ -42,7 +43,7 @@ Patterns = NDArray[np.uint32]
 class Mould:
     """A cubin with tags in the place of a part's weights."""
 
-    cubin: bytes
+    cubin: Cubin
     mask: str
     """Digest of which weights and biases of the layer are not zero."""
 
@@ -65,26 +66,33 @@ def make_mould(
     """The mould of these weights' mask, by ptxas. Raises MachineCodeError where there is none, else what it raises."""
     if template.tiling.form == "full":
         raise MachineCodeError("a template of the full form has placeholders of its own")
-    _check_values(template.spec, weights)
     tagged = _tagged(template.spec, weights)
     made = assemble(rewrite(template, tagged, part).ptx, arch, toolchain, options, limits)
-    mould = Mould(made.data, mask_digest(template.spec, weights))
+    mould = Mould(made, mask_digest(template.spec, weights))
     _filled(mould, template, tagged, tagged, part)  # every tag is where it should be
     return mould
 
 
-def fill(mould: Mould, template: Template, weights: Weights, part: Part) -> bytes:
+def fill(mould: Mould, template: Template, weights: Weights, part: Part) -> Cubin:
     """The cubin of weights with the mould's mask, in milliseconds.
 
     Raises MachineCodeError for another mask, for values whose code is another, and if a tag is not found as often as
     its weight stands in the PTX.
     """
+    began = time.perf_counter()
     if mask_digest(template.spec, weights) != mould.mask:
         raise MachineCodeError("the weights have another mask than the mould")
-    _check_values(template.spec, weights)
+    check_values(template, weights, part)
+    data = _filled(mould, template, _tagged(template.spec, weights), weights, part)
+    return replace(mould.cubin, data=data, seconds=time.perf_counter() - began)
+
+
+def check_values(template: Template, weights: Weights, part: Part) -> None:
+    """Raises MachineCodeError for values of which ptxas makes other code than of other values."""
+    if template.spec.data_type == "float16" and (bits(template.spec, weights.kernel) == _HALF_ONE).any():
+        raise MachineCodeError("a float16 weight of 1.0, for which ptxas has another instruction")
     if _begin_alike(template, weights, part):
         raise MachineCodeError("two sums begin with the same product, which ptxas computes once")
-    return _filled(mould, template, _tagged(template.spec, weights), weights, part)
 
 
 def _begin_alike(template: Template, weights: Weights, part: Part) -> bool:
@@ -115,7 +123,7 @@ def _filled(mould: Mould, template: Template, tagged: Weights, weights: Weights,
     chosen = slice(part.first, part.end)
     of_weights = [bits(layer.spec, each.weights[chosen]).ravel() for each in (tags, new)]
     of_biases = [each.biases[chosen].view(np.uint32).ravel() for each in (tags, new)]
-    cubin = CubinFile.read(mould.cubin)
+    cubin = CubinFile.read(mould.cubin.data)
     words = cubin.words
     opcodes, immediates = OPCODE.get(words), IMMEDIATE.get(words).astype(np.uint32)
     outputs = layer.tiling.rows * (2 if layer.spec.data_type == "float16" else 1)
@@ -171,8 +179,3 @@ def _is_there(spec: LayerSpec, weights: Weights) -> NDArray[np.bool_]:
     """Which weights leave an instruction: those that are not zero, also in the type that they are multiplied in."""
     there: NDArray[np.bool_] = (weights.kernel != 0) & (bits(spec, weights.kernel) != 0)
     return there
-
-
-def _check_values(spec: LayerSpec, weights: Weights) -> None:
-    if spec.data_type == "float16" and (bits(spec, weights.kernel) == _HALF_ONE).any():
-        raise MachineCodeError("a float16 weight of 1.0, for which ptxas has another instruction")

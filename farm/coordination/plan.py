@@ -81,7 +81,7 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
                     arch,
                     options,
                     toolchain.ptxas_version,
-                    direct=assembler == "direct",
+                    made_by=assembler,
                 )
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)

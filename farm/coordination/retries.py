@@ -78,5 +78,5 @@ class Retries:
             request.arch,
             request.options,
             self._assembler,
-            direct=request.assembler == "direct",
+            made_by=request.assembler,
         )

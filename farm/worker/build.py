@@ -31,6 +31,7 @@ from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreError, Sto
 from farm.settings import Settings, cores_folder
 from farm.store.contract import Record, Store, blob_digest
 from farm.worker.direct import DirectBuilds
+from farm.worker.moulds import MouldBuilds
 from farm.worker.recent import Recent
 from farm.worker.requests import (
     CubinFacts,
@@ -143,6 +144,7 @@ class Worker:
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
         self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)
+        self._moulds = MouldBuilds(store, toolchain, self._put_record, recache=recache)
         self._warnings: list[str] = []
         """Warnings about this request that have not been reported yet."""
 
@@ -230,10 +232,11 @@ class Worker:
     def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
         """The cubin, who made it, and why ptxas had to."""
         limits, fallback = self._limits_of(request), ""
-        if request.assembler == "direct":
+        if request.assembler != "ptxas":
             template, weights = self._inputs(request)
+            maker = self._direct if request.assembler == "direct" else self._moulds
             try:
-                return self._direct.assemble(request, template, weights, limits), "direct", ""
+                return maker.assemble(request, template, weights, limits), request.assembler, ""
             except MachineCodeError as error:
                 fallback = str(error)
         return assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback
@@ -300,7 +303,7 @@ class Worker:
             request.arch,
             request.options,
             self._toolchain.ptxas_version,
-            direct=request.assembler == "direct",
+            made_by=request.assembler,
         )
         if key.digest != request.key:
             raise NoWorkerError(

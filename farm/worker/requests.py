@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.launch import Launch
-from codegen.machine.admission import Assembler
+from codegen.machine.admission import Assembler, assembler_named
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -150,7 +150,7 @@ class CubinFacts:
     @property
     def assembled(self) -> str:
         """Who made the machine code, how fast, and why not directly."""
-        who = "assembled directly in" if self.assembler == "direct" else "ptxas"
+        who = {"direct": "assembled directly in", "patch": "put into its mask's code in"}.get(self.assembler, "ptxas")
         why = f" ({self.fallback})" if self.fallback else ""
         return f"{who} {self.ptxas_seconds:.2f} s{why}"
 
@@ -172,7 +172,7 @@ class CubinFacts:
             rewrite_seconds=float(record["rewrite_seconds"]),
             ptxas_seconds=float(record["ptxas_seconds"]),
             launch=Launch.from_json(record["launch"]),
-            assembler="direct" if record.get("assembler") == "direct" else "ptxas",
+            assembler=assembler_named(record.get("assembler")),
             fallback=str(record.get("fallback", "")),
         )
 

@@ -89,5 +89,5 @@ def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
 
 
 def test_another_name_for_the_assembler_is_refused() -> None:
-    with pytest.raises(UsageError, match="--assembler fast: it is auto, ptxas or direct"):
+    with pytest.raises(UsageError, match="--assembler fast: it is auto, ptxas, direct or patch"):
         assembler_of("fast")

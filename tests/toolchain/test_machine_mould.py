@@ -56,7 +56,7 @@ def by_ptxas(name: str, arch: str, weights: Weights, part: Part | None = None) -
 
 def is_what_ptxas_makes(name: str, arch: str, weights: Weights) -> bool:
     filled = fill(mould_of(name, arch), template_for(name, virtual_arch(arch)), weights, whole(name))
-    return filled == by_ptxas(name, arch, weights)
+    return filled.data == by_ptxas(name, arch, weights)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -127,7 +127,7 @@ def test_a_part_of_a_layer_has_a_mould_of_its_own() -> None:
     template, part = template_for(PLAIN, "compute_80"), Part(1, 2)
     mould = make_mould(template, weights_of(PLAIN, 0), part, "sm_90", find_toolchain())
     weights = weights_of(PLAIN, 1)
-    assert fill(mould, template, weights, part) == by_ptxas(PLAIN, "sm_90", weights, part)
+    assert fill(mould, template, weights, part).data == by_ptxas(PLAIN, "sm_90", weights, part)
 
 
 def test_a_float16_weight_of_one_is_refused_as_ptxas_has_another_instruction_for_it() -> None:
@@ -138,8 +138,6 @@ def test_a_float16_weight_of_one_is_refused_as_ptxas_has_another_instruction_for
     template = template_for(HALVES, "compute_80")
     with pytest.raises(MachineCodeError, match=r"float16 weight of 1\.0"):
         fill(mould_of(HALVES, "sm_90"), template, one, whole(HALVES))
-    with pytest.raises(MachineCodeError, match=r"float16 weight of 1\.0"):
-        make_mould(template, one, whole(HALVES), "sm_90", find_toolchain())
 
 
 def test_weights_or_biases_with_another_mask_are_refused() -> None:

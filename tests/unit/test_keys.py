@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -16,15 +16,18 @@ import codegen
 from codegen.keys import (
     GENERATOR_SOURCES,
     MACHINE_SOURCES,
+    MOULD_SOURCES,
     REWRITER_SOURCES,
     CubinKey,
     TemplateKey,
     cubin_key,
     digest_fields,
+    mould_key,
     skeleton_key,
     source_files,
     template_key,
 )
+from codegen.machine.admission import Assembler
 from codegen.spec import (
     AddResidual,
     Clip,
@@ -241,8 +244,9 @@ def closure(*modules: str) -> set[Path]:
         (("template.py",), GENERATOR_SOURCES),
         (("rewrite.py", "assemble.py"), REWRITER_SOURCES),
         (("rewrite.py", "machine/assembler.py"), MACHINE_SOURCES),
+        (("rewrite.py", "machine/mould.py"), MOULD_SOURCES),
     ],
-    ids=["template", "cubin", "direct cubin"],
+    ids=["template", "cubin", "direct cubin", "mould"],
 )
 def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     stage: tuple[str, ...], sources: tuple[str, ...]
@@ -254,17 +258,25 @@ def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
 
 
 def test_who_makes_the_machine_code_is_part_of_a_cubins_key() -> None:
-    by_ptxas, direct = (
-        cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88", direct=direct)
-        for direct in (False, True)
+    by_ptxas, direct, patched = (
+        cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88", made_by=assembler)
+        for assembler in get_args(Assembler)
     )
-    assert by_ptxas.digest != direct.digest
+    assert len({by_ptxas.digest, direct.digest, patched.digest}) == 3
     assert "machine" not in by_ptxas.fields()
 
 
 @pytest.mark.parametrize("change", [{"template": "f" * 64}, {"arch": "sm_80"}, {"options": ()}, {"assembler": "13.1"}])
 def test_each_ingredient_of_a_skeleton_changes_its_key(change: dict[str, Any]) -> None:
     key = skeleton_key("b" * 64, "sm_90", ("-O3",), "13.0.88")
+    assert replace(key, **change).digest != key.digest
+
+
+@pytest.mark.parametrize(
+    "change", [{"template": "f" * 64}, {"mask": "e" * 64}, {"part": Part(0, 3)}, {"arch": "sm_80"}, {"options": ()}]
+)
+def test_each_ingredient_of_a_mould_changes_its_key(change: dict[str, Any]) -> None:
+    key = mould_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88")
     assert replace(key, **change).digest != key.digest
 
 

@@ -1,0 +1,106 @@
+"""`farm compile --assembler patch`: ptxas once for a mask, and its other checkpoints put into the same code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.main import run
+from codegen.layers import Layer, Weights
+from farm.api import Farm
+from farm.jobs import BuildOptions, Status
+from farm.runtime.bundle import Bundle
+from farm.settings import Settings
+from tests.bundle_samples import validator
+from tests.samples import SMALLER, checkpoint, layer
+from tests.toolchain.tools import Tools
+
+PATCH = BuildOptions(("sm_80", "sm_90"), assembler="patch")
+LAYERS = layer("conv1", sparsity=0.5), layer("conv2", spec=SMALLER, sparsity=0.5)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_STORE", settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def refit(one: Layer, seed: int) -> Layer:
+    """The layer with other values where it has any."""
+    rng = np.random.default_rng(seed)
+    kernel, bias = (
+        np.where(old != 0, rng.standard_normal(old.shape, dtype=np.float32), np.float32(0))
+        for old in (one.weights.kernel, one.weights.bias)
+    )
+    return replace(one, weights=Weights(kernel, bias))
+
+
+def digests(farm: Farm, job: str) -> list[tuple[str, str, str | None]]:
+    found = farm.inspect(job)
+    names = {build.id: build.layer for build in found.builds}
+    return sorted((names[result.build], result.arch, result.cubin) for result in found.results)
+
+
+def test_a_checkpoint_of_a_known_mask_needs_no_ptxas_and_has_the_very_cubins_that_ptxas_makes(
+    farm: Farm, tools: Tools
+) -> None:
+    [first] = farm.compile([checkpoint(*LAYERS)], PATCH)
+    assert first.status is Status.SUCCEEDED, first.reason
+    assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
+    net = checkpoint(*(refit(one, seed) for seed, one in enumerate(LAYERS)))
+    [patched] = farm.compile([net], PATCH)
+    assert patched.status is Status.SUCCEEDED, patched.reason
+    assert tools.calls() == []
+    assert {result.assembler for result in farm.inspect(patched.id).results} == {"patch"}
+    [by_ptxas] = farm.compile([net], replace(PATCH, assembler="ptxas"))
+    assert tools.calls() == ["ptxas"] * 4
+    assert digests(farm, patched.id) == digests(farm, by_ptxas.id)
+
+
+def test_another_mask_is_another_mould(farm: Farm, tools: Tools) -> None:
+    farm.compile([checkpoint(*LAYERS)], PATCH)
+    tools.calls()
+    farm.compile([checkpoint(layer("conv1", sparsity=0.5, seed=5), LAYERS[1])], PATCH)
+    assert tools.calls() == ["ptxas"] * 2
+
+
+def test_a_lost_mould_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+    farm.compile([checkpoint(*LAYERS)], PATCH)
+    for record in (tmp_path / "store" / "v1" / "ac" / "mould").rglob("*.json"):
+        record.unlink()
+    tools.calls()
+    [job] = farm.compile([checkpoint(*(refit(one, 3) for one in LAYERS))], PATCH)
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert tools.calls() == ["ptxas"] * 4
+
+
+def test_values_that_ptxas_has_other_code_for_are_left_to_it_and_the_job_says_why(
+    farm: Farm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = layer("half", spec=replace(SMALLER, data_type="float16"), sparsity=0.5)
+    kernel = np.where(one.weights.kernel != 0, np.float32(1), np.float32(0))
+    [job] = farm.compile([checkpoint(replace(one, weights=Weights(kernel, one.weights.bias)), LAYERS[0])], PATCH)
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert run(["inspect", job.id]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 of 4 cubins by putting values into the code of their mask" in shown
+    assert "2 by ptxas: a float16 weight of 1.0" in shown
+
+
+def test_bundle_inspect_and_store_say_who_made_the_code(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [job] = farm.compile([checkpoint(*LAYERS)], PATCH)
+    farm.fetch(job.id, tmp_path / "out")
+    manifest = Bundle(tmp_path / "out").manifest
+    validator().validate(manifest)
+    cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
+    assert [cubin["assembler"] for cubin in cubins] == ["patch", "patch"]
+    assert run(["cache", "ls"]) == 0
+    assert re.search(r"^mould +4 ", capsys.readouterr().out, re.MULTILINE)
+    assert all(each.verification.ok for each in farm.verify(job.id, machine=True))
