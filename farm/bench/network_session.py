@@ -31,9 +31,12 @@ MODES = {
 """How PyTorch runs the dense network, by name: what torch.compile is told; empty where it is not asked."""
 LAYOUTS = {"fp32": ("",), "tf32": ("", "channels last"), "fp16": ("channels last",)}
 """Of eager's activations and weights: the faster one counts. torch.compile chooses layouts itself."""
-TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "fp16": 2e-2}
-"""Norm of the error over norm of the float64 reference: beyond this a network is wrong, its time void."""
-OWN_TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+TOLERANCES = {"fp32": 1e-4, "tf32": 5e-2, "fp16": 5e-2}
+"""Norm of the error over norm of the float64 reference: beyond this a network is wrong, its time void.
+
+Wider than for one layer: rounding errors grow from layer to layer.
+"""
+OWN_TOLERANCES = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 2e-1}
 INPUT_SETS = 4
 """Calls with different inputs, in turn."""
 REFERENCE_IMAGES = 16
