@@ -12,7 +12,7 @@ from codegen.errors import MachineCodeError
 from codegen.layers import Weights
 from codegen.machine.admission import unknown
 from codegen.machine.elf import CubinFile
-from codegen.machine.marked import Marked
+from codegen.machine.marked import DEMANDS, Marked
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.splice import GroupValues, splice
@@ -22,6 +22,9 @@ from codegen.operators.stream import bits, values
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
+
+SPILL_BYTES = 64
+"""Most that a skeleton may move to local memory and back, for each chunk: some addresses beside hundreds of products."""
 
 
 def make_skeleton(
@@ -37,10 +40,23 @@ def make_skeleton(
     """
     if reason := unknown(template.spec, template.tiling, arch):
         raise MachineCodeError(reason)
-    marked = Marked.of(template)
-    cubin = assemble(marked.ptx.encode("ascii"), arch, toolchain, options, limits)
-    Skeleton.read(cubin.data, marked)
-    return cubin
+    found: list[Cubin] = []
+    refusal = MachineCodeError("its skeleton needs too much local memory")
+    for demand in DEMANDS:
+        marked = Marked.of(template, demand)
+        cubin = assemble(marked.ptx.encode("ascii"), arch, toolchain, options, limits)
+        try:
+            Skeleton.read(cubin.data, marked)
+        except MachineCodeError as error:
+            refusal = error
+            continue
+        if not cubin.spill_bytes:
+            return cubin
+        if cubin.spill_bytes <= SPILL_BYTES * marked.chunks:
+            found.append(cubin)
+    if not found:
+        raise refusal
+    return min(found, key=lambda cubin: cubin.spill_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,4 +88,6 @@ class DirectAssembler:
         added = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
         data = splice(self.skeleton, part.first, made, GroupValues(added, exists))
         prove(CubinFile.read(data))
-        return Cubin(data, self.arch, self.skeleton.file.registers, 0, time.perf_counter() - began)
+        return Cubin(
+            data, self.arch, self.skeleton.file.registers, self.skeleton.spill_bytes, time.perf_counter() - began
+        )

@@ -6,8 +6,8 @@ they name tells which registers hold what. Their addresses are beyond all shared
     head            the number of the first K group is loaded from FIRST_GROUP
     branch          to `other`, on a K group that no layer has: the tree of the K groups comes here
     loads           of every sum, from SUMS on
-    each chunk      wait, barrier, next copies; then a store through every pointer that its loads went through, loads
-                    of the ring, the registers that inputs come into; stores of them, and the pointers again
+    each chunk      wait, barrier, next copies; then loads of the ring, the registers that inputs come into, a store
+                    that names every pointer that the chunk's loads went through, and stores of the ring
     load            from LAST: no bias is added before the last chunk
     epilogue        bias placeholders added, steps, stores
     other           a store of the K group's number: its register is still there at the branch
@@ -27,18 +27,35 @@ from codegen.operators.placeholders import FIRST_BIAS
 from codegen.operators.stream import slots
 from codegen.template import Lines, Template
 
-POINTER_STEP = 0x80000
-"""Marker addresses of one pointer from those of the next."""
-MOST_POINTERS = 12
+POINTERS = 0x600000
+MOST_POINTERS = 5
+"""The first is the store's address, the others its data: up to four registers."""
+REACH = 0x40000
+"""An address may be so far from its marker's: whatever lies in shared memory is nearer."""
 SUMS = 0x700000
 FIRST_GROUP = 0x710000
 RING = 0x680000
 LAST = 0x780000
-RING_WORDS = 16
-"""Registers that inputs are loaded into, in turn."""
+HELD_SUMS = 0x580000
+RINGS = {1: (16, 8), 2: (16, 8), 4: (32, 16)}
+"""How many registers inputs may be loaded into, in turn, by the words of the widest load."""
 NO_GROUP = 0x5EED0000
 """The K group that the branch to `other` asks for."""
 
+
+@dataclass(frozen=True)
+class Demand:
+    """What a skeleton asks of ptxas."""
+
+    ring: int = 0
+    """Which of RINGS."""
+    holds_sums: bool = False
+    """Whether each chunk stores all sums too. Without, one that nothing names between first and last is what ptxas
+    likes to move to local memory where registers are short."""
+
+
+DEMANDS = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
+"""In turn, until nothing is moved to local memory."""
 _LOAD = re.compile(r"^ld\.shared(?:\.v([24]))?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),\s*\[(%\w+)(?:\+(-?\d+))?\];$")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),")
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,(0f[0-9A-F]{8}); // farm\.bias (\d+)$")
@@ -70,16 +87,15 @@ class Marked:
     sums_per_row: int
     store_offsets: NDArray[np.int64]
     """[sums]: bytes from where the outputs of a thread begin."""
-    ring_words: int
     ring_width: int
-    """Words of the widest load: the ring has room for `ring_words // ring_width` loads of any width."""
+    """Words of the widest load: each place of the ring has so many registers."""
 
     def bias_bits(self, sum_index: int) -> int:
         """The placeholder that is added to a sum."""
         return FIRST_BIAS + self.sums[sum_index] % self.sums_per_row
 
     @staticmethod
-    def of(template: Template, ring_words: int = RING_WORDS) -> Marked:
+    def of(template: Template, demand: Demand = DEMANDS[0]) -> Marked:
         """Raises MachineCodeError for what the assembler does not do, with the reason."""
         spec, tiling = template.spec, template.tiling
         if tiling.form != "rolled":
@@ -99,13 +115,17 @@ class Marked:
         element = {register: i for names, _, _ in loads for i, register in enumerate(names)}
         taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
         width = max(len(names) for names, _, _ in loads)
+        ring_words = RINGS[width][demand.ring]
         body: list[str] = []
         for i, line in enumerate(turn):
             if i not in taken:
                 body.append(line)
             if line == _BODY_END:
-                marks = [f"st.volatile.shared.u32 [{p}+{POINTER_STEP * (n + 1)}],0;" for n, p in enumerate(pointers)]
-                body += [*marks, *_ring(ring_words, width, pointers[0]), *marks]
+                ring_loads, ring_stores = _ring(ring_words, width, pointers[0])
+                held = [registers[n] for n in sums] if demand.holds_sums else []
+                at = f"{pointers[0]}+{HELD_SUMS}"
+                body += [*ring_loads, _pointer_marker(pointers)]
+                body += [f"st.volatile.shared.f32 [{at}],{register};" for register in held] + ring_stores
         group = form.group_register
         lines = [
             f".reg .pred %other; .reg .f32 %one, %ring<{ring_words}>;",
@@ -134,7 +154,6 @@ class Marked:
             load_words=np.array([len(names) for names, _, _ in loads], dtype=np.int64),
             sums_per_row=layer.sums,
             store_offsets=_store_offsets(tail, sums, layer.sums),
-            ring_words=ring_words,
             ring_width=width,
         )
 
@@ -157,7 +176,14 @@ def _operands(line: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _ring(words: int, width: int, pointer: str) -> list[str]:
+def _pointer_marker(pointers: list[str]) -> str:
+    address, *others = pointers
+    data = (others + others)[: next(count for count in (1, 2, 4) if count >= len(others))] or ["0"]
+    vector, names = (f".v{len(data)}", f"{{{','.join(data)}}}") if len(data) > 1 else ("", data[0])
+    return f"st.volatile.shared{vector}.u32 [{address}+{POINTERS}],{names};"
+
+
+def _ring(words: int, width: int, pointer: str) -> tuple[list[str], list[str]]:
     """Loads of all its registers, then stores: in between they hold nothing else."""
     vector = f".v{width}" if width > 1 else ""
     loads, stores = [], []
@@ -167,7 +193,7 @@ def _ring(words: int, width: int, pointer: str) -> list[str]:
         place = f"[{pointer}+{RING + 4 * first}]"
         loads.append(f"ld.volatile.shared{vector}.f32 {data},{place};")
         stores.append(f"st.volatile.shared{vector}.f32 {place},{data};")
-    return loads + stores
+    return loads, stores
 
 
 def _store_offsets(tail: list[str], sums: tuple[int, ...], sums_per_row: int) -> NDArray[np.int64]:

@@ -18,7 +18,6 @@ from codegen.machine.marked import Marked
 from codegen.machine.operands import operands
 from codegen.machine.word import Words
 
-_LOCAL = {0x387: "STL", 0x983: "LDL"}
 _ISETP_IMMEDIATE = 0x80C
 _FFMA_ADDEND = word.FFMA_IMMEDIATE_ADDEND
 _CONTROL = {word.EXIT, word.BRA, word.BSSY, word.BSYNC, 0x942, 0x948}
@@ -63,6 +62,12 @@ class Skeleton:
     ring: NDArray[np.int64]
     """[chunks, loads]: the first register of each place in the ring."""
 
+    @property
+    def spill_bytes(self) -> int:
+        """What a K group moves to local memory and back, as ptxas counts it."""
+        local = self.words[operands(self.words).where("local")]
+        return sum(word.SIZE_BYTES[size] for size in word.SIZE.get(local).tolist())
+
     def accesses_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The words that store the chosen sums [sums] or load what is added to them.
 
@@ -90,8 +95,6 @@ class Skeleton:
         file = CubinFile.read(cubin)
         words = file.words
         opcodes = word.OPCODE.get(words)
-        if spilled := [name for opcode, name in _LOCAL.items() if (opcodes == opcode).any()]:
-            raise MachineCodeError(f"ptxas keeps registers in local memory ({spilled[0]})")
         compare, branch, leaf_end = _branch(words, opcodes, file.capability)
         places = _Places(words, opcodes)
         first_group = places.only(places.loads, marked.FIRST_GROUP, within=slice(0, branch), what="first K group")
@@ -106,25 +109,34 @@ class Skeleton:
                 for i in range(len(template.sums))
             ]
         )
-        last = places.only_near(places.loads, marked.LAST, leaf)
+        last, *others = places.several(places.loads, marked.LAST, leaf).tolist() or [-1]
+        if last < 0 or others:
+            raise MachineCodeError("not one marker at the end of the chunks")
         sums = word.DESTINATION.get(words)[initial]
         if len(set(sums.tolist())) != len(sums):
             raise MachineCodeError("two sums are in one register")
-        pointed = places.pointer_markers(template.pointers * 2 * template.chunks, leaf)
-        rounds = pointed.reshape(template.chunks, 2, template.pointers)
-        loads, stores = places.ring_markers(template, leaf)
+        pointed = places.several(places.all_stores, marked.POINTERS, leaf)
+        if len(pointed) != template.chunks:
+            raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
+        if not places.plain_stores[pointed].all():
+            raise MachineCodeError("a pointer into shared memory is in a uniform register")
+        loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
+        if not len(loads) or len(loads) != len(stores) or len(loads) % template.chunks:
+            raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
+        loads, stores = loads.reshape(template.chunks, -1), stores.reshape(template.chunks, -1)
         ring = word.DESTINATION.get(words)[loads]
         if not np.array_equal(ring, word.SOURCE_B.get(words)[stores]):
             raise MachineCodeError("the ring changes its registers between two of its markers")
-        in_order = np.concatenate([rounds[:, 0], loads, stores, rounds[:, 1]], axis=1)
+        held = places.several(places.all_stores, marked.HELD_SUMS, leaf).reshape(template.chunks, -1)
+        if held.size and (word.SOURCE_B.get(words)[held] != sums).any():
+            raise MachineCodeError("a sum changes its register from chunk to chunk")
+        in_order = np.concatenate([loads, pointed[:, None], held, stores], axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
             raise MachineCodeError("the markers of a chunk are not in order")
-        registers, offsets = word.SOURCE_A.get(words)[rounds], places.offsets[rounds]
-        steps = marked.POINTER_STEP * (np.arange(template.pointers) + 1)
-        if not (np.array_equal(registers[:, 0], registers[:, 1]) and np.array_equal(offsets[:, 0], offsets[:, 1])):
-            raise MachineCodeError("a pointer into shared memory moves between two of its markers")
-        if (np.abs(offsets - steps) > marked.POINTER_STEP // 2).any():
-            raise MachineCodeError("the markers of the pointers are not in order")
+        registers = word.SOURCE_B.get(words)[pointed][:, None] + np.arange(-1, template.pointers - 1)
+        registers[:, 0] = word.SOURCE_A.get(words)[pointed]
+        offsets = np.zeros(registers.shape, dtype=np.int64)
+        offsets[:, 0] = places.offsets[pointed] - marked.POINTERS
         _check_barriers(opcodes, in_order, leaf)
         biases = _biases(words, opcodes, template, sums, last, leaf_end)
         markers = np.zeros(len(words), dtype=np.bool_)
@@ -140,9 +152,9 @@ class Skeleton:
             leaf_end=leaf_end,
             group_register=group,
             sums=sums,
-            splices=stores[:, 0],
-            pointers=registers[:, 0],
-            offsets=offsets[:, 0] - steps,
+            splices=pointed,
+            pointers=registers,
+            offsets=offsets,
             residuals=branch + np.flatnonzero(opcodes[leaf] == word.LDG),
             store_offsets=template.store_offsets,
             ring=ring,
@@ -167,10 +179,6 @@ class _Places:
         self.loads = opcodes == word.LDS
         self.plain_stores = (opcodes == word.STS_PLAIN) & ~uniform
         self.all_stores = np.isin(opcodes, (word.STS, word.STS_PLAIN))
-        self.in_ring = np.abs(self.offsets - marked.RING) < marked.POINTER_STEP // 2
-        self.through_pointer = (self.offsets >= marked.POINTER_STEP // 2) & (
-            self.offsets < (marked.MOST_POINTERS + 0.5) * marked.POINTER_STEP
-        )
 
     def only(self, kind: NDArray[np.bool_], offset: int, *, within: slice, what: str) -> int:
         found = np.flatnonzero(kind[within] & (self.offsets[within] == offset)) + (within.start or 0)
@@ -178,30 +186,11 @@ class _Places:
             raise MachineCodeError(f"{len(found)} markers instead of one for the {what}")
         return int(found[0])
 
-    def only_near(self, kind: NDArray[np.bool_], offset: int, within: slice) -> int:
-        near = np.abs(self.offsets[within] - offset) < marked.POINTER_STEP // 2
-        found = np.flatnonzero(kind[within] & near) + within.start
-        if len(found) != 1:
-            raise MachineCodeError(f"{len(found)} markers instead of one at the end of the chunks")
-        return int(found[0])
-
-    def pointer_markers(self, count: int, within: slice) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.flatnonzero(self.all_stores[within] & self.through_pointer[within]) + within.start
-        if not self.plain_stores[found].all():
-            raise MachineCodeError("a pointer into shared memory is in a uniform register")
-        if len(found) != count:
-            raise MachineCodeError(f"{len(found)} markers of pointers instead of {count}")
+    def several(self, kind: NDArray[np.bool_], offset: int, within: slice) -> NDArray[np.int64]:
+        """Those near an offset, in order."""
+        near = np.abs(self.offsets[within] - offset) < marked.REACH
+        found: NDArray[np.int64] = np.flatnonzero(kind[within] & near) + within.start
         return found
-
-    def ring_markers(self, template: Marked, within: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[chunks, loads]: the loads into the ring, and the stores of it."""
-        shape = template.chunks, template.ring_words // template.ring_width
-        found = [
-            np.flatnonzero(kind[within] & self.in_ring[within]) + within.start for kind in (self.loads, self.all_stores)
-        ]
-        if any(len(each) != shape[0] * shape[1] for each in found):
-            raise MachineCodeError(f"{len(found[0])} markers of the ring instead of {shape[0] * shape[1]}")
-        return found[0].reshape(shape), found[1].reshape(shape)
 
 
 def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[int, int, int]:
@@ -237,8 +226,11 @@ def _jumps(
         raise MachineCodeError("a K group has calls")
     jumps = leaf.start + 1 + np.flatnonzero(np.isin(inside[1:], (word.BRA, word.BSSY)))
     targets = jumps + 1 + word.jump_distances(words[jumps], capability) // word.WORD_BYTES
+    # BSSY only says where those who part will meet.
+    parts = opcodes[jumps] == word.BRA
     before = np.cumsum(markers)
-    if ((targets <= leaf.start) | (targets >= leaf.stop)).any() or (before[jumps] != before[targets - 1]).any():
+    passes = parts & (before[jumps] != before[targets - 1])
+    if ((targets <= leaf.start) | (targets >= leaf.stop) | passes).any():
         raise MachineCodeError("ptxas branches over a marker")
     return jumps, targets
 

@@ -93,6 +93,8 @@ def _covered(skeleton: Skeleton) -> Words:
                 word.STALL.put(words[each : each + 1], max(SETTLE_CYCLES, int(word.STALL.get(words[each]))))
             marker = words[place : place + 1]
             word.WAIT.put(marker, word.WAIT.get(marker) | 1 << board)
+            before = words[place - 1 : place]
+            word.STALL.put(before, np.maximum(SETTLE_CYCLES, word.STALL.get(before)))
             bare = []
     return words
 

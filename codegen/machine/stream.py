@@ -66,7 +66,7 @@ def streams(template: Marked, skeleton: Skeleton, bits: NDArray[np.uint32], nonz
     first = np.flatnonzero(begins)
     start, width = _narrowed(np.bitwise_or.reduceat(1 << element, first), template.load_words[load[first]])
     position = _positions(segment[first], segments)
-    in_bank = template.ring_words // template.ring_width // BANKS
+    in_bank = skeleton.ring.shape[1] // BANKS
     turn, lane = position // in_bank, position % in_bank
     chunk = segment[first] % chunks
     register = skeleton.ring[chunk, turn % BANKS * in_bank + lane]

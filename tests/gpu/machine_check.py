@@ -1,7 +1,7 @@
 """`python -m tests.gpu.machine_check --seconds 60`: layers assembled directly against ptxas's, on the GPU.
 
 Layers are compiled both ways, in as many processes as there are cores, and run on the same inputs: they must agree bit
-for bit. The first ones are of networks, the rest are drawn. Each prints a line with both kernels' times; then a summary.
+for bit. The first ones are of networks, the rest are drawn. Each prints a line with both kernels' times.
 """
 
 from __future__ import annotations
