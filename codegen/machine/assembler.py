@@ -24,7 +24,7 @@ from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
 
 SPILL_BYTES = 64
-"""Most that a skeleton may move to local memory and back, for each chunk: some addresses beside hundreds of products."""
+"""Most that a skeleton may move to local memory and back, for each chunk: addresses beside hundreds of products."""
 
 
 def make_skeleton(
