@@ -81,6 +81,7 @@ class Network:
         data = bundle.constants
         self._constants = _allocate(len(data))
         _upload(self._constants, data)
+        call("cuStreamSynchronize", None)  # other streams do not wait for the copy
         others = min(max((len(parts) for parts in self._layers.values()), default=1), BRANCHES) - 1
         self._others = [_stream() for _ in range(others)]
         self._begin, *self._ends = (_event() for _ in range(others + 1))

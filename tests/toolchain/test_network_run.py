@@ -21,32 +21,12 @@ from farm.jobs import BuildOptions, Job, JobDetail, Status
 from farm.kernel_ptx import KernelPtx, newest_ptx
 from farm.settings import Settings
 from farm.store.contract import Store
-from tests.unit.onnx_models import info, model, node, save, tensor, values
-
-
-def pruned(*shape: int, seed: int) -> np.ndarray:
-    array = values(*shape, seed=seed)
-    return np.where(np.abs(array) > 1, array, 0).astype(np.float32)
+from tests.unit.onnx_models import branched_network, pruned, tensor, values
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two convolutions, one with a residual, a pool, a concatenation and a classifier."""
-    nodes = [
-        node("Conv", "x w1 b1", "a", "conv1", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b"),
-        node("Conv", "b w2", "c", "conv2", pads=[1, 1, 1, 1]),
-        node("Add", "c x", "d"),
-        node("Concat", "d b", "e", axis=1),
-        node("MaxPool", "e", "f", "pool", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Flatten", "f", "g"),
-        node("Gemm", "g w3 b3", "h", "fc", transB=1),
-        node("Softmax", "h", "y", "softmax"),
-    ]
-    weights = {"w1": pruned(4, 4, 3, 3, seed=1), "b1": values(4), "w2": pruned(4, 4, 3, 3, seed=2)}
-    weights |= {"w3": pruned(10, 8 * 4 * 4, seed=3) / 4, "b3": values(10, seed=4)}
-    tensors = [tensor(name, array) for name, array in weights.items()]
-    return save(tmp_path, model(nodes, tensors, inputs=[info("x", ("N", 4, 8, 8))]))
+    return branched_network(tmp_path)
 
 
 @pytest.fixture

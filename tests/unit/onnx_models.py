@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
@@ -95,6 +94,8 @@ def layer_of(folder: Path, proto: onnx.ModelProto) -> Layer:
 
 def tensors_of(proto: onnx.ModelProto, names: Sequence[str], **inputs: NDArray[Any]) -> list[NDArray[np.float32]]:
     """What a runtime computes of some of the model's tensors, without optimisations."""
+    import onnxruntime
+
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     del copy.graph.output[:]
@@ -154,3 +155,28 @@ def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
     if transposed:
         output = output[..., top : top + height, left : left + width]
     return output.reshape(images, spec.kernels, height, width) + bias[:, None, None]
+
+
+def pruned(*shape: int, seed: int) -> NDArray[np.float32]:
+    """Two thirds of them zero."""
+    array = values(*shape, seed=seed)
+    return np.where(np.abs(array) > 1, array, 0).astype(np.float32)
+
+
+def branched_network(folder: Path) -> Path:
+    """Two convolutions, one with a residual, a concatenation, a pool and a classifier; x is [N, 4, 8, 8], y [N, 10]."""
+    nodes = [
+        node("Conv", "x w1 b1", "a", "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w2", "c", "conv2", pads=[1, 1, 1, 1]),
+        node("Add", "c x", "d"),
+        node("Concat", "d b", "e", axis=1),
+        node("MaxPool", "e", "f", "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", "f", "g"),
+        node("Gemm", "g w3 b3", "h", "fc", transB=1),
+        node("Softmax", "h", "y", "softmax"),
+    ]
+    weights = {"w1": pruned(4, 4, 3, 3, seed=1), "b1": values(4), "w2": pruned(4, 4, 3, 3, seed=2)}
+    weights |= {"w3": pruned(10, 8 * 4 * 4, seed=3) / 4, "b3": values(10, seed=4)}
+    tensors = [tensor(name, array) for name, array in weights.items()]
+    return save(folder, model(nodes, tensors, inputs=[info("x", ("N", 4, 8, 8))]))

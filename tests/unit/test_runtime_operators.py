@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from codegen.onnx.network import read_network
@@ -30,6 +29,8 @@ def computed(proto: onnx.ModelProto, *arrays: np.ndarray) -> tuple[list[np.ndarr
 
 
 def expected(proto: onnx.ModelProto, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     return list(session.run(None, dict(zip(names, arrays, strict=True))))

@@ -374,6 +374,7 @@ static int read_constants(farm_bundle *bundle, size_t wanted) {
     failed = bytes == wanted ? 0 : fail("%s: network.constants is damaged: fetch it again", bundle->path);
     failed = failed || driver(cuMemAlloc_v2(&bundle->constants, bytes), "cuMemAlloc");
     failed = failed || driver(cuMemcpyHtoD_v2(bundle->constants, data, bytes), "cuMemcpyHtoD");
+    failed = failed || driver(cuStreamSynchronize(NULL), "cuMemcpyHtoD"); /* other streams do not wait for the copy */
     free(data);
     return failed ? -1 : 0;
 }
