@@ -13,7 +13,7 @@ from codegen import emulate as ptx
 from codegen.errors import EmulationError
 from codegen.launch import Launch
 from codegen.machine import emulate
-from codegen.machine.assembler import assemble_directly
+from codegen.machine.assembler import DirectAssembler
 from codegen.machine.elf import CubinFile
 from codegen.machine.operands import operands
 from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
@@ -163,5 +163,5 @@ def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(
     expected, given = arguments(name, kernel.launch)
     ptx.run(kernel.ptx, kernel.launch.grid_at(case.batch), kernel.launch.block, kernel.launch.shared_bytes, given)
     whole = Part(0, stream_count(case.spec, case.tiling))
-    made = assemble_directly(template, skeleton_of(name).data, weights, whole, "sm_90")
+    made = DirectAssembler.of(template, skeleton_of(name).data, "sm_90").assemble(weights, whole)
     np.testing.assert_array_equal(bits(computed(name, CubinFile.read(made.data))), bits(expected))
