@@ -23,6 +23,7 @@ from codegen.onnx.network import read_network
 from codegen.onnx.rest import Tensor
 from codegen.scratch import ScratchFolder
 from farm.errors import UsageError
+from farm.gpu.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.gpu.replay import Gate, rest
 from farm.runtime.bundle import BundledLayer
 from farm.torch.dense import DenseLayer
@@ -87,6 +88,8 @@ class NetworkGpu:
         self._stream = torch.cuda.Stream()
         flag = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._gate = Gate(self._stream.cuda_stream, flag.numpy().view(np.uint32), flag.data_ptr())
+        self._awake_at = -IDLE_SECONDS
+        """When it was last seen to be awake."""
         torch.backends.cudnn.benchmark = True
         self.allow_tf32(False)
 
@@ -179,7 +182,7 @@ class NetworkGpu:
     def time(self, call: Call, inputs: Sequence[Inputs]) -> Timing:
         """Of the call on these sets of inputs in turn."""
         with self._captured(call, inputs[0]) as replay:
-            replay.again()  # the driver may wait for the GPU in the first: no gate
+            self._wake(replay)  # the driver may wait for the GPU in the first one: no gate
             guess = max(1.0, self._elapsed(replay.again))
             replays = int(min(MOST_REPLAYS, max(FEWEST_REPLAYS, MEASURED_MICROSECONDS / guess)))
             times = []
@@ -189,6 +192,7 @@ class NetworkGpu:
                 rest(times[-1])
             few = max(FEWEST_REPLAYS, replays // 4)
             together = self._elapsed(partial(replay.again, few), gated=False)
+            self._awake_at = time.monotonic()
         return Timing(float(statistics.median(times)), together / few, self._cpu_microseconds(call, inputs[0]))
 
     def trace(self, call: Call, inputs: Sequence[Inputs]) -> list[list[TracedKernel]]:
@@ -233,6 +237,16 @@ class NetworkGpu:
             with torch.cuda.stream(self._stream):
                 yield _Replay(graph, held, output)
             torch.cuda.synchronize()
+
+    def _wake(self, replay: _Replay) -> None:
+        """Replays until the GPU's clock is up, or once if it has just been."""
+        start = time.monotonic()
+        idle = start - self._awake_at >= IDLE_SECONDS
+        replay.again()
+        self._stream.synchronize()
+        while idle and time.monotonic() - start < WAKE_SECONDS:
+            replay.again()
+            self._stream.synchronize()
 
     def _elapsed(self, enqueue: Callable[[], object], *, gated: bool = True) -> float:
         """Microseconds of the GPU for what is enqueued; if gated, it begins when all of it is.
