@@ -1,14 +1,20 @@
-"""What torch's profiler wrote of a replay, read."""
+"""How a network's call is timed: in a CUDA that is played; and what torch's profiler wrote of a replay, read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from farm.torch.measuring import TracedKernel, read_trace
+from codegen.errors import DeviceError  # noqa: E402 - after the check for torch
+from farm.torch import measuring  # noqa: E402
+from farm.torch.measuring import FEWEST_REPLAYS, NetworkGpu, TracedKernel, read_trace  # noqa: E402
 
 
 def test_kernels_copies_and_fills_are_read_in_the_order_of_their_beginning() -> None:
@@ -24,3 +30,91 @@ def test_kernels_copies_and_fills_are_read_in_the_order_of_their_beginning() -> 
         TracedKernel("conv2d", 20.0, 24.25),
         TracedKernel("linear", 30.5, 32.5),
     ]
+
+
+class PlayedCuda:
+    """Replays call again what was called in the capture; each takes 20 ms by its events."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.since_closed = 0
+        """Replays behind the gate."""
+        self.seen: list[float] = []
+        """First element of the input in each replay."""
+        self.most_gated = 0
+        self.replays = 0
+        stream = SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None, cuda_stream=1)
+        self.cuda = SimpleNamespace(
+            Stream=lambda: stream,
+            Event=lambda **_: self,
+            CUDAGraph=lambda: SimpleNamespace(replay=self.replay),
+            graph=lambda *_, **__: nullcontext(),
+            stream=lambda _: nullcontext(),
+            current_stream=lambda: stream,
+            synchronize=lambda: None,
+            is_available=lambda: True,
+        )
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.since_closed += self.closed
+        self.most_gated = max(self.most_gated, self.since_closed)
+        self.seen.append(float(self.held[0].flatten()[0]))
+
+    def call(self, *held: Any) -> Any:
+        self.held = held
+        return held[0] * 2
+
+    def record(self, _: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: Any) -> float:
+        return 20.0
+
+    @contextmanager
+    def gate(self) -> Iterator[None]:
+        self.closed, self.since_closed = True, 0
+        yield
+        self.closed = False
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCuda:
+    cuda = PlayedCuda()
+    monkeypatch.setattr(measuring.torch, "cuda", cuda.cuda)
+    monkeypatch.setattr(measuring.torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(measuring, "Gate", lambda *_: SimpleNamespace(closed=cuda.gate))
+    monkeypatch.setattr(measuring, "rest", lambda _: None)
+    monkeypatch.setattr(measuring, "WAKE_SECONDS", 0.0)
+    return cuda
+
+
+def test_each_replay_has_other_inputs_and_a_gate_holds_back_one_at_most(played: PlayedCuda) -> None:
+    inputs = [(torch.full((2, 3), float(i)),) for i in range(4)]
+    timing = NetworkGpu().time(played.call, inputs)
+    assert timing.latency == 20_000
+    assert timing.period == 20_000 / FEWEST_REPLAYS
+    assert timing.cpu > 0
+    one_by_one = played.seen[2 : 2 + FEWEST_REPLAYS]  # after one to wake and one to guess by
+    assert one_by_one == [float(i % 4) for i in range(FEWEST_REPLAYS)]
+    assert played.most_gated == 1
+    assert played.replays == 2 + 2 * FEWEST_REPLAYS
+
+
+def test_replays_are_traced_one_by_one(played: PlayedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = torch.profiler.profile
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: profile(activities=cpu))
+    inputs = [(torch.full((2, 3), float(i)),) for i in range(4)]
+    gpu = NetworkGpu()
+    played.cuda.is_available = lambda: False
+    found = gpu.trace(played.call, inputs)
+    assert found == [[]] * measuring.TRACES  # no kernel ran
+    assert played.seen == [0, 1, 2, 3]
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="PyTorch finds no GPU here: run this on a machine with one"):
+        NetworkGpu()
