@@ -188,9 +188,10 @@ def _largest(streams: NDArray[np.float64], parts: tuple[Part, ...]) -> float:
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
     geometry, spec = layer.geometry, layer.spec
     plain = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
-    if form == "full" and not (plain and isinstance(spec, Conv2d)):
+    if form == "full" and not (plain and isinstance(spec, Conv2d) and not spec.bounded):
         raise TilingError(
-            "the full form is made of ordinary float32 convolutions in one group only: leave out --template full"
+            "the full form is made of ordinary float32 convolutions in one group only, without a normalisation before "
+            "them: leave out --template full"
         )
 
 

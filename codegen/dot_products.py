@@ -119,10 +119,14 @@ def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Reg
     first_channel = min((part.channels.start for part in grouped), default=0)
     last_channel = max((part.channels.stop for part in grouped), default=0)
     kernel = weights.kernel.reshape(spec.weights_shape)[kernels.start : kernels.stop]
+    patch = to_float64(x[images.start : images.stop, first_channel:last_channel, inputs_y, inputs_x], spec.data_type)
+    if weights.bounds is not None:
+        low, high = weights.bounds[first_channel:last_channel].T.astype(np.float64)[:, :, None, None]
+        patch = np.minimum(np.maximum(patch, low), high)  # which leave a NaN
     return DotProducts(
         kernel=np.ascontiguousarray(kernel.transpose(2, 3, 0, 1), np.float64),
         bias=weights.bias[kernels.start : kernels.stop].astype(np.float64),
-        patch=to_float64(x[images.start : images.stop, first_channel:last_channel, inputs_y, inputs_x], spec.data_type),
+        patch=patch,
         shape=(len(images), len(kernels), len(output_rows), len(output_columns)),
         rows=rows,
         columns=columns,

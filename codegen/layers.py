@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.spec import LIKELY_ROWS, LayerSpec, SkippedLayer
+from codegen.spec import LIKELY_ROWS, LayerSpec, SkippedLayer, is_bounded
 
 FloatArray = NDArray[np.float32]
 
@@ -20,23 +20,28 @@ FloatArray = NDArray[np.float32]
 class Weights:
     """The values of one layer: `kernel` of the spec's weights_shape and `bias` [K], float32, finite; -0.0 is zero.
 
-    Those of float16 and bfloat16 layers are values that these types have.
+    Those of float16 and bfloat16 layers are values that these types have. Layers whose spec is bounded have `bounds`
+    [C, 2] of their input elements, the lowest and the highest, which may be infinite.
     """
 
     kernel: FloatArray
     bias: FloatArray
+    bounds: FloatArray | None = None
 
     def to_bytes(self) -> bytes:
-        """Kernel then bias, little-endian float32: the blob whose digest identifies the layer's values."""
-        return self.kernel.astype("<f4").tobytes() + self.bias.astype("<f4").tobytes()
+        """Kernel, bias and bounds, little-endian float32: the blob whose digest identifies the layer's values."""
+        parts = (self.kernel, self.bias, *(() if self.bounds is None else (self.bounds,)))
+        return b"".join(part.astype("<f4").tobytes() for part in parts)
 
     @staticmethod
     def from_bytes(spec: LayerSpec, data: bytes) -> Weights:
         """The inverse of `to_bytes`. Raises ValueError if the length does not fit the spec."""
         values = np.frombuffer(data, dtype="<f4").astype(np.float32)
-        if len(values) != spec.weights_count + spec.kernels:
+        ends = np.cumsum([spec.weights_count, spec.kernels, 2 * spec.channels if is_bounded(spec) else 0]).tolist()
+        if len(values) != ends[-1]:
             raise ValueError(f"{len(data)} bytes of weights for a layer of {spec.weights_count} weights")
-        return Weights(values[: spec.weights_count].reshape(spec.weights_shape), values[spec.weights_count :])
+        kernel, bias, bounds, _ = np.split(values, ends)
+        return Weights(kernel.reshape(spec.weights_shape), bias, bounds.reshape(-1, 2) if is_bounded(spec) else None)
 
     @cached_property
     def digest(self) -> str:

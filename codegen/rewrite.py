@@ -20,6 +20,7 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import AnyTiled, tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
+from codegen.spec import is_bounded
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
 from codegen.tiling import Part
@@ -49,6 +50,8 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     """
     layer = tiled(template.spec, template.tiling)
     spec = layer.spec
+    if is_bounded(spec) != (weights.bounds is not None):
+        raise ValueError(f"weights {'with' if weights.bounds is not None else 'without'} bounds for {spec}")
     if weights.kernel.shape not in (template.spec.weights_shape, spec.weights_shape):
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
     count = layer.streams.count
@@ -61,7 +64,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     form = template.rolled
     every = values(layer, weights)
     chosen = slice(part.first, part.end)
-    turns, kept, loads = _turns(form, layer, every.weights[chosen])
+    turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds)
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     parts = [form.head_from(part.first).encode("ascii")]
     _dispatch(
@@ -83,7 +86,9 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     )
 
 
-def _turns(form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32]) -> tuple[list[bytes], int, int]:
+def _turns(
+    form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32], bounds: NDArray[np.float32]
+) -> tuple[list[bytes], int, int]:
     """Every group's copies of the loop; and how many FMAs were kept and loads left out."""
     groups, copies, count = weights.shape
     values = bits(layer.spec, weights)
@@ -97,7 +102,14 @@ def _turns(form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32]) -> t
         sums = row * (number.max() + 1) + number
         products = _by_owner(np.add, nonzero.astype(np.int32), slots(layer).sums, len(sums))[:, :, sums]
         keep[:, :, form.accumulate_lines] = _full(products, PRODUCTS_TOGETHER)
+    of_line = bounds[:, form.bound_inputs, form.bound_sides]
+    if len(form.input_lines):
+        read = _by_owner(np.logical_or, nonzero, form.input_of_slot, len(form.input_lines))
+        keep[:, :, form.input_lines] = read
+        keep[:, :, form.bound_lines] = read[:, :, form.bound_inputs] & np.isfinite(of_line)
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
+    if len(form.input_lines):
+        _put_bounds(form, text, starts, kept_lines, keep, of_line)
     slot_of_line = np.full(len(form.turn), -1)
     slot_of_line[form.weight_line] = np.arange(count)
     slot = slot_of_line[kept_lines]
@@ -110,6 +122,24 @@ def _turns(form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32]) -> t
     data = text.tobytes()
     bounds = [0, *ends.tolist()]
     return [data[a:b] for a, b in pairwise(bounds)], int(nonzero.sum()), int((~used).sum())
+
+
+def _put_bounds(
+    form: RolledForm,
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    kept_lines: NDArray[np.int64],
+    keep: NDArray[np.bool_],
+    bounds: NDArray[np.float32],
+) -> None:
+    """Writes the bounds [copies, bound lines] into the lines that are kept."""
+    bound_of_line = np.full(len(form.turn), -1)
+    bound_of_line[form.bound_lines] = np.arange(len(form.bound_lines))
+    bound = bound_of_line[kept_lines]
+    here = bound >= 0
+    groups, copies, _ = keep.shape
+    copy = np.repeat(np.tile(np.arange(copies), groups), keep.sum(axis=2).ravel())
+    _patch(text, starts[here] + form.bound_columns[bound[here]], bounds[copy[here], bound[here]].view(np.uint32))
 
 
 def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64], owners: int) -> NDArray[Any]:

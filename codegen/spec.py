@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 DataType = Literal["float32", "float16", "bfloat16"]
 """Data type of inputs, outputs and weights. bfloat16 is computed in float32."""
@@ -153,6 +153,11 @@ class Conv2d(_Spec):
     """Kernel k reads the channels of group k // (kernels / groups) only."""
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
+    bounded: bool = False
+    """Input elements below or above the bounds of their channel, which the weights have, become these; a NaN stays.
+
+    Of 1x1 kernels of float32 without padding and groups.
+    """
 
     @property
     def output_height(self) -> int:
@@ -287,6 +292,17 @@ def _describe(spec: Conv2d | ConvTranspose2d) -> str:
 
 LayerSpec = Conv2d | ConvTranspose2d | Linear
 """The union of the operators' specs; another operator joins it here."""
+
+
+def is_bounded(spec: LayerSpec) -> TypeGuard[Conv2d]:
+    """Whether input elements are brought within the bounds of their channel."""
+    return isinstance(spec, Conv2d) and spec.bounded
+
+
+def unbounded(spec: LayerSpec) -> LayerSpec:
+    """The layer that takes its input as it is."""
+    return replace(spec, bounded=False) if is_bounded(spec) else spec
+
 
 _SPECS: dict[str, type[LayerSpec]] = {"conv2d": Conv2d, "conv_transpose2d": ConvTranspose2d, "linear": Linear}
 

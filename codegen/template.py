@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from codegen import operators
 from codegen.errors import TemplateError, ToolError
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
-from codegen.operators.stream import full_placeholders, slots
+from codegen.operators.stream import full_placeholders, slots, taps
 from codegen.scratch import ScratchFolder
-from codegen.spec import LayerSpec, spec_from_json
+from codegen.spec import LayerSpec, is_bounded, spec_from_json
 from codegen.substitute import substitute
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
@@ -107,7 +107,9 @@ class Template:
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
-_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),(%f\d+);$")
+_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
+_INPUT = re.compile(r"^mov\.f32 (x\d+),(%f\d+);$")
+_BOUND = re.compile(r"^mov\.f32 b,0f([0-9A-F]{8}); .*// farm\.(low|high) (\d+)$")
 _PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+),w,(%r\d+);$")
 _ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
 _FIRST_GROUP = re.compile(r"^(mov\.u32 %r\d+,)0; // farm\.first_group$", re.MULTILINE)
@@ -139,8 +141,10 @@ class RolledForm:
 
     `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
     the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
-    `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines` and `store_lines`
-    belong to the sums `bias_sums`, `store_sums` of a row.
+    Inputs of bounded layers have lines of their own, `input_lines`, and `bound_lines` for the bounds of the inputs
+    `bound_inputs`, the lowest (0) and the highest (1) as `bound_sides` say; `input_of_slot` is which of them a slot
+    multiplies with. `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`
+    and `store_lines` belong to the sums `bias_sums`, `store_sums` of a row.
     """
 
     head: str
@@ -151,6 +155,12 @@ class RolledForm:
     immediate_column: NDArray[np.int64]
     load_lines: NDArray[np.int64]
     load_of_slot: NDArray[np.int64]
+    input_lines: NDArray[np.int64]
+    input_of_slot: NDArray[np.int64]
+    bound_lines: NDArray[np.int64]
+    bound_columns: NDArray[np.int64]
+    bound_inputs: NDArray[np.int64]
+    bound_sides: NDArray[np.int64]
     accumulate_lines: NDArray[np.int64]
     accumulate_sums: NDArray[np.int64]
     bias_lines: NDArray[np.int64]
@@ -184,6 +194,11 @@ class RolledForm:
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
         loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
         load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
+        inputs = {m[1]: (i, m[2]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
+        number_of = {register: number for number, register in enumerate(inputs)}
+        bounds = [(i, m) for i, line in enumerate(turn) if (m := _BOUND.match(line))]
+        of_slots = [number_of[register] for register in sources if register in number_of]
+        sources = [inputs[register][1] if register in inputs else register for register in sources]
         missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
@@ -201,6 +216,12 @@ class RolledForm:
             immediate_column=immediate_column,
             load_lines=np.array([i for i, _ in loads], dtype=np.int64),
             load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
+            input_lines=np.array([i for i, _ in inputs.values()], dtype=np.int64),
+            input_of_slot=np.array(of_slots, dtype=np.int64),
+            bound_lines=np.array([i for i, _ in bounds], dtype=np.int64),
+            bound_columns=np.array([m.start(1) for _, m in bounds], dtype=np.int64),
+            bound_inputs=np.array([int(m[3]) for _, m in bounds], dtype=np.int64),
+            bound_sides=np.array([("low", "high").index(m[2]) for _, m in bounds], dtype=np.int64),
             accumulate_lines=np.array([i for i, _, _ in added], dtype=np.int64),
             accumulate_sums=np.array([[p, j] for _, p, j in added], dtype=np.int64).reshape(-1, 2),
             bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
@@ -212,9 +233,17 @@ class RolledForm:
 
     def check(self, template: Template) -> None:
         """Every weight of one chunk of one group has its placeholder, and every kernel its stores."""
-        expected = len(slots(operators.tiled(template.spec, template.tiling)).weights)
+        layer = operators.tiled(template.spec, template.tiling)
+        expected = len(slots(layer).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
+        inputs = sum(map(len, taps(layer.geometry, layer.tiling))) if is_bounded(layer.spec) else 0
+        if len(self.input_lines) != inputs or len(self.bound_lines) != 2 * inputs:
+            raise TemplateError(
+                f"{len(self.bound_lines)} bounds of {len(self.input_lines)} inputs, {inputs} in a chunk"
+            )
+        if len(self.input_of_slot) != (expected if inputs else 0):
+            raise TemplateError("a multiply-add of a bounded layer takes an input as it is")
         positions = template.tiling.rows * (2 if template.spec.data_type == "float16" else 1)
         per_sum = np.bincount(self.store_sums)
         if not (per_sum == positions).all() or not np.array_equal(self.store_sums, self.bias_sums):

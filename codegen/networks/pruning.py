@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 from codegen.layers import FloatArray, Weights
-from codegen.spec import LayerSpec
+from codegen.spec import LayerSpec, is_bounded
 
 
 def prune(weights: FloatArray, sparsity: float) -> FloatArray:
@@ -43,4 +43,15 @@ def random_weights(spec: LayerSpec, sparsity: float, seed: int = 0) -> Weights:
     """Normal weights of one layer, pruned by magnitude, and a normal bias."""
     rng = np.random.default_rng(seed)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    return Weights(prune(kernel, sparsity), rng.standard_normal(spec.kernels, dtype=np.float32))
+    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    return Weights(prune(kernel, sparsity), bias, random_bounds(spec, seed))
+
+
+def random_bounds(spec: LayerSpec, seed: int = 0) -> FloatArray | None:
+    """Normal bounds of input elements, as normalisations lead to: a lowest, a highest or none; None of other layers."""
+    if not is_bounded(spec):
+        return None
+    rng = np.random.default_rng(seed + 2)
+    bound, kind = rng.standard_normal(spec.channels, dtype=np.float32), rng.integers(0, 5, spec.channels)
+    low, high = np.where(kind < 3, bound, -np.inf), np.where(kind == 3, bound, np.inf)
+    return np.stack([low, high], axis=1).astype(np.float32)

@@ -84,7 +84,7 @@ class _Fusion:
         return None if any(self.graph.is_read(name) for name in node.outputs[1:]) else node
 
     def _folds(self, node: Node) -> bool:
-        affine = None if self.steps else _affine(node, self.output, self.axes, self.product.spec.kernels, self.graph)
+        affine = None if self.steps else affine_of(node, self.output, self.axes, self.product.spec.kernels, self.graph)
         if affine is None:
             return False
         affine = affine.after(self.affine)
@@ -153,7 +153,7 @@ def _stays_finite(product: Product, affine: Affine) -> bool:
     return bool(np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all())
 
 
-def _affine(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -> Affine | None:
+def affine_of(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -> Affine | None:
     """What a node computes of a tensor with the product's kernels in it, None if that cannot be folded."""
     rank, axis = axes.rank, axes.channel
     if node.operator == "BatchNormalization":

@@ -72,6 +72,14 @@ class Graph:
             of_tensor.update((name, bits | of_tensor.get(name, 0)) for name in node.outputs)
         return sources, of_tensor
 
+    @cached_property
+    def _makers(self) -> dict[str, Node]:
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    def maker(self, tensor: str) -> Node | None:
+        """The node that computes a tensor; None of inputs of the graph."""
+        return self._makers.get(tensor)
+
     def inputs_of(self, tensor: str) -> list[str]:
         """The inputs of the graph that a tensor depends on, in the order in which they are read."""
         sources, of_tensor = self._sources

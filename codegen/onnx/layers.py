@@ -14,6 +14,7 @@ from codegen.onnx.input_shapes import MissingShapes
 from codegen.onnx.linear import gemm, matmul
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
 from codegen.onnx.product import Product
+from codegen.onnx.prologue import with_prologue
 from codegen.onnx.reasons import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
 from codegen.onnx.skipped import skipped_layer
 from codegen.spec import SkippedLayer
@@ -53,7 +54,8 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
         with reading(i):
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)
-    return [each.layer for each in fused], [skipped[i] for i in sorted(skipped)]
+    # Once every layer has taken what follows it: a normalisation that follows one belongs to that.
+    return [with_prologue(each.layer, graph, taken) for each in fused], [skipped[i] for i in sorted(skipped)]
 
 
 def _product(node: Node, graph: Graph) -> Product:

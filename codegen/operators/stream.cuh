@@ -211,6 +211,16 @@ struct Copies {
 };
 #endif
 
+// An input of a bounded layer, once for all its multiply-adds: the rewriter puts in the bounds of its channel, and leaves
+// out lines of those that there are not, and of inputs that nothing is multiplied with.
+#if __CUDA_ARCH__ >= 800
+#define NOT_BELOW(x) "max.NaN.f32 " x "," x ",b; "
+#define NOT_ABOVE(x) "min.NaN.f32 " x "," x ",b; "
+#else
+#define NOT_BELOW(x) "setp.lt.f32 p," x ",b; selp.f32 " x ",b," x ",p; "
+#define NOT_ABOVE(x) "setp.gt.f32 p," x ",b; selp.f32 " x ",b," x ",p; "
+#endif
+
 // One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
 // do not exist. STEPS is the text of the layer's epilogue.
 #if HAS_RESIDUAL

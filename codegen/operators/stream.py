@@ -15,7 +15,7 @@ from codegen.operators.geometry import Geometry, phase_weights
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.operators.steps import step_text
-from codegen.spec import AddResidual, LayerSpec
+from codegen.spec import AddResidual, LayerSpec, is_bounded
 from codegen.tiling import Tiling
 
 POINTWISE_CHANNELS = 4
@@ -113,6 +113,8 @@ class Values:
     """[streams, sums of a row]."""
     exists: NDArray[np.bool_]
     """[streams, sums of a row]: whether the kernel is one of the layer's."""
+    bounds: FloatArray
+    """[chunks, inputs of the loop, 2]: lowest and highest, of bounded layers; no inputs of others."""
 
 
 def values(layer: AnyTiled, weights: Weights) -> Values:
@@ -130,7 +132,18 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
         weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
         biases=np.repeat(np.asarray(streams.by_stream(weights.bias), dtype=np.float32), phases, axis=1),
         exists=np.repeat(streams.by_stream(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
+        bounds=_bounds(layer, weights),
     )
+
+
+def _bounds(layer: AnyTiled, weights: Weights) -> FloatArray:
+    chunks, tiling = layer.streams.chunks, layer.tiling
+    if weights.bounds is None:
+        return np.zeros((chunks, 0, 2), dtype=np.float32)
+    missing = chunks * tiling.chunk_channels - len(weights.bounds)
+    of_channel = np.pad(weights.bounds, ((0, missing), (0, 0))).reshape(chunks, tiling.chunk_channels, 2)
+    channels = [tap.channel for statement in taps(layer.geometry, tiling) for tap in statement]
+    return np.asarray(of_channel[:, channels], dtype=np.float32)
 
 
 def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:
@@ -181,6 +194,7 @@ def rolled_body(layer: AnyTiled, address: Address) -> str:
     text, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
     placeholder = FIRST_WEIGHT
     statements = []
+    first_tap = 0
     for statement in taps(geometry, tiling):
         terms = [
             (i, p, k * geometry.phase_count + phase)
@@ -191,6 +205,8 @@ def rolled_body(layer: AnyTiled, address: Address) -> str:
         lines = []
         for i, p, j in terms:
             total, x = f"%{results[p, j]}", f"%{len(results) + i}"
+            if is_bounded(layer.spec):
+                x = bounded_input(first_tap + i)
             if halves:
                 lines.append(f'"mov.b32 w,0x{placeholder:08X}; fma.rn.f16x2 {total},{x},w,{total};\\n"')
             else:
@@ -198,10 +214,29 @@ def rolled_body(layer: AnyTiled, address: Address) -> str:
             placeholder += 1
         if halves:
             lines = ['"{ .reg .b32 w;\\n"', *lines, '"}\\n"']
+        if is_bounded(layer.spec):
+            numbers = range(first_tap, first_tap + len(statement))
+            registers = ",".join(bounded_input(number) for number in numbers)
+            bounding = [line for i, number in enumerate(numbers) for line in _bounding(number, f"%{len(results) + i}")]
+            lines = [f'"{{ .reg .pred p; .reg .f32 b,{registers};\\n"', *bounding, *lines, '"}\\n"']
+        first_tap += len(statement)
         outputs = ", ".join(f'"{result}"({text}[{p}][{j}])' for p, j in results)
         inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
         statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
     return "".join(statements)
+
+
+def bounded_input(number: int) -> str:
+    """The register of an input of the loop, by its number, once it is within its bounds."""
+    return f"x{number}"
+
+
+def _bounding(number: int, source: str) -> Iterator[str]:
+    """The lines of an input that bring it within the bounds of its channel."""
+    x = bounded_input(number)
+    yield f'"mov.f32 {x},{source};\\n"'
+    for macro, side in (("NOT_BELOW", "low"), ("NOT_ABOVE", "high")):
+        yield f'"mov.f32 b,{immediate(0)}; " {macro}("{x}") "// farm.{side} {number}\\n"'
 
 
 def accumulate(layer: AnyTiled) -> str:

@@ -43,13 +43,19 @@ class DenseLayer(nn.Module):  # type: ignore[misc]  # torch has no types here
             kernel = _channels_first(layer.spec, kernel)
         self.register_buffer("kernel", kernel, persistent=False)
         self.register_buffer("bias", torch.from_numpy(layer.weights.bias.copy()), persistent=False)
+        bounds = None if layer.weights.bounds is None else torch.from_numpy(layer.weights.bounds.copy())
+        self.register_buffer("bounds", bounds, persistent=False)
         self.kernel: torch.Tensor
         self.bias: torch.Tensor
+        self.bounds: torch.Tensor | None
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """See the class."""
         spec = self._spec
         shape = output_shape(spec, x.shape)
+        if self.bounds is not None:
+            low, high = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in self.bounds.unbind(1))
+            x = x.clamp(low, high)
         if isinstance(spec, Linear):
             values = functional.linear(x, self.kernel, self.bias)
         else:

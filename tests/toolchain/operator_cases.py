@@ -394,6 +394,14 @@ _ACTIVATIONS = {
         for accumulate in _ACCUMULATORS
     },
     "bfloat16 SiLU": Case(replace(_ACTIVATED, epilogue=(Swish(),), data_type="bfloat16"), Tiling(8, 4, 1, 4, 2, 2)),
+    "bounded inputs": Case(Conv2d(19, 10, 6, 7, 1, 1, bounded=True), Tiling(32, 1, 1, 4, 8, 2)),
+    "bounded inputs and a residual": Case(
+        Conv2d(16, 7, 5, 7, 1, 1, epilogue=_RESIDUAL, bounded=True), Tiling(35, 1, 1, 7, 4, 3, images=2), batch=3
+    ),
+    "bounded inputs in whole rows": Case(Conv2d(9, 6, 8, 8, 1, 1, bounded=True), Tiling(64, 1, 1, 3, 4, 2)),
+    "bounded inputs on an older GPU": Case(
+        Conv2d(8, 9, 1, 40, 1, 1, bounded=True), Tiling(32, 1, 1, 9, 8, 2), virtual_arch="compute_75"
+    ),
     "linear, GELU": Case(Linear(41, 10, epilogue=(Gelu(),)), Tiling(32, 1, 2, 4, 8, 2), batch=40),
     "float16 linear, a hard sigmoid": Case(
         Linear(41, 10, epilogue=(HardSigmoid(0.2, 0.5),), data_type="float16"), Tiling(32, 1, 2, 4, 8, 2), batch=70

@@ -20,6 +20,7 @@ from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
+from codegen.networks.pruning import random_bounds
 from codegen.operators import launch_of, products_together, stream_count, tiled
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
@@ -126,7 +127,8 @@ def half_of_the_weights(spec: LayerSpec) -> Weights:
     rng = np.random.default_rng(0)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * (rng.random(spec.weights_shape) < 0.5)
     bias = rng.standard_normal(spec.kernels, dtype=np.float32)
-    return Weights(rounded(kernel.astype(np.float32), spec.data_type), rounded(bias, spec.data_type))
+    kernel, bias = rounded(kernel.astype(np.float32), spec.data_type), rounded(bias, spec.data_type)
+    return Weights(kernel, bias, random_bounds(spec))
 
 
 weight_values = st.one_of(
@@ -153,7 +155,8 @@ def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObj
     data_type = case.spec.data_type
     kernel = data.draw(hnp.arrays(np.float32, case.spec.weights_shape, elements=weight_values, fill=st.just(0.0)))
     bias = data.draw(hnp.arrays(np.float32, case.spec.kernels, elements=weight_values))
-    weights = Weights(rounded(kernel, data_type), rounded(bias, data_type))
+    bounds = random_bounds(case.spec, data.draw(st.integers(0, 99)))
+    weights = Weights(rounded(kernel, data_type), rounded(bias, data_type), bounds)
     x = random_input(case.spec, case.batch, data.draw(st.integers(0, 99)))
     output = to_float32(run([rewrite(template_of(case), weights)], case, x), data_type)
     allowed = bound(case, weights, x)
@@ -166,7 +169,9 @@ def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObj
 def test_a_layer_without_weights_gives_exactly_its_bias(name: str) -> None:
     case = CASES[name]
     bias = rounded(np.linspace(-1, 1, case.spec.kernels, dtype=np.float32), case.spec.data_type)
-    kernel = rewrite(template_of(case), Weights(np.zeros(case.spec.weights_shape, dtype=np.float32), bias))
+    kernel = rewrite(
+        template_of(case), Weights(np.zeros(case.spec.weights_shape, dtype=np.float32), bias, random_bounds(case.spec))
+    )
     assert kernel.fmas_kept == 0
     output = to_float32(run([kernel], case, random_input(case.spec, case.batch, seed=0)), case.spec.data_type)
     assert (output == bias.reshape(-1, *[1] * (output.ndim - 2))).all()
@@ -316,7 +321,7 @@ def test_a_wrong_weight_and_a_missing_output_are_noticed(name: str) -> None:
     case = CASES[name]
     weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=0)
     residual = random_residual(case.spec, case.batch, seed=0)
-    wrong = Weights(weights.kernel.copy(), weights.bias)
+    wrong = Weights(weights.kernel.copy(), weights.bias, weights.bounds)
     wrong.kernel[np.nonzero(wrong.kernel)] *= np.float32(1.25)
 
     def found(output: NDArray[Any]) -> str:
