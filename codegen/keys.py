@@ -18,7 +18,7 @@ from codegen.machine.admission import Assembler
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
-SCHEMA = 4
+SCHEMA = 5
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 GENERATOR_SOURCES = (

@@ -64,6 +64,8 @@ class Stream:
     """Instructions that add up packed sums."""
     chunks: int
     stores: int
+    bounding: float
+    """Instructions that bring inputs within bounds."""
 
     @staticmethod
     def of(work: Work, density: float) -> Stream:
@@ -80,6 +82,7 @@ class Stream:
             accumulations=ACCUMULATE_INSTRUCTIONS * added * (1 - (1 - density) ** (work.terms / max(1, added))),
             chunks=work.chunks,
             stores=work.stores,
+            bounding=work.bounded * (1 - (1 - density) ** (work.terms / max(1, work.bounded))),
         )
 
     @property
@@ -90,7 +93,7 @@ class Stream:
     @property
     def code(self) -> float:
         """Instructions to fetch."""
-        work = self.multiply_adds + self.loads + self.copy_code + self.accumulations
+        work = self.multiply_adds + self.loads + self.bounding + self.copy_code + self.accumulations
         return work + self.chunks * CHUNK_INSTRUCTIONS + self.stores
 
     @property

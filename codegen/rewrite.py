@@ -120,8 +120,8 @@ def _turns(
     _patch(text, starts[weighted] + form.immediate_column[slot[weighted]], digits)
     ends = np.append(starts, len(text))[np.cumsum(keep.reshape(groups, -1).sum(axis=1))]
     data = text.tobytes()
-    bounds = [0, *ends.tolist()]
-    return [data[a:b] for a, b in pairwise(bounds)], int(nonzero.sum()), int((~used).sum())
+    edges = [0, *ends.tolist()]
+    return [data[a:b] for a, b in pairwise(edges)], int(nonzero.sum()), int((~used).sum())
 
 
 def _put_bounds(
@@ -208,14 +208,16 @@ def _dispatch(parts: list[bytes], register: str, low: int, high: int, stream: Ca
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m codegen.rewrite TEMPLATE WEIGHTS.npy [BIAS.npy]`: the kernel's PTX on standard output."""
-    if len(arguments) not in (2, 3):
-        sys.stderr.write("usage: python -m codegen.rewrite TEMPLATE.ptx WEIGHTS.npy [BIAS.npy] > KERNEL.ptx\n")
+    """`python -m codegen.rewrite TEMPLATE WEIGHTS.npy [BIAS.npy [BOUNDS.npy]]`: the kernel's PTX on standard output."""
+    if len(arguments) not in (2, 3, 4):
+        usage = "usage: python -m codegen.rewrite TEMPLATE.ptx WEIGHTS.npy [BIAS.npy [BOUNDS.npy]] > KERNEL.ptx"
+        sys.stderr.write(f"{usage}\n")
         return 2
     template = Template.from_ptx(Path(arguments[0]).read_text())
     kernel = np.load(arguments[1], allow_pickle=False).astype(np.float32)
-    bias = np.load(arguments[2], allow_pickle=False) if len(arguments) == 3 else np.zeros(len(kernel))
-    made = rewrite(template, Weights(kernel, bias.astype(np.float32)))
+    bias = np.load(arguments[2], allow_pickle=False) if len(arguments) > 2 else np.zeros(len(kernel))
+    bounds = np.load(arguments[3], allow_pickle=False).astype(np.float32) if len(arguments) > 3 else None
+    made = rewrite(template, Weights(kernel, bias.astype(np.float32), bounds))
     sys.stdout.buffer.write(made.ptx)
     sys.stderr.write(f"{made.fmas_kept} multiply-adds kept, {made.fmas_deleted} deleted\n")
     return 0

@@ -18,7 +18,7 @@ from codegen.operators.registers import held, most_registers, resident_blocks, s
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
-from codegen.spec import AddResidual
+from codegen.spec import AddResidual, is_bounded
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
@@ -220,6 +220,7 @@ def work(layer: TiledConvolution) -> Work:
         pointers=tile.pointers,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
+        bounded=used_rows * geometry.kernel_width * streams.span_channels if is_bounded(spec) else 0,
         stores=sums * pair.halves * (1 + added_instructions(spec.epilogue)),
         slots=per_channel * tiling.chunk_channels,
         results=sums

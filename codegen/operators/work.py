@@ -55,6 +55,8 @@ class Work:
     """Registers per thread that the compiler is told to make do with."""
     copy_instructions: float = ASYNCHRONOUS_COPY
     """Instructions per copy."""
+    bounded: int = 0
+    """Inputs that a thread brings within bounds if no weight is zero."""
     loop_instructions: float = 0.0
     """Code of a chunk's copies where they are a loop, however many they are."""
 

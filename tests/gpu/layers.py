@@ -123,6 +123,9 @@ ODD_LAYERS = {
     "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
+    "pointwise, bounded inputs": OddLayer(
+        Conv2d(19, 9, 11, 10, 1, 1, epilogue=ADD_RELU, bounded=True), Tiling(32, 1, 1, 4, 8, 2)
+    ),
     "pointwise in groups": OddLayer(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
     "pointwise, chunks that do not divide": OddLayer(Conv2d(9, 7, 7, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, strided": OddLayer(Conv2d(16, 9, 11, 10, 1, 1, (2, 3), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
@@ -264,4 +267,4 @@ def weights_of(spec: LayerSpec, sparsity: float) -> Weights:
     def rounded(values: FloatArray) -> FloatArray:
         return to_float32(from_float32(values.astype(np.float32), spec.data_type), spec.data_type)
 
-    return Weights(rounded(weights.kernel), rounded(weights.bias))
+    return Weights(rounded(weights.kernel), rounded(weights.bias), weights.bounds)

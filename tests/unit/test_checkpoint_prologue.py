@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
+from codegen.choice import choose_tiling
+from codegen.errors import TilingError
 from codegen.layers import Checkpoint, Weights
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.network import read_network
@@ -104,6 +106,14 @@ def test_weights_with_bounds_are_read_back_and_change_the_digest(tmp_path: Path)
     assert Weights(layer.weights.kernel, layer.weights.bias).digest != layer.weights.digest
     with pytest.raises(ValueError, match="bytes of weights"):
         Weights.from_bytes(unbounded(layer.spec), data)
+
+
+def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
+    [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
+    nonzeros = layer.weights.nonzeros_per_kernel
+    assert choose_tiling(layer.spec, 1, nonzeros).form == "rolled"
+    with pytest.raises(TilingError, match="without a normalisation before them: leave out --template full"):
+        choose_tiling(layer.spec, 1, nonzeros, form="full")
 
 
 LEFT: dict[str, list[onnx.NodeProto]] = {
