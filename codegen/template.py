@@ -108,7 +108,7 @@ _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
-_INPUT = re.compile(r"^mov\.f32 (x\d+),(%f\d+);$")
+_INPUT = re.compile(r"^mov\.f32 x(\d+),(%f\d+);$")
 _BOUND = re.compile(r"^mov\.f32 b,0f([0-9A-F]{8}); .*// farm\.(low|high) (\d+)$")
 _PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+),w,(%r\d+);$")
 _ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
@@ -194,11 +194,12 @@ class RolledForm:
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
         loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
         load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
-        inputs = {m[1]: (i, m[2]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
-        number_of = {register: number for number, register in enumerate(inputs)}
+        inputs = {int(m[1]): (i, m[2]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
+        if sorted(inputs) != list(range(len(inputs))):
+            raise TemplateError("the inputs of the loop are not consecutive: the compiler dropped some")
         bounds = [(i, m) for i, line in enumerate(turn) if (m := _BOUND.match(line))]
-        of_slots = [number_of[register] for register in sources if register in number_of]
-        sources = [inputs[register][1] if register in inputs else register for register in sources]
+        of_slots = [int(register[1:]) for register in sources if register.startswith("x")]
+        sources = [inputs[int(each[1:])][1] if each.startswith("x") else each for each in sources]
         missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
@@ -216,7 +217,7 @@ class RolledForm:
             immediate_column=immediate_column,
             load_lines=np.array([i for i, _ in loads], dtype=np.int64),
             load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
-            input_lines=np.array([i for i, _ in inputs.values()], dtype=np.int64),
+            input_lines=np.array([inputs[number][0] for number in range(len(inputs))], dtype=np.int64),
             input_of_slot=np.array(of_slots, dtype=np.int64),
             bound_lines=np.array([i for i, _ in bounds], dtype=np.int64),
             bound_columns=np.array([m.start(1) for _, m in bounds], dtype=np.int64),
