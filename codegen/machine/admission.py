@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from codegen.spec import LayerSpec
+from codegen.spec import LayerSpec, is_bounded
 from codegen.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
@@ -58,6 +58,8 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
     if spec.data_type != "float32":
         return f"the assembler knows float32, not {spec.data_type}"
+    if is_bounded(spec):
+        return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
     if tiling.form != "rolled":
         return "the assembler knows rolled templates, not full ones"
     return ""

@@ -25,6 +25,7 @@ from codegen.errors import MachineCodeError
 from codegen.operators import tiled
 from codegen.operators.placeholders import FIRST_BIAS
 from codegen.operators.stream import slots
+from codegen.spec import is_bounded
 from codegen.template import Lines, Template
 
 POINTERS = 0x600000
@@ -102,6 +103,8 @@ class Marked:
             raise MachineCodeError("a template of the full form")
         if spec.data_type != "float32":
             raise MachineCodeError(f"{spec.data_type} multiply-adds")
+        if is_bounded(spec):
+            raise MachineCodeError("bounds of inputs")
         form, layer = template.rolled, tiled(spec, tiling)
         turn, tail = _texts(form.turn), _texts(form.tail)
         loads = [_load(turn[line]) for line in form.load_lines.tolist()]

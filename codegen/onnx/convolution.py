@@ -117,7 +117,7 @@ def convolution(node: Node, graph: Graph) -> Product:
     size = graph.size(node.inputs[0])
     y, x = _axes(attributes, shape, channels, size, transposed)
     kernel = operands.kernel.reshape(*shape[:2], y.kernel, x.kernel)
-    spec: Conv2d | ConvTranspose2d = Conv2d(
+    sizes = (
         channels,
         y.size,
         x.size,
@@ -128,10 +128,10 @@ def convolution(node: Node, graph: Graph) -> Product:
         (y.begin, x.begin, y.end, x.end),
         (y.dilation, x.dilation),
         attributes.group,
-        data_type=operands.data_type,
     )
+    spec: Conv2d | ConvTranspose2d = Conv2d(*sizes, data_type=operands.data_type)
     if transposed:
-        spec = ConvTranspose2d(**vars(spec), output_padding=(y.output_padding, x.output_padding))
+        spec = ConvTranspose2d(*sizes, (y.output_padding, x.output_padding), data_type=operands.data_type)
         kernel = kernels_first(kernel, attributes.group)
     if min(spec.output_height, spec.output_width) < 1:
         raise _misfit(shape, f"an input of the shape {in_words(size)} with pads {list(spec.padding)}")
