@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from codegen.errors import DeviceError
-from codegen.spec import AddResidual
+from codegen.spec import AddResidual, is_bounded
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, GpuLayer, forget, register
@@ -105,7 +105,12 @@ class _Swap:
                 else:
                     matches.append(found)
                     replaced[found.layer.name] = node.target
-        unknown = [name for name in self._bundle.layers if name not in self._known]
+        # A layer with a normalisation before it has weights that no module has: its module is left.
+        unknown = [
+            name
+            for name, layer in self._bundle.layers.items()
+            if name not in self._known and not is_bounded(layer.spec)
+        ]
         if unknown and strict:
             more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
             raise UsageError(

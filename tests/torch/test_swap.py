@@ -122,6 +122,18 @@ def test_a_bundle_of_other_weights_is_refused(tmp_path: Path) -> None:
         torch.testing.assert_close(found.module(x), trained(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_module_whose_layer_has_the_normalisation_before_it_is_left(tmp_path: Path) -> None:
+    net = nn.Sequential(
+        nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1)
+    ).eval()
+    found = swapped_net(net, tmp_path)
+    assert list(found.replaced.values()) == ["5"]
+    assert found.left == {"2": "the bundle has no layer with its weights"}
+    x = torch.randn(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_the_model_computes_otherwise_is_left(tmp_path: Path) -> None:
     net = made()
     bundle, compute = bundled(exported(net, tmp_path / "net.onnx", "torchscript"))
