@@ -44,7 +44,10 @@ def assembler_for(
     if choice == "ptxas":
         return "ptxas", "asked for"
     if choice == "patch":
-        return ("ptxas", "a full template has no moulds") if tiling.form == "full" else ("patch", "asked for")
+        if tiling.form == "full" or is_bounded(spec):
+            what = "a full template" if tiling.form == "full" else "a layer whose inputs have bounds"
+            return "ptxas", f"{what} has no moulds"
+        return "patch", "asked for"
     if choice == "auto" and Admission(arch, ptxas) not in ADMISSIONS:
         return "ptxas", f"direct code is not admitted on {arch} beside ptxas {ptxas}"
     if reason := unknown(spec, tiling, arch):

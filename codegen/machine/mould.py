@@ -25,7 +25,7 @@ from codegen.operators import tiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, MOST_PLACEHOLDERS
 from codegen.operators.stream import bits, slots, values
 from codegen.rewrite import rewrite
-from codegen.spec import LayerSpec
+from codegen.spec import LayerSpec, is_bounded
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
@@ -66,6 +66,8 @@ def make_mould(
     """The mould of these weights' mask, by ptxas. Raises MachineCodeError where there is none, else what it raises."""
     if template.tiling.form == "full":
         raise MachineCodeError("a template of the full form has placeholders of its own")
+    if is_bounded(template.spec):
+        raise MachineCodeError("the bounds of its inputs are values in the code too")
     tagged = _tagged(template.spec, weights)
     made = assemble(rewrite(template, tagged, part).ptx, arch, toolchain, options, limits)
     mould = Mould(made, mask_digest(template.spec, weights))
