@@ -170,8 +170,7 @@ class Lowering:
         if dtype == "bfloat16":
             data = from_float32(np.asarray(array, np.float32), "bfloat16")
         else:
-            data = np.asarray(array, dtype)
-        data = np.ascontiguousarray(data)
+            data = np.asarray(array, dtype)  # no copy where none is needed: weights are large
         return Value(array.shape, dtype, f"constant {id(data)}", data)
 
     def axis(self, node: NetworkNode, value: Value, axis: int) -> int:

@@ -227,7 +227,9 @@ def _gemm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     x = lowering.values[node.inputs[0]]
     if attributes.get("transA", 0):
         raise lowering.refused(node, "with transA")
-    weights = _constant(lowering, node, 1) * np.float32(attributes.get("alpha", 1.0))
+    weights = _constant(lowering, node, 1)
+    if attributes.get("alpha", 1.0) != 1.0:
+        weights = weights * np.float32(attributes["alpha"])
     if attributes.get("transB", 0):
         weights = weights.T
     bias = None

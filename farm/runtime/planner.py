@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +35,12 @@ def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
     fixed = network.inputs[0].shape[0] if network.inputs and network.inputs[0].shape else None
     if isinstance(fixed, int):
         return _planned(Lowering(network, specs, OPERATORS, fixed), network, fixed)
-    first, second = (_planned(Lowering(network, specs, OPERATORS, each), network, None) for each in SAMPLES)
-    if first.plan != second.plan:
+    one, other = SAMPLES
+    plan = _planned(Lowering(network, specs, OPERATORS, one), network, None).plan
+    planned = _planned(Lowering(network, specs, OPERATORS, other), network, None)
+    if planned.plan != plan:
         raise RefusedError("what the network does for an image depends on the number of images: use farm.torch")
-    return first
+    return planned
 
 
 def _planned(lowering: Lowering, network: Network, images: int | None) -> Planned:
@@ -59,15 +62,16 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
     buffers = _buffers(steps, places, lowering.images)
     placed = tuple(_step(each, places, constants) for each in steps)
     port = partial(_port, lowering)
+    data = constants.data()
     plan = Plan(
         images,
         tuple(port(each, lowering.values[each.name]) for each in network.inputs),
         tuple(port(each, value) for each, value in zip(network.outputs, outputs, strict=True)),
-        len(constants.data),
+        len(data),
         buffers,
         placed,
     )
-    return Planned(plan, bytes(constants.data))
+    return Planned(plan, data)
 
 
 def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
@@ -135,13 +139,19 @@ class _Constants:
     """All in one piece, each of them once."""
 
     def __init__(self) -> None:
-        self.data = bytearray()
+        self._pieces: list[bytes] = []
+        self._bytes = 0
         self._places: dict[bytes, Place] = {}
 
     def place(self, value: Value) -> Place:
         data = b"" if value.constant is None else value.constant.tobytes()
-        if data not in self._places:
-            self.data += bytes(-len(self.data) % ALIGNMENT_BYTES)
-            self._places[data] = Place("constant", len(self.data))
-            self.data += data
-        return self._places[data]
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._places:
+            gap = bytes(-self._bytes % ALIGNMENT_BYTES)
+            self._places[digest] = Place("constant", self._bytes + len(gap))
+            self._pieces += [gap, data]
+            self._bytes += len(gap) + len(data)
+        return self._places[digest]
+
+    def data(self) -> bytes:
+        return b"".join(self._pieces)

@@ -168,6 +168,14 @@ def test_buffers_are_used_again() -> None:
     assert plan.buffers == (768, 768)  # 3 x 9 x 7 floats, rounded up
 
 
+def test_a_constant_is_stored_once_and_aligned() -> None:
+    nodes = [node("Add", "x a", "b"), node("Mul", "b c", "d"), node("Sub", "d e", "y")]
+    tensors = [tensor("a", values(7)), tensor("c", values(3, 1, 1)), tensor("e", values(7))]
+    proto = model(nodes, tensors, inputs=[info("x", IMAGE)])
+    check(proto, (2, 3, 9, 7))
+    assert len(plan_network(read_network(proto.SerializeToString()), {}).constants) == 256 + 12
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_elements_may_be_of_half_the_size(dtype: Any) -> None:
     x = values(2, 3, 9, 7).astype(dtype)
