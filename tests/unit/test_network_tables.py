@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,14 @@ def test_shipped_networks_exist_in_half_precision(tmp_path: Path) -> None:
 def test_the_results_file_is_json_that_reads_back(tmp_path: Path) -> None:
     write_results(tmp_path / "r.json", made_up())
     assert json.loads((tmp_path / "r.json").read_text())["options"] == {"kind": "networks"}
+
+
+def test_without_torch_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "farm.torch.measuring", None)
+    assert run(["bench", "network", "lenet5", "--local"]) == USAGE
+    said = capsys.readouterr().err
+    assert "whole networks run in PyTorch, which is missing" in said
+    assert "pip install '.[torch]'" in said
