@@ -155,6 +155,11 @@ def _constant(core: Core, word: Instruction, mask: Mask) -> None:
         core.write(word.field(16, 6 if uniform else 8) + i, value, mask, uniform=uniform)
 
 
+def _which_lanes(core: Core, word: Instruction, mask: Mask) -> None:
+    """BMOV: which lanes of a warp are to meet again, in a register that is only put back."""
+    core.write(word.to, np.zeros(core.lanes, dtype=np.uint32), mask)
+
+
 def _nothing(_: Core, __: Instruction, ___: Mask) -> None:
     """What tells which lanes of a warp go on together: here lanes meet again by themselves."""
 
@@ -167,6 +172,8 @@ ACCESSES: Final[dict[int, Run]] = {
     0x142: _nothing,
     0x145: _nothing,
     0x148: _nothing,
+    0x155: _which_lanes,
+    0x156: _nothing,
     0x181: _load_global,
     0x182: _constant,
     0x183: _load_local,

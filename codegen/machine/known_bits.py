@@ -60,6 +60,8 @@ _FIELDS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
     0x147: (_INPUT, (16, 8), (34, 48)),
     0x148: (_INPUT,),
     0x14D: (_INPUT,),
+    0x155: ((24, 8), (84, 1)),
+    0x156: ((24, 8), (32, 8)),
     0x181: ((32, 8), _OFFSET, _SIZE, _DESCRIPTOR),
     0x182: ((38, 21), _SIZE),
     0x183: (_OFFSET, _SIZE, (84, 3)),

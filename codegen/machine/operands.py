@@ -114,6 +114,8 @@ SHAPES: Final[dict[int, Shape]] = {
     0x148: Shape("WARPSYNC", "control", reads=(INPUT_PREDICATE,)),
     0x149: Shape("BRX", "control", a=2, reads=(INPUT_PREDICATE,)),
     0x14D: Shape("EXIT", "control", reads=(INPUT_PREDICATE,)),
+    0x155: Shape("BMOV", "other", 1, asynchronous=True),
+    0x156: Shape("BMOV.B", "other", b=1, asynchronous=True),
     0x181: Shape("LDG", "global", -1, 2, asynchronous=True),
     0x182: Shape("LDC", "other", -1, 1, asynchronous=True),
     0x183: Shape("LDL", "local", -1, 1, asynchronous=True),

@@ -209,7 +209,7 @@ def _unit(name: str, unit: str) -> int:
 
 
 def _queue(name: str) -> int:
-    return {"LDS": 1, "MUFU": 2}.get(name, 0)
+    return {"LDS": 1, "MUFU": 2, "S2R": 3, "S2UR": 3}.get(name, 0)
 
 
 def resource_name(resource: int) -> str:
