@@ -48,7 +48,8 @@ class Leaf:
         last_kept, pending = -1, 0
         for place in range(len(words)):
             if place in splices:
-                entry[splices[place]], pending = pending, 0
+                entry[splices[place]] = pending | int(waits[place])  # of the marker that names the pointers
+                pending = 0
                 if last_kept >= 0:
                     reuse[last_kept] = 0
             if gone[place]:
