@@ -192,8 +192,17 @@ def compare(device: Device, both: Both) -> Compared:
     return Compared(both, int((outputs[0] != outputs[1]).sum()), outputs[0].size, *times)
 
 
+def say(line: str) -> None:
+    """Prints at once, also into a pipe."""
+    print(line, flush=True)
+
+
 def check(
-    device: Device, toolchain: Toolchain, seconds: float, seed: int = 1, tell: Callable[[str], None] = print
+    device: Device,
+    toolchain: Toolchain,
+    seconds: float,
+    seed: int = 1,
+    tell: Callable[[str], None] = say,
 ) -> list[Compared]:
     """Compares as many layers as there is time for, those of the networks first; tells a line for each."""
     end, arch = time.monotonic() + seconds, device.arch
@@ -218,6 +227,7 @@ def check(
             elif both.refused:
                 refused[both.refused] += 1
             else:
+                tell(f"{both.layer.name:<30} runs")  # known even if the GPU does not come back
                 compared.append(compare(device, both))
                 tell(compared[-1].line)
     for reason, count in refused.most_common():
