@@ -24,7 +24,7 @@ digits: .venv/ready-dev ## trains and prunes a network in PyTorch, compiles it, 
 	@$(BIN)/python -m tests.digits
 
 test: .venv/ready-dev lint ## every test that this machine can run
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --durations 20 --durations-min 10
 
 test-cluster: .venv/ready-dev services ## a Ray cluster of two nodes, PostgreSQL and S3, all real; none of these tests is skipped
 	@$(BIN)/python -m pytest tests/services tests/cluster --skip-nothing -n auto --maxprocesses 2 --dist loadfile

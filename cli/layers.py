@@ -241,7 +241,8 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
             if reason
         ]
     by_ptxas = Counter(result.fallback for result in made if result.assembler == "ptxas")
-    lines = [Text(f"{direct} of {counted(len(made), 'cubin')} assembled directly, the others by ptxas")]
+    others = ", the others by ptxas" if direct < len(made) else ""
+    lines = [Text(f"{direct} of {counted(len(made), 'cubin')} assembled directly{others}")]
     return lines + [Text(f"  {count} by ptxas: {reason}") for reason, count in by_ptxas.most_common() if reason]
 
 

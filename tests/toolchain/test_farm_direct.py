@@ -59,7 +59,7 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
     cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
     assert [cubin["assembler"] for cubin in cubins] == ["direct", "direct"]
     assert run(["inspect", job.id]) == 0
-    assert "2 of 2 cubins assembled directly" in capsys.readouterr().out
+    assert "2 of 2 cubins assembled directly\n" in capsys.readouterr().out
     assert run(["cache", "ls"]) == 0
     assert re.search(r"^skeleton +2 ", capsys.readouterr().out, re.MULTILINE)
 
@@ -76,7 +76,7 @@ def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
     assert sorted(made.values()) == ["direct", "ptxas", "ptxas", "ptxas"]
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
-    assert "1 of 4 cubins assembled directly" in shown
+    assert "1 of 4 cubins assembled directly, the others by ptxas\n" in shown
 
 
 def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(

@@ -18,7 +18,8 @@ from tests.samples import checkpoint, cut_in_two, layer
 
 
 def test_the_snippet_of_the_readme_runs(tmp_path: Path) -> None:
-    [snippet] = re.findall(r"^```python\n(.*?)^```", (ROOT / "farm" / "README.md").read_text(), re.M | re.S)
+    text = (ROOT / "farm" / "README.md").read_text()
+    [snippet] = re.findall(r"^## Python API$.*?^```python\n(.*?)^```", text, re.M | re.S)
     write_network(tmp_path / "model.onnx", lenet5(0.9, seed=0))
     (tmp_path / "snippet.py").write_text(snippet + "print(module[:4], grid, block)\n")
     done = subprocess.run(
