@@ -25,6 +25,8 @@ STREAM_MULTIPLY_ADDS = 20_000
 """Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
 STREAM_BYTES = 500_000
 """Machine code that one block runs, at most."""
+UNEVEN = 1.25
+"""How much more than those limits the largest K group of weights pruned unevenly may have."""
 LOOPED_STREAMS = 2.5
 """How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
 PART_INSTRUCTIONS = 40_000
@@ -262,7 +264,7 @@ def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArra
         return True  # there is nothing smaller
     largest = int(_stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
     multiply_adds, code_bytes = _stream_limits(layer)
-    return largest <= multiply_adds and 16 * float(streams.max()) <= code_bytes
+    return largest <= UNEVEN * multiply_adds and 16 * float(streams.max()) <= UNEVEN * code_bytes
 
 
 def _stream_limits(layer: AnyTiled) -> tuple[float, float]:
