@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -73,8 +74,20 @@ def digest_fields(fields: Mapping[str, str]) -> str:
     return hasher.hexdigest()
 
 
+class Key(ABC):
+    """What something that is made depends on."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, str]:
+        """By label; the stage and the schema are among them."""
+
+    @property
+    def digest(self) -> str:
+        return digest_fields(self.fields())
+
+
 @dataclass(frozen=True)
-class TemplateKey:
+class TemplateKey(Key):
     """What the PTX of a template depends on."""
 
     spec: LayerSpec
@@ -98,13 +111,9 @@ class TemplateKey:
             **{f"tiling.{name}": json.dumps(value) for name, value in self.tiling.to_json().items()},
         }
 
-    @property
-    def digest(self) -> str:
-        return digest_fields(self.fields())
-
 
 @dataclass(frozen=True)
-class CubinKey:
+class CubinKey(Key):
     """What a cubin depends on; a hit needs neither a rewrite nor ptxas."""
 
     template: str
@@ -137,13 +146,9 @@ class CubinKey:
             "options": json.dumps(self.options),
         }
 
-    @property
-    def digest(self) -> str:
-        return digest_fields(self.fields())
-
 
 @dataclass(frozen=True)
-class SkeletonKey:
+class SkeletonKey(Key):
     """What the skeleton of a template depends on: what ptxas makes of it without weights."""
 
     template: str
@@ -167,13 +172,9 @@ class SkeletonKey:
             "options": json.dumps(self.options),
         }
 
-    @property
-    def digest(self) -> str:
-        return digest_fields(self.fields())
-
 
 @dataclass(frozen=True)
-class MouldKey:
+class MouldKey(Key):
     """What a mould depends on: what ptxas makes of a mask."""
 
     template: str
@@ -201,10 +202,6 @@ class MouldKey:
             "arch": self.arch,
             "options": json.dumps(self.options),
         }
-
-    @property
-    def digest(self) -> str:
-        return digest_fields(self.fields())
 
 
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:

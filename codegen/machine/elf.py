@@ -7,7 +7,7 @@ What is not understood is kept byte by byte. Code of another length moves what f
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -208,25 +208,32 @@ class CubinFile:
 
     def _with_section(self, section: Section, text: bytes) -> CubinFile:
         """The cubin with other bytes in a section before the code, longer by a multiple of CODE_ALIGNMENT."""
-        more = len(text) - section.size
         out = bytearray(self.data)
-        header = list(_HEADER.unpack_from(out))
-
-        def behind(offset: int) -> int:
-            return offset + more if offset >= section.end else offset
-
-        segments, sections = header[5], header[6]
-        header[5], header[6] = behind(segments), behind(sections)
-        _HEADER.pack_into(out, 0, *header)
-        for each in self.sections:
-            place = sections + each.index * _SECTION.size
-            struct.pack_into("<Q", out, place + _SECTION_OFFSET_FIELD, behind(each.offset))
-        struct.pack_into("<Q", out, sections + section.index * _SECTION.size + _SECTION_SIZE_FIELD, len(text))
+        header, behind = self._make_room(out, section, len(text))
+        segments = header[5]
         for i in range(header[10]):
             segment = list(_SEGMENT.unpack_from(out, segments + i * _SEGMENT.size))
             segment[2] = behind(segment[2])
             _SEGMENT.pack_into(out, segments + i * _SEGMENT.size, *segment)
         return CubinFile.read(bytes(out[: section.offset]) + text + bytes(out[section.end :]))
+
+    def _make_room(self, out: bytearray, section: Section, size: int) -> tuple[Sequence[int], Callable[[int], int]]:
+        """Gives a section another size in the headers, which are still where they were, and moves what is behind it.
+
+        The file's header as it was, and where what began at an offset begins now.
+        """
+        header = _HEADER.unpack_from(out)
+
+        def behind(offset: int) -> int:
+            return offset + size - section.size if offset >= section.end else offset
+
+        segments, sections = header[5], header[6]
+        _HEADER.pack_into(out, 0, *header[:5], behind(segments), behind(sections), *header[7:])
+        for each in self.sections:
+            place = sections + each.index * _SECTION.size
+            struct.pack_into("<Q", out, place + _SECTION_OFFSET_FIELD, behind(each.offset))
+        struct.pack_into("<Q", out, sections + section.index * _SECTION.size + _SECTION_SIZE_FIELD, size)
+        return header, behind
 
     def _address_places(self) -> Iterator[int]:
         """Offsets in the file of all addresses in the code that are not in the code itself."""
@@ -255,20 +262,9 @@ class CubinFile:
 
     def _resize(self, out: bytearray, size: int, registers: int | None) -> None:
         """Sizes and offsets for `size` bytes of code, still written where the headers are now."""
-        code, more = self.code, size - self.code.size
-
-        def behind(offset: int) -> int:
-            return offset + more if offset >= code.end else offset
-
-        header = list(_HEADER.unpack_from(out))
-        segments, sections = header[5], header[6]
-        header[5], header[6] = behind(segments), behind(sections)
-        _HEADER.pack_into(out, 0, *header)
-        for section in self.sections:
-            place = sections + section.index * _SECTION.size
-            struct.pack_into("<Q", out, place + _SECTION_OFFSET_FIELD, behind(section.offset))
-        place = sections + code.index * _SECTION.size
-        struct.pack_into("<Q", out, place + _SECTION_SIZE_FIELD, size)
+        code = self.code
+        header, behind = self._make_room(out, code, size)
+        segments, place = header[5], header[6] + code.index * _SECTION.size
         if registers is not None and code.info >> 24:  # up to sm_89 the registers stand here too
             struct.pack_into("<I", out, place + _SECTION_INFO_FIELD, code.info & 0xFFFFFF | registers << 24)
         for i in range(header[10]):
@@ -276,7 +272,7 @@ class CubinFile:
             start, length = segment[2], segment[5]
             segment[2] = behind(start)
             if start <= code.offset and code.end <= start + length:
-                segment[5], segment[6] = length + more, segment[6] + more
+                segment[5], segment[6] = length + size - code.size, segment[6] + size - code.size
             _SEGMENT.pack_into(out, segments + i * _SEGMENT.size, *segment)
         for section in self.sections:
             if section.name == ".symtab":

@@ -13,6 +13,7 @@ from codegen.template import Template
 from codegen.toolchain import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
 from farm.worker.recent import Recent
+from farm.worker.refusable import RefusableStage
 from farm.worker.requests import CubinRequest
 
 SKELETON_STAGE = "skeleton"
@@ -24,10 +25,8 @@ class DirectBuilds:
     def __init__(
         self, store: Store, toolchain: Toolchain, put_record: Callable[[str, str, Record], None], *, recache: bool
     ) -> None:
-        self._store = store
         self._toolchain = toolchain
-        self._put_record = put_record
-        self._recache = recache
+        self._stage = RefusableStage(SKELETON_STAGE, store, put_record, recache=recache)
         self._assemblers: Recent[str, DirectAssembler] = Recent(4)
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
@@ -37,12 +36,8 @@ class DirectBuilds:
         return assembler.assemble(weights, request.part)
 
     def _assembler(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> DirectAssembler:
-        record = None if self._recache else self._store.get_record(SKELETON_STAGE, key)
-        if record is not None and "refused" in record:
-            raise MachineCodeError(str(record["refused"]))
-        data = None if record is None else self._store.get(str(record.get("cubin", "")))
-        if data is None:
-            data = self._make(key, request, template, limits)
+        found = self._stage.found(key)
+        data = self._make(key, request, template, limits) if found is None else found[1]
         return DirectAssembler.of(template, data, request.arch)
 
     def _make(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> bytes:
@@ -52,7 +47,7 @@ class DirectBuilds:
             if type(error) not in (MachineCodeError, ToolError):
                 raise  # out of time or memory, or crashed: may go well the next time
             reason = str(error) if isinstance(error, MachineCodeError) else f"no skeleton: {error}"
-            self._put_record(SKELETON_STAGE, key, {"refused": reason})
+            self._stage.refuse(key, reason)
             raise MachineCodeError(reason) from error
-        self._put_record(SKELETON_STAGE, key, {"cubin": self._store.put(made.data), "seconds": made.seconds})
+        self._stage.keep(key, made.data, seconds=made.seconds)
         return made.data

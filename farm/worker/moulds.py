@@ -12,6 +12,7 @@ from codegen.machine.mould import Mould, check_values, fill, make_mould, mask_di
 from codegen.template import Template
 from codegen.toolchain import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
+from farm.worker.refusable import RefusableStage
 from farm.worker.requests import CubinRequest
 
 MOULD_STAGE = "mould"
@@ -23,10 +24,8 @@ class MouldBuilds:
     def __init__(
         self, store: Store, toolchain: Toolchain, put_record: Callable[[str, str, Record], None], *, recache: bool
     ) -> None:
-        self._store = store
         self._toolchain = toolchain
-        self._put_record = put_record
-        self._recache = recache
+        self._stage = RefusableStage(MOULD_STAGE, store, put_record, recache=recache)
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
@@ -39,23 +38,20 @@ class MouldBuilds:
         return fill(Mould(cubin, mask), template, weights, request.part)
 
     def _found(self, key: str, arch: str) -> Cubin | None:
-        record = None if self._recache else self._store.get_record(MOULD_STAGE, key)
-        if record is None:
+        found = self._stage.found(key)
+        if found is None:
             return None
-        if "refused" in record:
-            raise MachineCodeError(str(record["refused"]))
-        data = self._store.get(str(record["cubin"]))
-        if data is None:
-            return None
+        record, data = found
         return Cubin(data, arch, int(record["registers"]), int(record["spill_bytes"]), float(record["seconds"]))
 
     def _made(self, key: str, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         try:
             mould = make_mould(template, weights, request.part, request.arch, self._toolchain, request.options, limits)
         except MachineCodeError as error:
-            self._put_record(MOULD_STAGE, key, {"refused": str(error)})
+            self._stage.refuse(key, str(error))
             raise
         cubin = mould.cubin
-        facts = {"registers": cubin.registers, "spill_bytes": cubin.spill_bytes, "seconds": cubin.seconds}
-        self._put_record(MOULD_STAGE, key, {"cubin": self._store.put(cubin.data), **facts})
+        self._stage.keep(
+            key, cubin.data, registers=cubin.registers, spill_bytes=cubin.spill_bytes, seconds=cubin.seconds
+        )
         return cubin
