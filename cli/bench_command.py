@@ -11,8 +11,9 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from cli.bench_results import draw, show
 from cli.exit_codes import JOB_FAILED, OK
-from cli.network_command import network, show_networks
+from cli.network_command import network
 from cli.options import accumulator_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
 from cli.submission import Accumulate, InputShapes, NoTuning, Optimisation
@@ -192,9 +193,7 @@ def plot_file(
     """Draw the figures of a file of farm bench, without a GPU, and print its tables."""
     from farm.bench.results import read_results
 
-    results = read_results(file)
-    shown = show_networks if results.of_networks else show
-    shown(results, as_json=False, folder=folder)
+    show(read_results(file), as_json=False, folder=folder)
 
 
 def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:
@@ -220,29 +219,6 @@ def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, q
                 console.print(Text(progress_line(found, done, total)), soft_wrap=True)
 
         return benchmark(settings, cases, plan, tell, local=local, notice=notice)
-
-
-def show(results: Results, *, as_json: bool, folder: Path | None) -> None:
-    """Tables or JSON on stdout; figures in the folder."""
-    from cli.bench_tables import tables
-
-    if as_json:
-        print_json(results.to_json())
-    else:
-        console = stdout()
-        console.print(Text(results.title, style="bold"))
-        for part in tables(results, console.width):
-            console.print(part)
-    draw(results, folder)
-
-
-def draw(results: Results, folder: Path | None) -> None:
-    """The figures, if a folder was named for them."""
-    if folder is not None:
-        from farm.bench.plots import plot
-
-        for path in plot(results, folder):
-            stderr().print(Text(f"drew {path}"), soft_wrap=True)
 
 
 def file_of(json_to: str | None, *, resume: bool) -> Path | None:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from cli.bench_results import show
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import input_shapes_of, names_of, numbers_of
-from cli.render import print_json, stderr, stdout
+from cli.render import stderr
 from cli.submission import InputShapes, NoTuning
 from cli.workload import Compilers, Local, Quiet, Seed
 from farm.errors import JobFailedError, UsageError
 
 if TYPE_CHECKING:
     from farm.bench.network_cases import NetworkModel
-    from farm.bench.results import Measurement, Results
+    from farm.bench.results import Measurement
     from farm.settings import Settings
 
 PRECISIONS = ("float32", "float16")
@@ -91,27 +92,9 @@ def network(
                 stderr().print(Text(text), soft_wrap=True)
 
         results = benchmark_networks(settings, plan, compiler, _teller(quiet=quiet), local=local, notice=notice)
-    show_networks(results, as_json=json_to == "-", folder=plot)
+    show(results, as_json=json_to == "-", folder=plot)
     wrong = any(each.contender == "generated" and each.reason.startswith("wrong:") for each in results.measurements)
     return JOB_FAILED if wrong else OK
-
-
-def show_networks(results: Results, *, as_json: bool, folder: Path | None) -> None:
-    """Tables or JSON on stdout; figures in the folder."""
-    from cli.network_tables import network_tables
-
-    if as_json:
-        print_json(results.to_json())
-    else:
-        console = stdout()
-        console.print(Text(results.title, style="bold"))
-        for part in network_tables(results, console.width):
-            console.print(part, soft_wrap=True)
-    if folder is not None:
-        from farm.bench.plots import plot
-
-        for path in plot(results, folder):
-            stderr().print(Text(f"drew {path}"), soft_wrap=True)
 
 
 def _teller(*, quiet: bool) -> Any:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from codegen.spec import (
     AddResidual,
     Clip,
     Conv2d,
     ConvTranspose2d,
-    DataType,
     Gelu,
     HardSigmoid,
     HardSwish,
-    LayerSpec,
     LeakyRelu,
     Linear,
     Mish,
@@ -21,34 +19,18 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from codegen.tiling import Accumulator, Tiling
-
-_RESIDUAL = (AddResidual(), Clip(low=0.0))
-_PAD = (1, 1, 1, 1)
-_ACCUMULATORS: tuple[Accumulator, ...] = ("float32", "float16")
-_HALF: DataType = "float16"
-_HALVES = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="float16")
-_BFLOATS = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="bfloat16")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layer, how it is divided, and what it is compiled for; `batch` is in images, or in rows of a Linear."""
-
-    spec: LayerSpec
-    tiling: Tiling
-    virtual_arch: str = field(default="compute_80", kw_only=True)
-    batch: int = field(default=2, kw_only=True)
-
+from codegen.tiling import Tiling
+from tests.toolchain.half_cases import HALF_CASES
+from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 
 _CONVOLUTIONS = {
-    "channels and kernels that do not divide": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)),
+    "channels and kernels that do not divide": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=PAD), Tiling(8, 4, 1, 4, 2, 2)),
     "without cp.async": Case(
         Conv2d(5, 9, 11, 7, 3, 3, stride=(1, 2), padding=(0, 1, 1, 2)),
         Tiling(4, 8, 1, 7, 2, 2),
         virtual_arch="compute_75",
     ),
-    "several rows a thread, three stages": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 2, 4, 2, 3)),
+    "several rows a thread, three stages": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=PAD), Tiling(8, 4, 2, 4, 2, 3)),
     "strides, a rectangular kernel, uneven padding": Case(
         Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 2)
     ),
@@ -57,7 +39,7 @@ _CONVOLUTIONS = {
     ),
     "patches of 8 x 8": Case(Conv2d(3, 24, 32, 10, 8, 8, stride=(8, 8)), Tiling(4, 3, 1, 5, 2, 2)),
     "patches of 6 x 6, rows left over, in tiles, two rows a thread": Case(
-        Conv2d(2, 22, 44, 7, 6, 6, stride=(6, 6), epilogue=_RESIDUAL), Tiling(5, 1, 2, 4, 3, 3)
+        Conv2d(2, 22, 44, 7, 6, 6, stride=(6, 6), epilogue=RESIDUAL), Tiling(5, 1, 2, 4, 3, 3)
     ),
     "patches of 5 x 5 without cp.async, as many rows a chunk as they have": Case(
         Conv2d(2, 15, 20, 7, 5, 5, stride=(5, 5)), Tiling(4, 3, 1, 4, 5, 2), virtual_arch="compute_75"
@@ -71,10 +53,10 @@ _CONVOLUTIONS = {
     "a stride larger than the kernel": Case(Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)), Tiling(4, 4, 2, 4, 3, 2)),
     "one output": Case(Conv2d(4, 3, 3, 1, 3, 3), Tiling(1, 1, 1, 1, 4, 2), batch=1),
     "a residual and a Relu": Case(
-        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 0, 1, 2), epilogue=_RESIDUAL), Tiling(8, 4, 2, 4, 2, 2), batch=3
+        Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 0, 1, 2), epilogue=RESIDUAL), Tiling(8, 4, 2, 4, 2, 2), batch=3
     ),
     "a residual after a Relu6": Case(
-        Conv2d(3, 6, 7, 5, 3, 3, padding=_PAD, epilogue=(Clip(0.0, 6.0), AddResidual())), Tiling(7, 3, 2, 5, 3, 2)
+        Conv2d(3, 6, 7, 5, 3, 3, padding=PAD, epilogue=(Clip(0.0, 6.0), AddResidual())), Tiling(7, 3, 2, 5, 3, 2)
     ),
     "dilation, a leaky Relu, a Clip": Case(
         Conv2d(
@@ -85,7 +67,7 @@ _CONVOLUTIONS = {
             3,
             3,
             stride=(2, 1),
-            padding=_PAD,
+            padding=PAD,
             dilation=(2, 3),
             epilogue=(LeakyRelu(0.1), Clip(-1.0, 1.0)),
         ),
@@ -95,17 +77,17 @@ _CONVOLUTIONS = {
 }
 
 _WHOLE_ROWS = {
-    "whole rows": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(11, 4, 1, 4, 2, 2)),
+    "whole rows": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=PAD), Tiling(11, 4, 1, 4, 2, 2)),
     "whole rows copied by fours": Case(
-        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL), Tiling(12, 3, 2, 4, 4, 3)
+        Conv2d(4, 9, 12, 7, 3, 3, padding=PAD, epilogue=RESIDUAL), Tiling(12, 3, 2, 4, 4, 3)
     ),
     "whole rows copied by twos, that begin in the middle of a copy": Case(
         Conv2d(5, 10, 14, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(14, 10, 1, 4, 2, 2)
     ),
     "whole rows without cp.async": Case(
-        Conv2d(5, 10, 14, 7, 3, 3, padding=_PAD), Tiling(14, 4, 1, 7, 2, 2), virtual_arch="compute_75"
+        Conv2d(5, 10, 14, 7, 3, 3, padding=PAD), Tiling(14, 4, 1, 7, 2, 2), virtual_arch="compute_75"
     ),
-    "whole rows, copies of several channels": Case(Conv2d(8, 4, 8, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 7, 8, 2)),
+    "whole rows, copies of several channels": Case(Conv2d(8, 4, 8, 7, 3, 3, padding=PAD), Tiling(8, 4, 1, 7, 8, 2)),
     "whole rows, a stride and uneven padding": Case(
         Conv2d(5, 11, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1)), Tiling(6, 3, 2, 3, 2, 2)
     ),
@@ -113,20 +95,20 @@ _WHOLE_ROWS = {
     "whole rows, dilation": Case(
         Conv2d(4, 9, 12, 7, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3)), Tiling(12, 5, 1, 7, 2, 2)
     ),
-    "whole rows, groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4), Tiling(11, 5, 1, 8, 4, 2)),
+    "whole rows, groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=PAD, groups=4), Tiling(11, 5, 1, 8, 4, 2)),
     "whole rows, transposed": Case(
-        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1)), Tiling(6, 5, 1, 3, 2, 2)
+        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=PAD, output_padding=(1, 1)), Tiling(6, 5, 1, 3, 2, 2)
     ),
-    "whole rows, bfloat16": Case(_BFLOATS, Tiling(11, 4, 1, 4, 2, 2)),
+    "whole rows, bfloat16": Case(BFLOATS, Tiling(11, 4, 1, 4, 2, 2)),
     "several images a block": Case(
-        Conv2d(5, 7, 7, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL), Tiling(7, 7, 1, 4, 2, 2, images=2), batch=3
+        Conv2d(5, 7, 7, 7, 3, 3, padding=PAD, epilogue=RESIDUAL), Tiling(7, 7, 1, 4, 2, 2, images=2), batch=3
     ),
     "several images a block, in tiles": Case(
-        Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2, images=3), batch=4
+        Conv2d(5, 9, 11, 7, 3, 3, padding=PAD), Tiling(8, 4, 1, 4, 2, 2, images=3), batch=4
     ),
-    "several images a block, float16": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2, images=2), batch=3),
+    "several images a block, float16": Case(HALVES, Tiling(4, 4, 1, 4, 2, 2, images=2), batch=3),
     "several images a block, a 1x1 kernel": Case(
-        Conv2d(16, 7, 7, 10, 1, 1, epilogue=_RESIDUAL), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
+        Conv2d(16, 7, 7, 10, 1, 1, epilogue=RESIDUAL), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
     ),
     "several images a block, a 1x1 kernel, channels that do not divide": Case(
         Conv2d(13, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
@@ -137,22 +119,22 @@ _WHOLE_ROWS = {
 }
 
 _TILES = {
-    "tiles copied by fours": Case(Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)),
+    "tiles copied by fours": Case(Conv2d(5, 9, 24, 7, 3, 3, padding=PAD), Tiling(8, 4, 1, 4, 2, 2)),
     "tiles copied by twos": Case(Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2)), Tiling(8, 4, 1, 4, 3, 2)),
     "tiles copied by fours, stride 2": Case(
-        Conv2d(5, 9, 24, 7, 3, 3, stride=(2, 2), padding=_PAD), Tiling(8, 4, 1, 4, 2, 2)
+        Conv2d(5, 9, 24, 7, 3, 3, stride=(2, 2), padding=PAD), Tiling(8, 4, 1, 4, 2, 2)
     ),
 }
 
 _GROUPS = {
-    "groups larger than a stream": Case(Conv2d(8, 9, 11, 12, 3, 3, padding=_PAD, groups=2), Tiling(8, 4, 1, 4, 2, 2)),
+    "groups larger than a stream": Case(Conv2d(8, 9, 11, 12, 3, 3, padding=PAD, groups=2), Tiling(8, 4, 1, 4, 2, 2)),
     "groups that chunks and streams do not divide": Case(
-        Conv2d(10, 9, 11, 14, 3, 3, padding=_PAD, groups=2), Tiling(8, 4, 1, 4, 4, 2)
+        Conv2d(10, 9, 11, 14, 3, 3, padding=PAD, groups=2), Tiling(8, 4, 1, 4, 4, 2)
     ),
-    "streams of two groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4), Tiling(8, 4, 1, 8, 4, 2)),
-    "depthwise": Case(Conv2d(8, 9, 11, 8, 3, 3, padding=_PAD, groups=8), Tiling(8, 4, 1, 4, 4, 2)),
+    "streams of two groups": Case(Conv2d(8, 9, 11, 16, 3, 3, padding=PAD, groups=4), Tiling(8, 4, 1, 8, 4, 2)),
+    "depthwise": Case(Conv2d(8, 9, 11, 8, 3, 3, padding=PAD, groups=8), Tiling(8, 4, 1, 4, 4, 2)),
     "depthwise with two kernels a channel, stride 2": Case(
-        Conv2d(6, 11, 9, 12, 3, 3, stride=(2, 2), padding=_PAD, groups=6, epilogue=(Clip(0.0, 6.0),)),
+        Conv2d(6, 11, 9, 12, 3, 3, stride=(2, 2), padding=PAD, groups=6, epilogue=(Clip(0.0, 6.0),)),
         Tiling(5, 3, 2, 6, 3, 2),
     ),
 }
@@ -165,7 +147,7 @@ _POINTWISE = {
         Conv2d(16, 8, 12, 10, 1, 1), Tiling(32, 1, 1, 5, 8, 2), virtual_arch="compute_75"
     ),
     "a 1x1 kernel, channels that do not divide": Case(
-        Conv2d(13, 7, 7, 10, 1, 1, epilogue=_RESIDUAL), Tiling(49, 1, 1, 5, 8, 2)
+        Conv2d(13, 7, 7, 10, 1, 1, epilogue=RESIDUAL), Tiling(49, 1, 1, 5, 8, 2)
     ),
     "a 1x1 kernel in groups": Case(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
     "a 1x1 kernel with a stride and padding": Case(
@@ -182,7 +164,7 @@ _POINTWISE = {
 
 _TRANSPOSED = {
     "transposed": Case(
-        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1), epilogue=_RESIDUAL),
+        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=PAD, output_padding=(1, 1), epilogue=RESIDUAL),
         Tiling(4, 4, 1, 3, 2, 2),
     ),
     "transposed, dilation, groups, uneven strides": Case(
@@ -197,10 +179,10 @@ _TRANSPOSED = {
 
 _LINEAR = {
     "linear, copied by fours": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), batch=40),
-    "linear, inputs that do not divide": Case(Linear(41, 10, epilogue=_RESIDUAL), Tiling(32, 1, 2, 4, 8, 2), batch=70),
+    "linear, inputs that do not divide": Case(Linear(41, 10, epilogue=RESIDUAL), Tiling(32, 1, 2, 4, 8, 2), batch=70),
     "linear, copied in a loop": Case(Linear(256, 10), Tiling(32, 1, 1, 4, 64, 2), batch=40),
     "linear, copied in a loop, inputs that do not divide": Case(
-        Linear(300, 10, epilogue=_RESIDUAL), Tiling(32, 1, 1, 4, 128, 2), batch=70
+        Linear(300, 10, epilogue=RESIDUAL), Tiling(32, 1, 1, 4, 128, 2), batch=70
     ),
     "linear, copied in a loop, word by word, two rows a thread": Case(
         Linear(301, 9), Tiling(64, 1, 2, 4, 64, 2), batch=100
@@ -216,7 +198,7 @@ _LINEAR = {
 
 _FULL = {
     "full form": Case(
-        Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=_RESIDUAL),
+        Conv2d(3, 9, 11, 5, 3, 2, stride=(1, 2), padding=(1, 1, 0, 0), epilogue=RESIDUAL),
         Tiling(5, 4, 2, 3, 2, 2, form="full"),
     ),
     "full form without cp.async": Case(
@@ -229,151 +211,7 @@ _FULL = {
     ),
 }
 
-_NARROW = {
-    f"{name}, added up in {accumulate}": case
-    for accumulate in _ACCUMULATORS
-    for name, case in {
-        "float16": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2, accumulate)),
-        "float16, several rows a thread": Case(_HALVES, Tiling(4, 3, 2, 4, 3, 3, accumulate)),
-        "float16, groups": Case(
-            Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4, data_type="float16"),
-            Tiling(4, 4, 1, 8, 4, 2, accumulate),
-        ),
-        "float16, transposed": Case(
-            ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="float16"),
-            Tiling(2, 4, 2, 3, 2, 2, accumulate),
-        ),
-        "float16, a 1x1 kernel": Case(
-            Conv2d(16, 8, 12, 10, 1, 1, data_type="float16"), Tiling(32, 1, 1, 5, 8, 2, accumulate)
-        ),
-        "float16, linear": Case(
-            Linear(41, 10, epilogue=_RESIDUAL, data_type="float16"), Tiling(32, 1, 2, 4, 8, 2, accumulate), batch=70
-        ),
-    }.items()
-} | {
-    "float16, long sums of groups": Case(
-        Conv2d(96, 4, 5, 6, 3, 3, padding=_PAD, groups=2, data_type="float16"),
-        Tiling(5, 4, 1, 2, 7, 2, images=2),
-        batch=2,
-    ),
-    "float16, long sums of several groups in a stream": Case(
-        Conv2d(120, 4, 4, 8, 3, 3, padding=_PAD, groups=4, data_type="float16"), Tiling(4, 4, 1, 4, 60, 2), batch=2
-    ),
-    "float16, long sums, transposed": Case(
-        ConvTranspose2d(200, 3, 4, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="float16"),
-        Tiling(2, 4, 1, 3, 8, 2),
-    ),
-    "float16, long sums, linear": Case(Linear(500, 6, data_type="float16"), Tiling(32, 1, 2, 4, 32, 2), batch=70),
-    "float16 without cp.async": Case(_HALVES, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),
-    "bfloat16": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2)),
-    "bfloat16 without cp.async": Case(_BFLOATS, Tiling(4, 4, 1, 4, 2, 2), virtual_arch="compute_75"),
-    "bfloat16, transposed": Case(
-        ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, data_type="bfloat16"),
-        Tiling(4, 4, 1, 3, 2, 2),
-    ),
-    "bfloat16, linear": Case(
-        Linear(41, 10, epilogue=_RESIDUAL, data_type="bfloat16"), Tiling(32, 1, 2, 4, 8, 2), batch=40
-    ),
-}
-
-_IMAGE_PAIRS = {
-    "image pairs, one image": Case(_HALVES, Tiling(8, 4, 1, 4, 2, 2, images=2), batch=1),
-    "image pairs, the last alone, whole rows": Case(_HALVES, Tiling(11, 4, 1, 4, 2, 2, images=2), batch=3),
-    "image pairs, two in a block, the last empty": Case(_HALVES, Tiling(8, 9, 1, 4, 2, 3, images=4), batch=5),
-    "image pairs, two in a block, whole maps": Case(
-        Conv2d(8, 7, 7, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(7, 7, 1, 4, 4, 3, images=4), batch=6
-    ),
-    "image pairs, whole rows copied by fours": Case(
-        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type=_HALF),
-        Tiling(12, 3, 2, 4, 4, 3, images=2),
-        batch=3,
-    ),
-    "image pairs, whole rows copied by twos, that begin in the middle of a copy": Case(
-        Conv2d(5, 10, 14, 7, 3, 5, padding=(1, 2, 1, 2), data_type=_HALF), Tiling(14, 10, 1, 4, 2, 2, images=2), batch=3
-    ),
-    "image pairs, tiles copied by fours, stride 2": Case(
-        Conv2d(5, 9, 24, 7, 3, 3, stride=(2, 2), padding=_PAD, data_type=_HALF),
-        Tiling(8, 4, 1, 4, 2, 2, images=2),
-        batch=3,
-    ),
-    "image pairs, strides that copies do not divide": Case(
-        Conv2d(5, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1), data_type=_HALF),
-        Tiling(5, 4, 2, 3, 2, 3, images=2),
-        batch=3,
-    ),
-    "image pairs, dilation": Case(
-        Conv2d(4, 9, 12, 7, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), data_type=_HALF),
-        Tiling(12, 5, 1, 7, 2, 2, images=2),
-    ),
-    "image pairs, streams of two groups": Case(
-        Conv2d(8, 9, 11, 16, 3, 3, padding=_PAD, groups=4, data_type=_HALF),
-        Tiling(11, 5, 1, 8, 4, 2, images=2),
-        batch=3,
-    ),
-    "image pairs, groups that chunks do not divide": Case(
-        Conv2d(10, 9, 12, 14, 3, 3, padding=_PAD, groups=2, data_type=_HALF),
-        Tiling(12, 4, 1, 4, 4, 2, images=2),
-        batch=3,
-    ),
-    "image pairs, a 1x1 kernel in one piece": Case(
-        Conv2d(16, 6, 6, 10, 1, 1, epilogue=_RESIDUAL, data_type=_HALF), Tiling(36, 1, 1, 5, 8, 2, images=4), batch=5
-    ),
-    "image pairs, a 1x1 kernel in one piece copied word by word": Case(
-        Conv2d(13, 7, 7, 10, 1, 1, data_type=_HALF), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
-    ),
-    "image pairs, a 1x1 kernel with a stride": Case(
-        Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2), data_type=_HALF), Tiling(6, 3, 2, 5, 4, 2, images=2), batch=3
-    ),
-    "image pairs, transposed": Case(
-        ConvTranspose2d(
-            6, 5, 6, 5, 3, 3, stride=(2, 2), padding=_PAD, output_padding=(1, 1), epilogue=_RESIDUAL, data_type=_HALF
-        ),
-        Tiling(6, 5, 1, 3, 2, 2, images=2),
-        batch=3,
-    ),
-    "image pairs, chunks added up together, the last alone": Case(
-        Conv2d(37, 4, 5, 3, 3, 3, padding=_PAD, data_type=_HALF), Tiling(5, 4, 1, 3, 4, 2, images=2), batch=3
-    ),
-    "image pairs, registers bounded": Case(
-        Conv2d(6, 5, 8, 32, 3, 3, padding=_PAD, data_type=_HALF), Tiling(8, 5, 1, 32, 2, 2, images=2)
-    ),
-    "image pairs, added up in float16": Case(
-        _HALVES, Tiling(11, 9, 1, 4, 2, 2, accumulate="float16", images=2), batch=3
-    ),
-    "image pairs, without cp.async": Case(
-        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, data_type=_HALF),
-        Tiling(12, 3, 1, 4, 4, 2, images=2),
-        virtual_arch="compute_75",
-        batch=3,
-    ),
-}
-
-_HALF_VECTORS = {
-    "column pairs copied by fours": Case(
-        Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(4, 4, 1, 4, 2, 3), batch=1
-    ),
-    "column pairs copied by fours, one tile": Case(
-        Conv2d(5, 9, 16, 7, 3, 3, padding=_PAD, data_type=_HALF), Tiling(8, 4, 1, 4, 2, 2)
-    ),
-    "column pairs copied by twos": Case(
-        Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2), data_type=_HALF), Tiling(6, 4, 1, 4, 3, 2)
-    ),
-    "bfloat16 copied by fours, whole rows": Case(
-        Conv2d(4, 9, 12, 7, 3, 3, padding=_PAD, epilogue=_RESIDUAL, data_type="bfloat16"), Tiling(12, 3, 2, 4, 4, 3)
-    ),
-    "bfloat16 copied by twos": Case(
-        Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2), data_type="bfloat16"),
-        Tiling(8, 4, 1, 4, 3, 2, images=2),
-        batch=3,
-    ),
-    "bfloat16 copied by fours without cp.async": Case(
-        Conv2d(5, 9, 24, 7, 3, 3, padding=_PAD, data_type="bfloat16"),
-        Tiling(8, 4, 1, 4, 2, 2),
-        virtual_arch="compute_75",
-    ),
-}
-
-_ACTIVATED = Conv2d(5, 9, 11, 7, 3, 3, padding=_PAD)
+_ACTIVATED = Conv2d(5, 9, 11, 7, 3, 3, padding=PAD)
 _ACTIVATIONS = {
     "GELU, a residual, Mish": Case(
         replace(_ACTIVATED, epilogue=(Gelu(), AddResidual(), Mish())), Tiling(8, 4, 2, 4, 2, 2)
@@ -391,12 +229,12 @@ _ACTIVATIONS = {
             replace(_ACTIVATED, epilogue=(Gelu("tanh"), Tanh()), data_type="float16"),
             Tiling(4, 4, 1, 4, 2, 2, accumulate),
         )
-        for accumulate in _ACCUMULATORS
+        for accumulate in ACCUMULATORS
     },
     "bfloat16 SiLU": Case(replace(_ACTIVATED, epilogue=(Swish(),), data_type="bfloat16"), Tiling(8, 4, 1, 4, 2, 2)),
     "bounded inputs": Case(Conv2d(19, 10, 6, 7, 1, 1, bounded=True), Tiling(32, 1, 1, 4, 8, 2)),
     "bounded inputs and a residual": Case(
-        Conv2d(16, 7, 5, 7, 1, 1, epilogue=_RESIDUAL, bounded=True), Tiling(35, 1, 1, 7, 4, 3, images=2), batch=3
+        Conv2d(16, 7, 5, 7, 1, 1, epilogue=RESIDUAL, bounded=True), Tiling(35, 1, 1, 7, 4, 3, images=2), batch=3
     ),
     "bounded inputs in whole rows": Case(Conv2d(9, 6, 8, 8, 1, 1, bounded=True), Tiling(64, 1, 1, 3, 4, 2)),
     "bounded inputs on an older GPU": Case(
@@ -417,8 +255,6 @@ CASES: dict[str, Case] = {
     **_TRANSPOSED,
     **_LINEAR,
     **_FULL,
-    **_NARROW,
-    **_IMAGE_PAIRS,
-    **_HALF_VECTORS,
+    **HALF_CASES,
     **_ACTIVATIONS,
 }

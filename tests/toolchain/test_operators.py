@@ -37,7 +37,8 @@ from codegen.verify import (
     verify_layer,
     verify_output,
 )
-from tests.toolchain.operator_cases import CASES, Case
+from tests.toolchain.operator_case import Case
+from tests.toolchain.operator_cases import CASES
 
 LIMITS = ToolLimits(300)
 SPARSITIES = (0.0, 0.5, 0.9, 1.0)
