@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from farm.gpu.device import Device  # noqa: E402
 from farm.jobs import BuildOptions, Status  # noqa: E402
 from farm.runtime.bundle import Bundle  # noqa: E402
 from farm.testing import laptop_settings  # noqa: E402
-from farm.torch import load  # noqa: E402
+from farm.torch import capture, load  # noqa: E402
 
 NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),
@@ -95,6 +96,48 @@ def test_a_network_runs_in_a_cuda_graph_on_other_inputs_too(fetched: Path, name:
             x.copy_(torch.from_numpy(inputs(name, 3, seed)))
             graph.replay()
             torch.testing.assert_close(output, net(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+def test_a_captured_network_gives_the_networks_outputs_for_every_shape_in_turn(fetched: Path, name: str) -> None:
+    net = load(fetched / name)
+    captured = capture(net)
+    with torch.inference_mode():
+        for seed, batch in enumerate((1, 3, 1, 0, 3)):
+            x = torch.from_numpy(inputs(name, batch, seed)).cuda()
+            torch.testing.assert_close(captured(x), net(x), rtol=0, atol=0)
+
+
+def test_outputs_of_a_captured_network_outlive_the_next_call_and_take_part_in_training(fetched: Path) -> None:
+    captured = capture(load(fetched / "lenet5"))
+    first, second = (torch.from_numpy(inputs("lenet5", 2, seed)).cuda() for seed in (0, 1))
+    with torch.inference_mode():
+        kept = captured(first)
+        copy = kept.clone()
+        captured(second)
+    torch.testing.assert_close(kept, copy, rtol=0, atol=0)
+    scale = torch.ones(10, device="cuda", requires_grad=True)
+    (captured(first) * scale).sum().backward()
+    torch.testing.assert_close(scale.grad, copy.sum(0))
+
+
+def test_a_captured_network_serves_threads_on_streams_of_their_own(fetched: Path) -> None:
+    net = load(fetched / "lenet5")
+    captured = capture(net)
+    given = [torch.from_numpy(inputs("lenet5", 4, seed)).cuda() for seed in range(6)]
+    with torch.inference_mode():
+        wanted = [net(x) for x in given]
+    torch.cuda.synchronize()
+
+    def answers(x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            outputs = [captured(x) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return outputs[-1]
+
+    with ThreadPoolExecutor(len(given)) as pool:
+        for found, expected_output in zip(pool.map(answers, given), wanted, strict=True):
+            torch.testing.assert_close(found, expected_output, rtol=0, atol=0)
 
 
 def test_a_network_runs_on_the_stream_that_is_current(fetched: Path) -> None:

@@ -21,7 +21,7 @@ from codegen.reference import layer_output  # noqa: E402
 from codegen.spec import Linear  # noqa: E402
 from farm.errors import UsageError  # noqa: E402
 from farm.runtime.bundle import BundledLayer  # noqa: E402
-from farm.torch import load  # noqa: E402
+from farm.torch import capture, load  # noqa: E402
 from farm.torch.layer import output_shape  # noqa: E402
 from farm.torch.module import module_of  # noqa: E402
 from tests.torch.bundles import fetched  # noqa: E402
@@ -123,6 +123,12 @@ def test_operators_that_are_not_run_are_named(tmp_path: Path) -> None:
     strange = replace(network, nodes=tuple(replace(each, operator="Grid" + each.operator) for each in network.nodes))
     with pytest.raises(UsageError, match=r"farm\.torch does not run GridFlatten, GridMaxPool: use another runtime"):
         module_of(strange, {}, {})
+
+
+def test_a_captured_network_on_the_cpu_is_the_network_itself() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(capture(net)(x), net(x), rtol=0, atol=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
