@@ -1,4 +1,4 @@
-"""torch on the GPU: the only importer of torch. Tensors over memory that the farm allocated, references, timing."""
+"""torch on the GPU, imported when it is used. Tensors over memory that the farm allocated, references, timing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.layers import Weights
-from codegen.spec import (
-    Activation,
-    AddResidual,
-    Clip,
-    Conv2d,
-    ConvTranspose2d,
-    DataType,
-    Gelu,
-    HardSigmoid,
-    HardSwish,
-    LayerSpec,
-    LeakyRelu,
-    Mish,
-    Sigmoid,
-    Swish,
-    Tanh,
-)
+from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec
 from farm.gpu.replay import REPLAYS, Gate, launches_of, rest
 
 REFERENCE_BYTES = 2**31
@@ -166,36 +150,13 @@ class TorchGpu:
 
     def finished(self, spec: LayerSpec, weights: Weights, sums: Any, residual: Any) -> Any:
         """The sums with bias and epilogue, in float64: what a generated kernel is to give."""
+        from farm.torch.dense import applied
+
         bias = self.upload(weights.bias).double()
         values = sums + bias.reshape(-1, *[1] * (len(spec.output_shape) - 1))
         for step in spec.epilogue:
-            if isinstance(step, AddResidual):
-                values = values + residual.double()
-            elif isinstance(step, LeakyRelu):
-                values = self.torch.where(values < 0, values * step.slope, values)
-            elif isinstance(step, Clip):
-                values = values.clamp(step.low, step.high)
-            else:
-                values = self._activated(step, values)
+            values = values + residual.double() if isinstance(step, AddResidual) else applied(step, values)
         return values
-
-    def _activated(self, step: Activation, values: Any) -> Any:
-        functional = self.torch.nn.functional
-        match step:
-            case Sigmoid():
-                return values.sigmoid()
-            case HardSigmoid(alpha, beta):
-                return (alpha * values + beta).clamp(0, 1)
-            case HardSwish(alpha, beta):
-                return values * (alpha * values + beta).clamp(0, 1)
-            case Swish(alpha):
-                return values * (alpha * values).sigmoid()
-            case Gelu(approximate):
-                return functional.gelu(values, approximate=approximate)
-            case Tanh():
-                return values.tanh()
-            case Mish():
-                return functional.mish(values)
 
     def relative_error(self, got: Any, reference: Any) -> float:
         """Norm of the difference over norm of the reference; NaN where anything was not written."""
@@ -221,6 +182,8 @@ class TorchGpu:
         return lambda x: functional.linear(x, weights)
 
     def _transposed(self, spec: ConvTranspose2d, weights: Any) -> Callable[[Any], Any]:
+        from farm.torch.dense import channels_first
+
         top, left, bottom, right = spec.padding
         more = (top - bottom + spec.output_padding[0], left - right + spec.output_padding[1])
         # torch cuts the same off both sides and then adds at the end: what is cut less there is added.
@@ -230,12 +193,9 @@ class TorchGpu:
             or more[1] >= max(spec.stride[1], spec.dilation[1])
         ):
             raise NotApplicableError("cuDNN has no transposed convolution with this padding")
-        groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups
-        size = weights.shape[2:]
-        # The spec has kernels first, torch channels first.
-        turned = weights.reshape(groups, k, c, *size).transpose(1, 2).reshape(groups * c, k, *size).contiguous()
+        turned = channels_first(spec, weights)
         transposed = self.torch.nn.functional.conv_transpose2d
-        return lambda x: transposed(x, turned, None, spec.stride, (top, left), more, groups, spec.dilation)
+        return lambda x: transposed(x, turned, None, spec.stride, (top, left), more, spec.groups, spec.dilation)
 
     @contextmanager
     def profiled(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ class DenseLayer(nn.Module):  # type: ignore[misc]  # torch has no types here
         self._spec = layer.spec
         kernel = torch.from_numpy(layer.weights.kernel.copy())
         if isinstance(layer.spec, ConvTranspose2d):
-            kernel = _channels_first(layer.spec, kernel)
+            kernel = channels_first(layer.spec, kernel)
         self.register_buffer("kernel", kernel, persistent=False)
         self.register_buffer("bias", torch.from_numpy(layer.weights.bias.copy()), persistent=False)
         bounds = None if layer.weights.bounds is None else torch.from_numpy(layer.weights.bounds.copy())
@@ -65,14 +65,14 @@ class DenseLayer(nn.Module):  # type: ignore[misc]  # torch has no types here
             values = values if x.ndim == 4 else values.squeeze(2)
         for step in spec.epilogue:
             if not isinstance(step, AddResidual):
-                values = _applied(step, values)
+                values = applied(step, values)
             elif residual is not None:
                 values = values + (residual if list(residual.shape) == shape else residual.reshape(shape))
         return values
 
 
-def _channels_first(spec: ConvTranspose2d, kernel: torch.Tensor) -> torch.Tensor:
-    """The spec has kernels first, PyTorch channels first."""
+def channels_first(spec: ConvTranspose2d, kernel: torch.Tensor) -> torch.Tensor:
+    """Weights of a transposed convolution as PyTorch takes them: the spec has output channels first."""
     groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups
     size = kernel.shape[2:]
     return kernel.reshape(groups, k, c, *size).transpose(1, 2).reshape(groups * c, k, *size).contiguous()
@@ -89,7 +89,8 @@ def _attributes(spec: Conv2d | ConvTranspose2d) -> dict[str, Any]:
     return found | ({"output_padding": list(spec.output_padding)} if isinstance(spec, ConvTranspose2d) else {})
 
 
-def _applied(step: Step, values: torch.Tensor) -> torch.Tensor:
+def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
+    """A step of an epilogue, in the values' data type; not the addition of a residual."""
     match step:
         case Clip(0, None):
             return values.relu()
