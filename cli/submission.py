@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from farm.api import Farm
     from farm.submission import Submission
 
-Models = Annotated[list[Path], typer.Argument(help="ONNX files.", metavar="MODEL", show_default=False)]
+Models = Annotated[
+    list[Path], typer.Argument(help="ONNX files, or folders of TSV files.", metavar="MODEL", show_default=False)
+]
 Archs = Annotated[
     list[str],
     typer.Option(

@@ -14,7 +14,7 @@ from typing import Self
 
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.models import read_model
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.bundle import write_bundle
 from farm.compiled import CompiledModel, check_succeeded, compiled_model
@@ -76,8 +76,8 @@ class Farm(Keeper, Reader):
         return known_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
 
     def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
-        """Reads an ONNX file. Raises CheckpointError."""
-        return read_checkpoint(path, input_shapes)
+        """Reads an ONNX file, or a network of TSV files. Raises CheckpointError."""
+        return read_model(path, input_shapes)
 
     def submit(
         self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from codegen.data_types import from_float32, to_float32
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.scratch import ScratchFolder
+from codegen.tsv.manifest import is_tsv_network
 from farm.bundle import write_bundle
 from farm.errors import UsageError
 from farm.executors.contract import Notice, no_notice
@@ -140,6 +141,8 @@ def _plan(store: Store, detail: JobDetail) -> Plan:
 
 def check_model(model: Path, detail: JobDetail) -> None:
     """Raises UsageError for another model than the one that was compiled, CheckpointError for none."""
+    if is_tsv_network(model):
+        raise UsageError(f"{model} is no ONNX file, which onnxruntime could run: leave out --network")
     if not model.is_file():
         raise UsageError(f"{model} is not there any more: say with --model where the job's ONNX file is")
     read = {layer.name: layer.weights.digest for layer in read_checkpoint(model).layers}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from codegen.choice import choose_parts
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
-from codegen.layers import Checkpoint, Layer
-from codegen.spec import SkippedLayer
-from codegen.tiling import Tiling
+from codegen.layers import Checkpoint, Layer, Weights
+from codegen.spec import LayerSpec, SkippedLayer
+from codegen.tiling import Part, Tiling
 from farm.errors import UsageError
 from farm.jobs import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.contract import Store
@@ -57,10 +57,14 @@ def new_job(
     job_id = new_id()
     builds: list[Build] = []
     skipped = list(checkpoint.skipped)
+    divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
     for layer in checkpoint.layers:
         position = builds[-1].position + 1 if builds else 0
+        key = (layer.spec, layer.weights, layer.likely_rows)
         try:
-            builds += _builds(job_id, position, layer, options, store, book)
+            if key not in divided:  # layers may share their weights, hundreds of them
+                divided[key] = _divided(layer, options, store, book)
+            builds += _builds(job_id, position, layer, divided[key])
         except TilingError as error:
             skipped.append(_skipped(layer, str(error)))
     _check(checkpoint, options, builds, skipped)
@@ -89,15 +93,37 @@ def new_job(
     )
 
 
-def _builds(
-    job: str, position: int, layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook
-) -> list[Build]:
-    """One for each tiling that the layer has on some architecture: mostly one for all of them."""
+@dataclass(frozen=True)
+class _Division:
+    """What the layers that share their weights have in common."""
+
+    weights: str
+    """Their digest."""
+    nonzeros: int
+    tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[TilingChoice, ...]], ...]
+    """For each tiling that the layer has on some architecture its parts and why it was chosen: mostly one for all."""
+
+
+def _divided(layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook) -> _Division:
+    """Stores the weights and chooses the tilings. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_kernel
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
         by_tiling.setdefault(tiling, []).append(choice)
+    tilings = (
+        (
+            tiling,
+            choose_parts(layer.spec, tiling, nonzeros),
+            tuple(choices) if len(by_tiling) > 1 or any(each.gpu or each.note for each in choices) else (),
+        )
+        for tiling, choices in by_tiling.items()
+    )
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
+    return _Division(weights, layer.weights.nonzeros, tuple(tilings))
+
+
+def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
+    """One for each tiling."""
     return [
         Build(
             id=0,
@@ -108,15 +134,15 @@ def _builds(
             output=layer.output,
             spec=layer.spec,
             tiling=tiling,
-            weights=weights,
-            nonzeros=layer.weights.nonzeros,
-            parts=choose_parts(layer.spec, tiling, nonzeros),
+            weights=division.weights,
+            nonzeros=division.nonzeros,
+            parts=parts,
             residual=layer.residual,
             rows=layer.rows,
             folded=layer.folded,
-            choices=tuple(choices) if len(by_tiling) > 1 or any(each.gpu or each.note for each in choices) else (),
+            choices=choices,
         )
-        for tiling, choices in by_tiling.items()
+        for tiling, parts, choices in division.tilings
     ]
 
 

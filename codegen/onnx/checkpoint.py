@@ -71,7 +71,7 @@ def _parse(path: Path) -> ModelProto:
 
     try:
         if path.is_dir():
-            raise CheckpointError("it is a directory: give the ONNX file in it")
+            raise CheckpointError("it is a directory, without a network of TSV files: give the ONNX file in it")
         if path.exists() and not path.is_file():
             raise CheckpointError("it is not a regular file: give an ONNX file")
         if (size := path.stat().st_size) > LARGEST_FILE_BYTES:

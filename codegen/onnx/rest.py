@@ -94,7 +94,7 @@ class OnnxRest:
 
         reshaping = [self._model.graph.node[self._producers[name]] for name in layer.reshaped]
         names = [node.input[0] for node in reshaping[:1]] + [node.output[0] for node in reshaping[:-1]] + [layer.output]
-        made = [_layer_node(layer, names[0])]
+        made = [layer_node(layer, names[0])]
         for original, before, after in zip(reshaping, names, names[1:], strict=False):
             node = onnx.NodeProto()
             node.CopyFrom(original)
@@ -155,7 +155,8 @@ def tensor_of(value: ValueInfoProto) -> Tensor:
     return Tensor(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
 
 
-def _layer_node(layer: Layer, output: str) -> NodeProto:
+def layer_node(layer: Layer, output: str) -> NodeProto:
+    """The node of a layer that writes this tensor."""
     from onnx import helper
 
     inputs = [layer.input, layer.residual] if layer.residual else [layer.input]

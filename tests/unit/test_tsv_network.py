@@ -1,0 +1,199 @@
+"""Networks of TSV files: read as they were written, refused where they are wrong, computing what the files say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from codegen.errors import CheckpointError
+from codegen.layers import Checkpoint, FloatArray
+from codegen.models import read_model
+from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.onnx.network import read_network
+from codegen.reference import layer_output
+from codegen.tsv.network import tile_rows, write_tsv_network
+from codegen.tsv.triples import read_rows, read_triples, write_rows, write_triples
+from farm.jobs import BuildOptions
+from farm.store.memory import MemoryStore
+from farm.submission import new_job
+
+NEURONS = 64
+
+
+def written(folder: Path, matrices: list[SparseMatrix], layers: int, bias: float = -0.3) -> Checkpoint:
+    return read_model(write_tsv_network(folder, matrices, NEURONS, layers, bias, CLIP).parent)
+
+
+def challenge(matrices: list[SparseMatrix], rows: FloatArray, bias: float) -> FloatArray:
+    """Y <- min(32, max(0, Y W + b)), with the matrices as they are."""
+    y = rows.astype(np.float64)
+    for matrix in matrices:
+        y = np.clip(y @ matrix.kernel(NEURONS, NEURONS).T.astype(np.float64) + bias, 0, CLIP)
+    return y.astype(np.float32)
+
+
+def through(net: Checkpoint, rows: FloatArray) -> FloatArray:
+    """The rows of a batch that fills one image, through the layers one after the other."""
+    y = np.zeros((1, NEURONS, 1, net.layers[0].spec.input_shape[2]), dtype=np.float32)
+    y[0, :, 0, : len(rows)] = rows.T
+    for layer in net.layers:
+        y = layer_output(layer.spec, layer.weights, y).astype(np.float32)
+    return y[0, :, 0, : len(rows)].T
+
+
+@pytest.mark.parametrize("make", [lambda: radix_net(NEURONS), lambda: random_layers(NEURONS, 3)])
+def test_a_network_of_files_computes_what_the_challenge_defines(tmp_path: Path, make: object) -> None:
+    matrices: list[SparseMatrix] = make()  # type: ignore[operator]
+    rows = (np.random.default_rng(1).random((20, NEURONS)) < 0.5).astype(np.float32)
+    net = written(tmp_path / "net", matrices, layers=5)
+    in_turn = [matrices[i % len(matrices)] for i in range(5)]
+    np.testing.assert_allclose(through(net, rows), challenge(in_turn, rows, -0.3), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_come_again_share_their_weights_and_so_their_cubins(tmp_path: Path) -> None:
+    net = written(tmp_path / "net", radix_net(NEURONS), layers=40)
+    job = new_job(net, BuildOptions(("sm_90",)), namespace="test", name="net", store=MemoryStore())
+    assert len(job.builds) == 40
+    # Two of them before the network repeats; the first reads the inputs in their own order, the last writes in it.
+    assert len({build.weights for build in job.builds}) == 4
+    assert len({id(layer.weights) for layer in net.layers}) == 4
+
+
+def test_neurons_that_read_the_same_inputs_become_neighbours(tmp_path: Path) -> None:
+    net = written(tmp_path / "net", radix_net(NEURONS, seed=3), layers=3)
+    for layer in net.layers[:-1]:
+        patterns = layer.weights.kernel[:, :, 0, 0].reshape(2, 32, NEURONS) != 0
+        assert (patterns == patterns[:, :1]).all()
+
+
+def test_a_folder_with_the_challenges_names_needs_no_manifest(tmp_path: Path) -> None:
+    for number, matrix in enumerate(radix_net(1024)[:2], start=1):
+        write_triples(tmp_path / f"n1024-l{number}.tsv", matrix)
+    net = read_model(tmp_path)
+    assert [layer.weights.bias[0] for layer in net.layers] == [np.float32(-0.3)] * 2
+    assert net.layers[0].weights.nonzeros == 32 * 1024
+    (tmp_path / "n1024-l1.tsv").unlink()
+    with pytest.raises(CheckpointError, match="not the layers 1, 2"):
+        read_model(tmp_path)
+
+
+def test_sizes_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
+    first, second = SparseMatrix(*_one(2, 4, 0.5)), SparseMatrix(*_one(4, 1, -1.0))
+    write_triples(tmp_path / "a.tsv", first)
+    write_triples(tmp_path / "b.tsv", second)
+    manifest = tmp_path / "mine.json"
+    manifest.write_text(
+        json.dumps({"neurons": [3, 5, 2], "bias": [0, 1.5], "clip": None, "layers": ["a.tsv", "b.tsv"]})
+    )
+    net = read_model(manifest)
+    assert net.name == "mine"
+    assert [layer.weights.kernel.shape for layer in net.layers] == [(5, 3, 1, 1), (2, 5, 1, 1)]
+    x = np.ones((1, 3, 1, tile_rows(5)), dtype=np.float32)
+    y = layer_output(net.layers[0].spec, net.layers[0].weights, x).astype(np.float32)
+    assert layer_output(net.layers[1].spec, net.layers[1].weights, y)[0, :, 0, 0].tolist() == [1.5, 1.0]
+
+
+def _one(source: int, target: int, value: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.array([source]), np.array([target]), np.array([value], dtype=np.float32)
+
+
+def test_values_and_inputs_are_read_back_bit_by_bit(tmp_path: Path) -> None:
+    [matrix] = random_layers(NEURONS, 1, seed=5)
+    write_triples(tmp_path / "m.tsv", matrix)
+    again = read_triples(tmp_path / "m.tsv", NEURONS, NEURONS)
+    assert np.array_equal(again.kernel(NEURONS, NEURONS), matrix.kernel(NEURONS, NEURONS))
+    rows = np.random.default_rng(0).random((7, NEURONS), dtype=np.float32)
+    rows[rows < 0.8] = 0
+    write_rows(tmp_path / "rows.tsv", rows)
+    assert np.array_equal(read_rows(tmp_path / "rows.tsv", 7, NEURONS), rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is empty"),
+        ("1 2\n", "2 numbers"),
+        ("1 2 0.5\n1 65 0.5\n", "line 2 has the place 1, 65 in a matrix of 64 x 64"),
+        ("0 2 0.5\n", "line 1 has the place 0, 2"),
+        ("1.5 2 0.5\n", "line 1 has the place 1.5, 2"),
+        ("1 2 0.5\n3 3 1\n1 2 0.25\n", "the place 1, 2 comes more than once"),
+        ("1 2 nan\n", "line 1 has the value nan"),
+        ("1 2 1e300\n", "no finite float32"),
+        ("1 2 half\n", "no triples"),
+        ("1 2 0.5\n1 3\n", "no triples"),
+        ("\xff\xfe", "no triples"),
+    ],
+)
+def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "n64-l1.tsv"
+    path.write_bytes(text.encode("latin1"))
+    (tmp_path / "network.json").write_text(json.dumps({"neurons": 64, "bias": -0.3, "layers": [path.name]}))
+    with pytest.raises(CheckpointError, match=message) as raised:
+        read_model(tmp_path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "no manifest"),
+        ("[]", "no manifest"),
+        ('{"neurons": 64, "layers": ["a.tsv"]}', "KeyError: 'bias'"),
+        ('{"neurons": 64, "bias": 0, "layers": []}', "not the names of TSV files"),
+        ('{"neurons": [64], "bias": 0, "layers": ["a.tsv"]}', "'neurons' is neither a number nor a list of 2"),
+        ('{"neurons": 64, "bias": "no", "layers": ["a.tsv"]}', "'bias' is neither"),
+        ('{"neurons": 0, "bias": 0, "layers": ["a.tsv"]}', "give numbers from 1"),
+        ('{"neurons": 64, "bias": 0, "clip": "32", "layers": ["a.tsv"]}', "'clip' is '32'"),
+        ('{"neurons": 64, "bias": 0, "layers": ["a.tsv"]}', "there is no such file"),
+    ],
+)
+def test_a_wrong_manifest_is_told(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "network.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        read_model(tmp_path)
+
+
+def test_a_network_of_files_has_no_open_shapes(tmp_path: Path) -> None:
+    path = write_tsv_network(tmp_path, radix_net(NEURONS), NEURONS, 2, -0.3, CLIP)
+    with pytest.raises(CheckpointError, match="leave out --input-shape"):
+        read_model(path, {"input": (1, 2)})
+
+
+def test_the_bundle_of_a_network_of_files_is_its_layers_in_turn(tmp_path: Path) -> None:
+    net = written(tmp_path, radix_net(NEURONS), layers=3)
+    assert net.rest is not None
+    network = read_network(net.rest.without(net.layers))
+    assert [(node.layer, *node.inputs, *node.outputs) for node in network.nodes] == [
+        ("layer1", "input", "layer1.output"),
+        ("layer2", "layer1.output", "layer2.output"),
+        ("layer3", "layer2.output", "output"),
+    ]
+    with pytest.raises(CheckpointError, match="layer2 cannot be compiled"):
+        net.rest.without([net.layers[0], net.layers[2]])
+
+
+def test_every_neuron_of_a_radix_net_has_32_edges_and_all_reach_all_before_it_repeats() -> None:
+    layers = radix_net(256, seed=7)
+    assert len(layers) == 4
+    reached = np.eye(256, dtype=np.float32)
+    for matrix in layers:
+        pattern = (matrix.kernel(256, 256) != 0).astype(np.float32)
+        assert (pattern.sum(axis=0) == 32).all()
+        assert (pattern.sum(axis=1) == 32).all()
+        reached = pattern @ reached
+    assert (reached > 0).all()
+    with pytest.raises(ValueError, match="no RadiX-Net has 1000 neurons"):
+        radix_net(1000)
+
+
+def test_rows_of_a_random_network_stay_alive_and_different() -> None:
+    matrices = random_layers(NEURONS * 4, 60, seed=2)
+    y = (np.random.default_rng(0).random((50, NEURONS * 4)) < 0.4).astype(np.float64)
+    for matrix in matrices:
+        y = np.clip(y @ matrix.kernel(NEURONS * 4, NEURONS * 4).T, 0, CLIP)
+    assert (y > 0).any(axis=1).all()
+    assert len(np.unique(y, axis=0)) == 50
