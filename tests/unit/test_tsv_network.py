@@ -14,6 +14,7 @@ from codegen.models import read_model
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.onnx.network import read_network
 from codegen.reference import layer_output
+from codegen.tsv.__main__ import main
 from codegen.tsv.network import tile_rows, write_tsv_network
 from codegen.tsv.triples import read_rows, read_triples, write_rows, write_triples
 from farm.jobs import BuildOptions
@@ -197,3 +198,18 @@ def test_rows_of_a_random_network_stay_alive_and_different() -> None:
         y = np.clip(y @ matrix.kernel(NEURONS * 4, NEURONS * 4).T, 0, CLIP)
     assert (y > 0).any(axis=1).all()
     assert len(np.unique(y, axis=0)) == 50
+
+
+@pytest.mark.parametrize("options", [[], ["--random"]])
+def test_a_made_network_can_be_read(
+    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "made"
+    monkeypatch.setattr("sys.argv", ["tsv", str(folder), "--neurons", "64", "--layers", "5", *options])
+    main()
+    assert capsys.readouterr().out == f"{folder / 'network.json'}\n"
+    assert len(read_model(folder).layers) == 5
+    monkeypatch.setattr("sys.argv", ["tsv", str(folder), "--neurons", "100"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no RadiX-Net has 100 neurons" in capsys.readouterr().err
