@@ -14,6 +14,7 @@ from cli.bench_results import show
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import input_shapes_of, names_of, numbers_of
 from cli.render import stderr
+from cli.shipped_networks import PRECISIONS, SPARSITY, file_of
 from cli.submission import InputShapes, NoTuning
 from cli.workload import Compilers, Local, Quiet, Seed
 from farm.errors import JobFailedError, UsageError
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from farm.bench.network_cases import NetworkModel
     from farm.bench.results import Measurement
     from farm.settings import Settings
-
-PRECISIONS = ("float32", "float16")
 
 
 def network(
@@ -39,7 +38,7 @@ def network(
     ] = None,
     sparsity: Annotated[
         float, typer.Option("--sparsity", metavar="S", min=0, max=1, help="Share of zeros of networks that ship.")
-    ] = 0.9,
+    ] = SPARSITY,
     seed: Seed = 0,
     bundle: Annotated[
         list[Path] | None,
@@ -142,24 +141,15 @@ def _models(
     folder: Path,
 ) -> list[NetworkModel]:
     """Files as they are, names made into files. Raises UsageError and CheckpointError."""
-    from codegen.networks import NETWORKS, in_float16, write_network
     from codegen.onnx.checkpoint import read_checkpoint
     from farm.bench.network_cases import NetworkModel
 
     if precision not in (None, *PRECISIONS):
         raise UsageError(f"--precision {precision}: it is {' or '.join(PRECISIONS)}")
-    known = {name.replace("_", ""): name for name in NETWORKS}
     models = []
     for name in names:
-        path = Path(name)
-        if path.suffix != ".onnx" and not path.exists():
-            shipped = known.get(name.replace("_", "").replace("-", "").lower())
-            if shipped is None:
-                raise UsageError(f"{name}: it is an ONNX file, or a network that ships: {', '.join(NETWORKS)}")
-            made = NETWORKS[shipped](sparsity, seed)
-            path = folder / f"{shipped}.onnx"
-            write_network(path, in_float16(made) if precision == "float16" else made)
-        elif precision is not None:
+        path = file_of(name, precision or "float32", sparsity, seed, folder)
+        if precision is not None and path == Path(name):
             raise UsageError(
                 f"--precision is of networks that ship: {name} is a file, which has a data type of its own"
             )

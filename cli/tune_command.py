@@ -12,18 +12,23 @@ from rich.text import Text
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import accumulator_of, data_types_of, names_of, numbers_of, seconds_of
 from cli.render import print_json, stderr, stdout
+from cli.shipped_networks import PRECISIONS, SPARSITY, file_of
 from cli.submission import Accumulate, InputShapes, Optimisation
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
 from cli.workload import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
+    from farm.gpu.workload import Choice
     from farm.tuner.tuner import Outcome
 
 
 def tune(
     model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, operators of --op.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX file, or a network that ships: resnet18; without one, operators of --op."
+        ),
     ] = None,
     layer: Layers = None,
     op: Annotated[
@@ -36,6 +41,10 @@ def tune(
         str,
         typer.Option("--budget", metavar="DURATION", help="Search time per layer and batch size, as in 60s or 5min."),
     ] = "60s",
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="N", min=1, help="Search time for all layers together, instead of --budget."),
+    ] = None,
     candidates: Annotated[
         int | None, typer.Option("--candidates", metavar="N", min=1, help="Most tilings to try per layer.")
     ] = None,
@@ -51,9 +60,10 @@ def tune(
 ) -> int:
     """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""
     from cli.tune_progress import ShownTuning
+    from codegen.scratch import ScratchFolder
     from farm.gpu.workload import Choice
     from farm.settings import load_settings
-    from farm.tuner.search import Effort
+    from farm.tuner.kinds import Effort
     from farm.tuner.tuner import TunePlan
     from farm.tuner.tuner import tune as tune_cases
 
@@ -64,7 +74,7 @@ def tune(
         seed,
     )
     plan = TunePlan(
-        Effort(seconds_of("--budget", budget, least=1), candidates),
+        Effort(seconds_of("--budget", budget, least=1), candidates, seconds),
         accumulator_of(accumulate),
         optimisation,
         seed,
@@ -73,7 +83,13 @@ def tune(
     ops = names_of(op or [])
     if model is None and not layer and not ops:
         raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
-    cases = cases_of(model, layer or [], [] if model is None and ops == ["all"] else ops, choice, input_shape or [])
+    named = [] if model is None and ops == ["all"] else ops
+    with ScratchFolder("tune") as folder:
+        cases = [
+            case
+            for path, of_type in _models(model, choice, folder)
+            for case in cases_of(path, layer or [], named, of_type, input_shape or [])
+        ]
     settings = load_settings(overrides={"jobs": jobs})
     with ShownTuning(stderr(), quiet=quiet or as_json) as shown:
         try:
@@ -84,7 +100,23 @@ def tune(
             stderr().print(Text(text, style="yellow"), soft_wrap=True)
             raise
     _print_end(outcomes, as_json=as_json)
-    return JOB_FAILED if any(each.wrong or each.record is None for each in outcomes) else OK
+    return JOB_FAILED if any(each.wrong or (each.record is None and not each.left) for each in outcomes) else OK
+
+
+def _models(model: str | None, choice: Choice, folder: Path) -> list[tuple[Path | None, Choice]]:
+    """The file to tune, or files: of a network that ships, one for each data type. Raises UsageError."""
+    if model is None:
+        return [(None, choice)]
+    sparsity = min(choice.sparsities, default=SPARSITY)
+    found: list[tuple[Path | None, Choice]] = []
+    for kind in choice.data_types:
+        if kind not in PRECISIONS and not model.endswith(".onnx"):
+            raise UsageError(f"--data-type {kind}: networks that ship are of {' or '.join(PRECISIONS)}")
+        path = file_of(model, kind, sparsity, choice.seed, folder)
+        if path == Path(model):
+            return [(path, choice)]
+        found.append((path.rename(path.with_stem(f"{path.stem}-{kind}")), choice))
+    return found
 
 
 def _print_end(outcomes: Sequence[Outcome], *, as_json: bool) -> None:

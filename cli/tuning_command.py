@@ -85,7 +85,7 @@ def export(
 def import_file(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A file that farm tuning export wrote; - for stdin.")],
 ) -> None:
-    """Add a file's records to the ledger: all, or none if one is invalid; of two for a layer, the faster stays."""
+    """Add a file's records to the ledger: all, or none if one is invalid; of two for a layer, the better stays."""
     from farm.ledger import open_ledger
     from farm.settings import load_settings
     from farm.tuning.files import read_records
@@ -100,4 +100,4 @@ def import_file(
         changed = ledger.tuning.merge(records)
     finally:
         ledger.close()
-    stdout().print(Text(f"{counted(len(records), 'record')} read, {changed} new or faster"), soft_wrap=True)
+    stdout().print(Text(f"{counted(len(records), 'record')} read, {changed} new or better"), soft_wrap=True)

@@ -14,7 +14,7 @@ from codegen.spec import Linear
 
 if TYPE_CHECKING:
     from codegen.tiling import Tiling
-    from farm.tuner.tuner import Outcome
+    from farm.tuner.tuner import Measurements, Outcome
     from farm.tuning.record import TuningRecord
 
 
@@ -22,13 +22,13 @@ def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:
     """One row per layer and batch."""
     table = plain_table(width)
     table.add_column("LAYER", overflow="fold")
-    for name in ("N", "COST MODEL US", "BEST US", "SPEED-UP", "TRIED"):
+    for name in ("N", "COST MODEL US", "BEST US", "WARM US", "SPEED-UP", "TRIED"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("TILING", no_wrap=True)
     table.add_column("RESULT", overflow="fold")
     for each in outcomes:
         record = each.record
-        known = [_us(record.model_microseconds), _us(record.microseconds), _gain(record)] if record else ["-"] * 3
+        known = [*_times(record), _gain(record)] if record else ["-"] * 4
         table.add_row(
             _names(each),
             str(each.batch),
@@ -57,7 +57,7 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
             f"{key.spec}{stride} {key.spec.data_type.replace('float', 'f')}",
             str(key.batch_band),
             f"{key.density_band:g}",
-            _us(record.microseconds),
+            _times(record)[1],
             _gain(record),
             tiling_text(record.tiling),
             record.measured_at.strftime("%Y-%m-%d"),
@@ -82,7 +82,8 @@ def outcome_line(outcome: Outcome) -> str:
     if record is None:
         return f"{name}: no record, {outcome.reason}"
     how = "has a record" if outcome.known else f"best of {record.tried}"
-    times = f"{_us(record.microseconds)} us, the cost model's first choice {_us(record.model_microseconds)} us"
+    model, best, warm = _times(record)
+    times = f"{best} us, the cost model's first choice {model} us" + (f", warm {warm} us" if warm != "-" else "")
     wrong = f", {len(outcome.wrong)} wrong" if outcome.wrong else ""
     return f"{name}: {how}, {times}{wrong}"
 
@@ -99,15 +100,17 @@ def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
 def tuned_line(outcomes: Sequence[Outcome]) -> Text:
     """How much slower the cost model's first choices are than the best tilings found."""
     records = [each.record for each in outcomes if each.record is not None]
+    left = sum(each.left for each in outcomes)
+    rest = f"; no time was left for {counted(left, 'layer')}: the same command goes on" if left else ""
     if not records:
-        return Text("no layer has a record", style="red")
-    ratios = [record.model_microseconds / record.microseconds for record in records]
+        return Text(f"no layer has a record{rest}", style="red")
+    ratios = [record.slower for record in records]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     close = sum(ratio <= 1.15 for ratio in ratios)
     return Text(
         f"{counted(len(records), 'record')}: the best tilings found are {mean:.2f}x faster than the cost model's first "
-        f"choices (geomean); {close} of {len(ratios)} first choices are within 15 % of the best",
-        style="green",
+        f"choices (geomean); {close} of {len(ratios)} first choices are within 15 % of the best{rest}",
+        style="yellow" if left else "green",
     )
 
 
@@ -122,6 +125,17 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "not_built": outcome.not_built,
         "wrong": list(outcome.wrong),
         "reason": outcome.reason,
+        "left": outcome.left,
+        "measured": None if outcome.measured is None else _measured_json(outcome.measured),
+    }
+
+
+def _measured_json(measured: Measurements) -> dict[str, Any]:
+    return {
+        "spec": measured.spec.to_json(),
+        "images": measured.images,
+        "density": measured.density,
+        "kernels": [each.to_json() for each in measured.kernels],
     }
 
 
@@ -131,14 +145,22 @@ def _names(outcome: Outcome) -> str:
 
 def _result(outcome: Outcome) -> Text:
     if outcome.record is None:
-        return Text(outcome.reason, style="red")
+        return Text("no time", style="yellow") if outcome.left else Text(outcome.reason, style="red")
     if outcome.wrong:
         return Text(f"{len(outcome.wrong)} wrong", style="red")
     return Text("known", style="cyan") if outcome.known else Text("tuned", style="green")
 
 
 def _gain(record: TuningRecord) -> str:
-    return f"{record.model_microseconds / record.microseconds:.2f}x"
+    return f"{record.slower:.2f}x"
+
+
+def _times(record: TuningRecord) -> tuple[str, str, str]:
+    """Of the cost model's first choice and of the best, as in a network where that is known; of the best, warm."""
+    if record.cold_microseconds is None:
+        return _us(record.model_microseconds), _us(record.microseconds), "-"
+    model = record.model_cold_microseconds or record.cold_microseconds
+    return _us(model), _us(record.cold_microseconds), _us(record.microseconds)
 
 
 def _us(microseconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
 from farm.gpu.kernels import BuiltLayer, NotBuiltError
 from farm.gpu.workload import Case
-from farm.tuner.rig import Rig
-from farm.tuner.search import Attempt, Builder, Found
+from farm.tuner.building import Builder
+from farm.tuner.rig import Rig, Times
+from farm.tuner.search import Attempt, Found
 from farm.tuner.tuner import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
 from farm.tuning.book import key_of
 from farm.tuning.record import TuningRecord
@@ -63,11 +65,13 @@ class PlayedRig:
     """A GPU whose kernels are tilings: how long each takes and which compute something else is up to the test."""
 
     time_of: Callable[[Tiling], float]
+    """As in a network."""
     wrong: Callable[[Tiling], bool] = lambda tiling: False
     gpu: str = GPU
     arch: str = "sm_90"
     measured: list[Tiling] = field(default_factory=list)
     case: Case | None = None
+    warm_time_of: Callable[[Tiling], float] = lambda tiling: 4.0
 
     @contextmanager
     def bench(self, case: Case, seed: int) -> Iterator[PlayedRig]:
@@ -87,9 +91,9 @@ class PlayedRig:
             output[-1, -1, -1, -1] += 1.0
         return output
 
-    def microseconds(self, kernels: Sequence[tuple[Any, Any]]) -> float:
+    def times(self, kernels: Sequence[tuple[Any, Any]]) -> Times:
         self.measured.append(kernels[0][1])
-        return self.time_of(kernels[0][1])
+        return Times(self.time_of(kernels[0][1]), self.warm_time_of(kernels[0][1]))
 
 
 @dataclass
@@ -99,12 +103,17 @@ class PlayedBuilder:
     fails: Callable[[Tiling], bool] = lambda tiling: False
     workers: int = 2
     built: list[Tiling] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
 
-    def give_up(self) -> None:
-        """Nothing is under way."""
-
-    def submit(self, case: Case, accumulate: Accumulator, tiling: Tiling | None = None) -> Future[BuiltLayer]:
+    def submit(
+        self,
+        case: Case,
+        accumulate: Accumulator,
+        tiling: Tiling | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Future[BuiltLayer]:
         assert tiling is not None
+        self.cases.append(case)
         self.built.append(tiling)
         future: Future[BuiltLayer] = Future()
         if self.fails(tiling):
@@ -126,10 +135,16 @@ def ended(searching: Generator[Attempt, None, Found]) -> Found:
 
 
 def whole_tuning(
-    rig: Rig, builder: Builder, table: RecordTable, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress
+    rig: Rig,
+    builder: Builder,
+    table: RecordTable,
+    cases: Sequence[Case],
+    plan: TunePlan,
+    progress: TuneProgress,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:
     """A whole tuning on this rig, its records kept in the table."""
-    return follow(tune_on(rig, builder, cases, table.records(), plan), table, progress)
+    return follow(tune_on(rig, builder, cases, table.records(), plan, clock), table, progress)
 
 
 def other_tiling(tiling: Tiling) -> Tiling:

@@ -22,12 +22,15 @@ class StoredCase:
     """Their digest."""
     rows: int
     peers_only: bool
+    others_bytes: int | None
 
 
 def stored_cases(cases: Sequence[Case], store: Store) -> list[StoredCase]:
     """Puts the weights into the store. Raises StoreError."""
     return [
-        StoredCase(case.key, case.spec, store.put(case.weights.to_bytes()), case.rows, case.peers_only)
+        StoredCase(
+            case.key, case.spec, store.put(case.weights.to_bytes()), case.rows, case.peers_only, case.others_bytes
+        )
         for case in cases
     ]
 
@@ -44,4 +47,5 @@ def _loaded(case: StoredCase, store: Store) -> Case:
             f"the store {store.describe()} has not the weights of {case.key.operator}: "
             "the machine that asks and the machines of the cluster must use the same store"
         )
-    return Case(case.key, case.spec, Weights.from_bytes(case.spec, data), case.rows, case.peers_only)
+    weights = Weights.from_bytes(case.spec, data)
+    return Case(case.key, case.spec, weights, case.rows, case.peers_only, case.others_bytes)

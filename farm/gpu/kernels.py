@@ -73,7 +73,6 @@ class KernelPool:
         self._options = ptxas_options(optimisation)
         self._optimisation = optimisation
         self._book = book
-        self._generation = 0
         self._with_ptx = with_ptx
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
@@ -97,16 +96,21 @@ class KernelPool:
         return self._settings.jobs
 
     def submit(
-        self, case: Case, accumulate: Accumulator = "float32", tiling: Tiling | None = None
+        self,
+        case: Case,
+        accumulate: Accumulator = "float32",
+        tiling: Tiling | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Future[BuiltLayer]:
-        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError."""
-        return self._pool.submit(self._build, case, accumulate, tiling, self._generation)
+        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError.
 
-    def give_up(self) -> None:
-        """Layers that were begun so far end before their next kernel: nobody wants them any more."""
-        self._generation += 1
+        Once it is not wanted any more, it ends before its next kernel.
+        """
+        return self._pool.submit(self._build, case, accumulate, tiling, wanted)
 
-    def _build(self, case: Case, accumulate: Accumulator, tiling: Tiling | None, generation: int) -> BuiltLayer:
+    def _build(
+        self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool]
+    ) -> BuiltLayer:
         spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
         try:
             options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
@@ -119,7 +123,7 @@ class KernelPool:
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
             worker = self._worker()
-            made = [self._make_cubin(worker, template, weights, part, generation) for part in parts]
+            made = [self._make_cubin(worker, template, weights, part, wanted) for part in parts]
             cubins = [self._store.get(each.cubin) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
@@ -159,9 +163,9 @@ class KernelPool:
         future.result()
 
     def _make_cubin(
-        self, worker: Worker, template: TemplateRequest, weights: str, part: Part, generation: int
+        self, worker: Worker, template: TemplateRequest, weights: str, part: Part, wanted: Callable[[], bool]
     ) -> CubinFacts:
-        if generation != self._generation:
+        if not wanted():
             raise NotBuiltError("it was given up")
         key = cubin_key(template.key, weights, part, self._arch, self._options, self._toolchain.ptxas_version)
         request = CubinRequest(template, weights, part, self._arch, self._options, key.digest, 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codegen.data_types import from_float32, to_float32
+from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks.pruning import prune, random_weights
 from codegen.networks.ten_operators import TEN_OPERATORS
@@ -16,6 +17,8 @@ from farm.errors import UsageError
 
 OPERATOR_SPARSITY = 0.9
 """Default sparsity of the ten operators: that of the papers' main figures."""
+NONZERO_BYTES = 24
+"""Machine code of a non-zero weight, about: the compiled networks that ship have 20 to 25 bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Case:
     """Rows per image of a Linear."""
     peers_only: bool = False
     """No kernel is made for it: structurally pruned layers run on the peers."""
+    others_bytes: int | None = None
+    """What the other layers of its network move between two runs of it, code and data; None: nobody knows, so much."""
 
     @property
     def images(self) -> int:
@@ -86,7 +91,17 @@ def model_cases(checkpoint: Checkpoint, names: Sequence[str], choice: Choice) ->
                 f"{checkpoint.path}: layer {name} has {layer.weights.sparsity:.2f} zeros already: give sparsities "
                 "above that, or a checkpoint that is not pruned"
             )
-        yield from _cases(layer, replace(choice, data_types=(layer.spec.data_type,)))
+        for case in _cases(layer, replace(choice, data_types=(layer.spec.data_type,))):
+            others = sum(_moved_bytes(each, case.key.batch) for each in checkpoint.layers if each.name != name)
+            yield replace(case, others_bytes=others)
+
+
+def _moved_bytes(layer: Layer, batch: int) -> int:
+    """What one run of a layer reads and writes, its code too."""
+    spec = layer.spec
+    values = math.prod(spec.input_shape) + math.prod(spec.output_shape)
+    item = numpy_dtype(spec.data_type).itemsize
+    return values * item * batch * layer.likely_rows + NONZERO_BYTES * layer.weights.nonzeros
 
 
 def structured_cases(names: Sequence[str], batches: Sequence[int], seed: int = 0) -> Iterator[Case]:

@@ -188,6 +188,8 @@ tuning = Table(
     Column("tiling", JSON, nullable=False),
     Column("microseconds", Double, nullable=False),
     Column("model_microseconds", Double, nullable=False),
+    Column("cold_microseconds", Double),
+    Column("model_cold_microseconds", Double),
     Column("tried", Integer, nullable=False),
     Column("cubins", JSON, nullable=False),
     Column("measured_at", Double, nullable=False),

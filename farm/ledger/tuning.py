@@ -38,22 +38,23 @@ class TuningTable:
             connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), [_row(record)])
 
     def merge(self, records: Iterable[TuningRecord]) -> int:
-        """Writes records, all or none; of two of the same key and GPU the faster one stays. Gives how many changed."""
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in map(_row, records):
-            name = row["key"], row["gpu"]
-            if name not in rows or row["microseconds"] < rows[name]["microseconds"]:
-                rows[name] = row
+        """Writes records, all or none; of two of the same key and GPU the better one stays. Gives how many changed."""
+        best: dict[tuple[str, str], TuningRecord] = {}
+        for record in records:
+            name = record.key.digest, record.gpu
+            if name not in best or record.beats(best[name]):
+                best[name] = record
         with writing(self._engine, self._wait_seconds) as connection:
-            there = select(tuning.c.key, tuning.c.gpu, tuning.c.microseconds)
-            known = {(row.key, row.gpu): row.microseconds for row in connection.execute(there)}
+            known = {(row.key, row.gpu): _record_of_row(row) for row in connection.execute(select(tuning))}
             # Sorted: two that merge at the same time wait for one another in one order.
-            better = [
-                rows[name] for name in sorted(rows) if name not in known or rows[name]["microseconds"] < known[name]
-            ]
+            better = [_row(best[name]) for name in sorted(best) if _beats(best[name], known.get(name))]
             if better:
                 connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), better)
         return len(better)
+
+
+def _beats(record: TuningRecord, known: TuningRecord | None) -> bool:
+    return known is None or record.beats(known)
 
 
 def _row(record: TuningRecord) -> dict[str, Any]:
@@ -62,6 +63,8 @@ def _row(record: TuningRecord) -> dict[str, Any]:
         "key": record.key.digest,
         "microseconds": record.microseconds,
         "model_microseconds": record.model_microseconds,
+        "cold_microseconds": record.cold_microseconds,
+        "model_cold_microseconds": record.model_cold_microseconds,
         "measured_at": record.measured_at.timestamp(),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -14,11 +15,24 @@ from codegen.errors import DeviceError
 from codegen.launch import Launch
 from farm.gpu.cold import cold_microseconds
 from farm.gpu.device import Device, LoadedLayer
+from farm.gpu.others import Others
 from farm.gpu.stage import Shape, Stage
 from farm.gpu.workload import Case
 
 Kernels = Sequence[tuple[bytes, Launch]]
 """All parts of a layer: cubin and launch of each."""
+REPEATS = 5
+"""Replays of each graph: their median is taken, and the fastest kernels are measured again."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median times of one launch of a layer, all parts together."""
+
+    cold_microseconds: float
+    """As in its network, where other layers run between two runs of it: what a tiling is chosen by."""
+    warm_microseconds: float
+    """The same layer over and over: its code in the caches, its data not."""
 
 
 class Bench(Protocol):
@@ -30,8 +44,8 @@ class Bench(Protocol):
     def output(self, kernels: Kernels) -> NDArray[Any]:
         """What the kernels write, NaN where they write nothing; the array is used again by the next call."""
 
-    def microseconds(self, kernels: Kernels) -> float:
-        """Median time of one launch of the layer."""
+    def times(self, kernels: Kernels) -> Times:
+        """What one launch of the layer takes."""
 
 
 class Rig(Protocol):
@@ -54,24 +68,28 @@ class GpuRig:
         self._device = device
         self._l2_bytes = facts.l2_bytes
         self._stream = device.new_stream()
+        self._others = Others(device)
 
     def bench(self, case: Case, seed: int) -> GpuBench:
         """See Rig."""
         stage = Stage(self._device, Shape(case.spec, case.images, seed), self._l2_bytes)
         try:
-            return GpuBench(self._device, self._stream, stage)
+            return GpuBench(self._device, self._stream, stage, self._others, case.others_bytes)
         except DeviceError:
             stage.close()
             raise
 
 
 class GpuBench:
-    """See Bench: inputs and outputs in turn, so that the L2 cache is cold, and launches replayed as a CUDA graph."""
+    """See Bench. Launches are replayed as a CUDA graph; warm, inputs and outputs are used in turn."""
 
-    def __init__(self, device: Device, stream: Any, stage: Stage) -> None:
+    def __init__(self, device: Device, stream: Any, stage: Stage, others: Others, others_bytes: int | None) -> None:
+        """`others_bytes` is what the others move between two runs; None: more than the L2 cache holds."""
         self._device = device
         self._stream = stream
         self._stage = stage
+        self._others = others
+        self._others_bytes = others_bytes
         # Every candidate's whole output comes here: that would take most of the time otherwise.
         self._output = device.host_array(stage.output_shape, numpy_dtype(stage.shape.spec.data_type))
         self.x = stage.x
@@ -92,18 +110,18 @@ class GpuBench:
         self._launch(layer, 0)
         return self._stage.output(self._output)
 
-    def microseconds(self, kernels: Kernels) -> float:
+    def times(self, kernels: Kernels) -> Times:
         """See Bench."""
         layer = self._device.load_layer(kernels, self._stream)
-        return self._device.microseconds(lambda i: self._launch(layer, i), self._stage.sets, self._stream)
-
-    def both_microseconds(self, kernels: Kernels, repeats: int) -> tuple[float, float]:
-        """Median times of one launch: code in the caches and data not, neither in a cache. Raises DeviceError."""
-        layer = self._device.load_layer(kernels, self._stream)
         warm = self._device.microseconds(
-            lambda i: self._launch(layer, i), self._stage.sets, self._stream, repeats=repeats
+            lambda i: self._launch(layer, i), self._stage.sets, self._stream, repeats=REPEATS
         )
-        return warm, cold_microseconds(self._device, lambda: self._launch(layer, 0), self._stream, repeats)
+        cold = cold_microseconds(self._device, lambda: self._launch(layer, 0), self._run_others, self._stream, REPEATS)
+        return Times(cold, warm)
+
+    def _run_others(self) -> None:
+        stage = self._stage
+        self._others.enqueue(self._others_bytes, stage.inputs[-1], stage.inputs[0], stage.x.nbytes, self._stream)
 
     def _launch(self, layer: LoadedLayer, number: int) -> None:
         stage = self._stage

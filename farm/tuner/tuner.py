@@ -1,14 +1,19 @@
-"""One call of `farm tune`: layer by layer, each winner kept at once, so that an interruption loses one layer only."""
+"""One call of `farm tune`: layer by layer, the most expensive first, each winner kept at once.
+
+So an interruption loses one layer only, and what the time does not suffice for is what matters least.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
 from codegen.choice import misfit_of
+from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
 from farm.bench.stored_case import StoredCase, loaded_cases, stored_cases
@@ -20,9 +25,10 @@ from farm.ledger import open_ledger
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import blob_digest
+from farm.tuner.building import Builder
+from farm.tuner.kinds import Effort, Kind, kinds_of
 from farm.tuner.rig import GpuRig, Rig
-from farm.tuner.search import Attempt, Builder, Effort, Found, search
-from farm.tuning.book import key_of
+from farm.tuner.search import Attempt, Found, Measured, search
 from farm.tuning.record import TuningKey, TuningRecord
 from farm.worker.build import known_toolchain
 
@@ -58,6 +64,23 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Measurements:
+    """Whatever was timed of one layer: what the cost model can be fitted to."""
+
+    spec: LayerSpec
+    images: int
+    """Or rows of a Linear."""
+    density: float
+    """Non-zeros / weights."""
+    kernels: tuple[Measured, ...]
+    """In the order in which they were."""
+
+    @staticmethod
+    def of(case: Case, found: Found) -> Measurements:
+        return Measurements(case.spec, case.images, case.weights.nonzeros / case.spec.weights_count, found.measured)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one layer at one batch."""
 
@@ -72,6 +95,9 @@ class Outcome:
     wrong: tuple[str, ...] = ()
     reason: str = ""
     """Why there is no record, in words."""
+    left: bool = False
+    """There was no time for it."""
+    measured: Measurements | None = None
 
 
 TuningEvent = Started | Tried | Outcome
@@ -146,35 +172,66 @@ def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProg
 
 
 def tune_on(
-    rig: Rig, builder: Builder, cases: Sequence[Case], known: Iterable[TuningRecord], plan: TunePlan
+    rig: Rig,
+    builder: Builder,
+    cases: Sequence[Case],
+    known: Iterable[TuningRecord],
+    plan: TunePlan,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[TuningEvent]:
     """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`."""
-    of_key: dict[TuningKey, list[Case]] = {}
-    for case in cases:
-        of_key.setdefault(_key_of(case, rig.arch, plan), []).append(case)
+    begun = clock()
+    kinds = kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation)
     records = {record.key: record for record in known if record.gpu == rig.gpu}
-    yield Started(rig.gpu, len(of_key))
-    for key, (case, *alike) in of_key.items():
-        also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
-        record = records.get(key)
-        if record and not plan.force and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel):
-            yield Outcome(case.key.operator, also, case.key.batch, record, known=True)
+    yield Started(rig.gpu, len(kinds))
+    todo = []
+    for kind in kinds:
+        record = records.get(kind.key)
+        if record and not plan.force and _does_for(record, kind.case):
+            yield Outcome(*_names(kind), record, known=True)
+        elif not kind.ranked:
+            yield Outcome(*_names(kind), None, reason="no tiling fits it")
         else:
-            yield from _tuned(rig, builder, case, key, also, plan)
+            todo.append(kind)
+    effort = plan.effort
+    buildings = effort.buildings(todo, builder, plan.accumulate)
+    end = None if effort.seconds is None else begun + effort.seconds
+    try:
+        for i, (kind, building) in enumerate(zip(todo, buildings, strict=True)):
+            now = clock()
+            if end is not None and now >= end:
+                yield Outcome(*_names(kind), None, reason="there was no time for it", left=True)
+                continue
+            building.before(buildings[i + 1 :])
+            deadline = now + effort.budget_seconds if end is None else end
+            yield from _tuned(search(building, rig, partial(_over, clock, deadline), seed=plan.seed), kind, rig.gpu)
+    finally:
+        for building in buildings:
+            building.give_up()
 
 
-def _tuned(
-    rig: Rig, builder: Builder, case: Case, key: TuningKey, also: tuple[str, ...], plan: TunePlan
-) -> Iterator[TuningEvent]:
-    layer, batch = case.key.operator, case.key.batch
-    searching = search(case, rig, builder, plan.effort, accumulate=plan.accumulate, seed=plan.seed)
+def _over(clock: Callable[[], float], deadline: float) -> bool:
+    return clock() >= deadline
+
+
+def _does_for(record: TuningRecord, case: Case) -> bool:
+    """Whether nothing better is to be expected of this layer: its tiling fits, and was chosen as in a network."""
+    chosen_so = record.cold_microseconds is not None
+    return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel)
+
+
+def _tuned(searching: Generator[Attempt, None, Found], kind: Kind, gpu: str) -> Iterator[TuningEvent]:
     try:
         while True:
-            yield Tried(layer, batch, next(searching))
+            yield Tried(kind.case.key.operator, kind.case.key.batch, next(searching))
     except StopIteration as end:
         found: Found = end.value
-    record = _record_of(found, key, rig.gpu)
-    yield Outcome(layer, also, batch, record, False, found.not_built, found.wrong, found.reason)
+    record, measured = _record_of(found, kind.key, gpu), Measurements.of(kind.case, found)
+    yield Outcome(*_names(kind), record, False, found.not_built, found.wrong, found.reason, False, measured)
+
+
+def _names(kind: Kind) -> tuple[str, tuple[str, ...], int]:
+    return kind.case.key.operator, kind.also, kind.case.key.batch
 
 
 def _record_of(found: Found, key: TuningKey, gpu: str) -> TuningRecord | None:
@@ -185,13 +242,11 @@ def _record_of(found: Found, key: TuningKey, gpu: str) -> TuningRecord | None:
         key=key,
         gpu=gpu,
         tiling=found.best.tiling,
-        microseconds=found.best.microseconds,
-        model_microseconds=model.microseconds,
+        microseconds=found.best.times.warm_microseconds,
+        model_microseconds=model.times.warm_microseconds,
         tried=found.tried,
         cubins=tuple(blob_digest(cubin) for cubin, _ in found.best.built.kernels),
         measured_at=datetime.now(UTC),
+        cold_microseconds=found.best.times.cold_microseconds,
+        model_cold_microseconds=model.times.cold_microseconds,
     )
-
-
-def _key_of(case: Case, arch: str, plan: TunePlan) -> TuningKey:
-    return key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, plan.accumulate, plan.optimisation)

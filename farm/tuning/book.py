@@ -43,13 +43,13 @@ class TuningBook:
 
     @staticmethod
     def of(own: Iterable[TuningRecord], shipped: Iterable[TuningRecord] = ()) -> TuningBook:
-        """The ledger's own records come before those that ship with the project; of each, the fastest counts."""
+        """The ledger's own records come before those that ship with the project; of each, the best counts."""
         best: dict[TuningKey, TuningRecord] = {}
         for records in (shipped, own):
             here: dict[TuningKey, TuningRecord] = {}
             for record in records:
                 known = here.setdefault(record.key, record)
-                if record.microseconds < known.microseconds:
+                if record.beats(known):
                     here[record.key] = record
             best |= here
         return TuningBook(best)

@@ -60,7 +60,7 @@ class TuningRecord:
     """Its name, as the driver has it."""
     tiling: Tiling
     microseconds: float
-    """Time of one launch of the layer, at this batch size and density, with a cold L2 cache."""
+    """Time of one launch of the layer, at this batch size and density, its code in the caches and its data not."""
     model_microseconds: float
     """The same of the tiling that the cost model ranks first."""
     tried: int
@@ -68,25 +68,49 @@ class TuningRecord:
     cubins: tuple[str, ...]
     """Digests of what was measured, one for each part."""
     measured_at: datetime
+    cold_microseconds: float | None = None
+    """As in a network, where other layers run between two runs of it; None of a record that was chosen without."""
+    model_cold_microseconds: float | None = None
+    """The same of the tiling that the cost model ranks first."""
+
+    def beats(self, other: TuningRecord) -> bool:
+        """Whether it is the better one of the same key: chosen as in a network, then the faster one."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[bool, float]:
+        cold = self.cold_microseconds
+        return (True, self.microseconds) if cold is None else (False, cold)
+
+    @property
+    def slower(self) -> float:
+        """Time of the cost model's first choice over that of this tiling, as in a network if that is known."""
+        if self.cold_microseconds is None or self.model_cold_microseconds is None:
+            return self.model_microseconds / self.microseconds
+        return self.model_cold_microseconds / self.cold_microseconds
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; `record_of_json` is its inverse."""
+        cold = {"cold_microseconds": self.cold_microseconds, "model_cold_microseconds": self.model_cold_microseconds}
         return {
             "gpu": self.gpu,
             **self.key.to_json(),
             "tiling": self.tiling.to_json(),
             "microseconds": round(self.microseconds, 3),
             "model_microseconds": round(self.model_microseconds, 3),
+            **{name: round(value, 3) for name, value in cold.items() if value is not None},
             "tried": self.tried,
             "cubins": list(self.cubins),
             "measured_at": self.measured_at.isoformat(timespec="seconds"),
         }
 
 
+_COLD = frozenset({"cold_microseconds", "model_cold_microseconds"})
+"""Only records chosen as in a network have them."""
 _KEYS = frozenset(
     {
         *(each.name for each in fields(TuningKey)),
-        *(each.name for each in fields(TuningRecord) if each.name != "key"),
+        *(each.name for each in fields(TuningRecord) if each.name not in ("key", *_COLD)),
     }
 )
 
@@ -97,7 +121,7 @@ def record_of_json(value: Any) -> TuningRecord:
         raise ValueError("it is not an object")
     if missing := _KEYS - value.keys():
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    if foreign := value.keys() - _KEYS:
+    if foreign := value.keys() - _KEYS - _COLD:
         raise ValueError(f"{', '.join(sorted(foreign))} is not known here")
     key, tiling = _key_of_json(value), tiling_of_json(value["tiling"])
     if tiling.accumulate != key.accumulate:
@@ -111,6 +135,8 @@ def record_of_json(value: Any) -> TuningRecord:
         tried=_whole(value, "tried"),
         cubins=_digests(value["cubins"]),
         measured_at=_moment(value),
+        cold_microseconds=_positive_or_none(value, "cold_microseconds"),
+        model_cold_microseconds=_positive_or_none(value, "model_cold_microseconds"),
     )
 
 
@@ -165,6 +191,10 @@ def _positive(value: Mapping[str, Any], name: str) -> float:
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
         raise ValueError(f"its {name} {found!r} is not a number above 0")
     return float(found)
+
+
+def _positive_or_none(value: Mapping[str, Any], name: str) -> float | None:
+    return None if value.get(name) is None else _positive(value, name)
 
 
 def _digests(found: Any) -> tuple[str, ...]:

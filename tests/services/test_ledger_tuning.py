@@ -15,11 +15,14 @@ from tests.tuning_samples import record
 
 TILING = Tiling(8, 8, 1, 4, 3, 2, images=2)
 OTHER = replace(TILING, stages=3)
+COLD = replace(record(TILING, microseconds=9.0), cold_microseconds=12.0, model_cold_microseconds=14.0)
+"""Chosen as in a network."""
 
 
 def test_a_record_comes_back_as_it_was_put(ledger: Ledger) -> None:
-    ledger.tuning.put(record(TILING))
-    assert ledger.tuning.records() == [record(TILING)]
+    for each in (record(TILING), COLD):
+        ledger.tuning.put(each)
+        assert ledger.tuning.records() == [each]
 
 
 def test_a_record_takes_the_place_of_the_one_of_its_key_and_gpu_even_if_it_is_slower(ledger: Ledger) -> None:
@@ -47,6 +50,16 @@ def test_of_records_that_are_merged_the_faster_ones_stay(ledger: Ledger) -> None
     assert ledger.tuning.merge([slower, faster, slower]) == 1
     assert ledger.tuning.merge([slower, faster, new]) == 0
     assert {each.microseconds for each in ledger.tuning.records()} == {4.0, new.microseconds}
+
+
+def test_a_record_chosen_as_in_a_network_takes_the_place_of_one_that_was_not_and_is_never_replaced_by_one(
+    ledger: Ledger,
+) -> None:
+    warm = record(OTHER, microseconds=1.0)
+    ledger.tuning.put(warm)
+    assert ledger.tuning.merge([COLD]) == 1
+    assert ledger.tuning.merge([warm, replace(COLD, cold_microseconds=13.0)]) == 0
+    assert ledger.tuning.records() == [COLD]
 
 
 def test_a_merge_that_fails_changes_nothing(ledger: Ledger) -> None:

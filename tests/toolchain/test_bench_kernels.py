@@ -20,7 +20,6 @@ from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
 from farm.worker.build import Worker
-from farm.worker.requests import TemplateRequest
 from tests.tuning_samples import GPU, other_tiling, record
 
 
@@ -74,20 +73,12 @@ def test_machine_instructions_are_those_of_all_kernels_of_a_file() -> None:
         machine_instructions(b"PTX")
 
 
-def test_layers_that_were_given_up_are_not_built_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_were_given_up_are_not_built_to_the_end(tmp_path: Path) -> None:
     settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
     [case] = operator_cases(["lenet-conv1"], Choice((64,), (0.9,)))
     with KernelPool(settings, store, toolchain, "sm_90") as pool:
-        made = pool._make_template
-
-        def made_too_late(request: TemplateRequest) -> None:
-            made(request)
-            pool.give_up()
-
-        monkeypatch.setattr(pool, "_make_template", made_too_late)
         with pytest.raises(NotBuiltError, match="given up"):
-            pool.submit(case).result()
-        monkeypatch.undo()
+            pool.submit(case, wanted=lambda: False).result()
         assert pool.submit(case).result().kernels
 
 

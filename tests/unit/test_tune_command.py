@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from farm.ledger import open_ledger
 from farm.settings import load_settings
 from farm.tuner import tuner
 from farm.tuning.files import document_of
+from tests.benchmarks.cost_model.points import points_of
 from tests.samples import SMALL, fixed_toolchain, layer
 from tests.tuning_samples import GPU, PlayedBuilder, PlayedRig, record
 
@@ -74,6 +76,9 @@ def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str])
         (["--layer", "conv1"], "--layer names a layer of a model"),
         (["model.onnx", "--op", "all"], "--op names one of the ten operators"),
         (["model.onnx"], "there is no such file"),
+        (["lenet"], "a network that ships: "),
+        (["resnet18", "--data-type", "bfloat16"], "networks that ship are of float32 or float16"),
+        (["resnet18", "--seconds", "0"], "--seconds"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(
@@ -90,8 +95,8 @@ def test_json_is_one_document_and_the_records_are_kept(
     assert run([*TUNE, "--json"]) == OK
     shown = json.loads(capsys.readouterr().out)["layers"]
     assert [(each["layer"], each["record"]["tried"], each["known"]) for each in shown] == [
-        ("lenet-conv1", 3, False),
         ("lenet-conv2", 3, False),
+        ("lenet-conv1", 3, False),
     ]
     assert {each.gpu for each in records_here()} == {GPU}
     assert run([*TUNE, "--json"]) == OK
@@ -119,7 +124,7 @@ def test_a_wrong_kernel_is_an_exit_code_and_a_line(
 ) -> None:
     play(monkeypatch, PlayedRig(lambda tiling: 10.0, wrong=wrong_ones(1)))
     assert run(TUNE) == JOB_FAILED
-    assert "wrong: lenet-conv1 batch 1, Tiling(" in capsys.readouterr().out
+    assert "wrong: lenet-conv2 batch 1, Tiling(" in capsys.readouterr().out
     assert len(records_here()) == 2
 
 
@@ -129,7 +134,7 @@ def test_ctrl_c_keeps_and_shows_what_is_done(
     rig = PlayedRig(lambda tiling: 10.0)
 
     def interrupted(tiling: Tiling) -> float:
-        if rig.case is not None and rig.case.key.operator == "lenet-conv2":
+        if rig.case is not None and rig.case.key.operator == "lenet-conv1":
             raise KeyboardInterrupt
         return 10.0
 
@@ -137,7 +142,7 @@ def test_ctrl_c_keeps_and_shows_what_is_done(
     play(monkeypatch, rig)
     assert run(TUNE) == INTERRUPTED
     shown = capsys.readouterr()
-    assert "lenet-conv1" in shown.out
+    assert "lenet-conv2" in shown.out
     assert "interrupted: 1 of 2 layers are done; the same command goes on" in shown.err
     assert len(records_here()) == 1
 
@@ -154,7 +159,7 @@ def test_what_is_exported_can_be_imported_elsewhere(
     assert json.loads(path.read_text()) == json.loads(capsys.readouterr().out) == document_of([record(TILING)])
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'other.db'}")
     assert run(["tuning", "import", str(path)]) == OK
-    assert "1 record read, 1 new or faster" in capsys.readouterr().out
+    assert "1 record read, 1 new or better" in capsys.readouterr().out
     assert run(["tuning", "list", "--json"]) == OK
     assert [each["from"] for each in json.loads(capsys.readouterr().out)["records"]][:1] == ["ledger"]
     assert run(["tuning", "list"]) == OK
@@ -182,3 +187,33 @@ def test_force_tunes_again_what_has_a_record(
     capsys.readouterr()
     assert run([*TUNE, "--force", "--json"]) == OK
     assert not any(each["known"] for each in json.loads(capsys.readouterr().out)["layers"])
+
+
+def test_a_network_that_ships_is_named_without_a_file_and_its_measurements_are_in_the_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = play(monkeypatch, PlayedRig(lambda tiling: 10.0))
+    command = ["tune", "lenet5", "--batch", "2", "--data-type", "float16,float32", "--candidates", "2", "--json"]
+    assert run(command) == OK
+    shown = json.loads(capsys.readouterr().out)["layers"]
+    types = {each["measured"]["spec"]["data_type"] for each in shown}
+    assert types == {"float16", "float32"}
+    assert [len(each["measured"]["kernels"]) for each in shown] == [2] * len(shown)
+    assert all(each["record"]["cold_microseconds"] == 10.0 for each in shown)
+    points = list(points_of({"layers": shown}, "lenet5"))
+    assert len(points) == 2 * len(shown)
+    assert {point.tiling for point in points} == set(rig.measured)
+    assert {point.cold_microseconds for point in points} == {10.0}
+
+
+def test_what_there_was_no_time_for_is_said_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, PlayedRig(lambda tiling: 10.0))
+    ticks = count()
+    monkeypatch.setattr(tuner.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(tuner.tune_on, "__defaults__", (tuner.time.monotonic,))
+    assert run([*TUNE[:-2], "--seconds", "3"]) == OK
+    shown = capsys.readouterr().out
+    assert "no time was left for 1 layer: the same command goes on" in shown
+    assert len(records_here()) == 1

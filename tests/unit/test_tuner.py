@@ -11,7 +11,9 @@ import pytest
 from codegen.choice import choose_tiling, ranked_tilings
 from codegen.tiling import Tiling
 from farm.gpu.workload import Case, Choice, model_cases
-from farm.tuner.search import ALIKE, Effort, Found, search, spread
+from farm.tuner.building import ALIKE, Building, spread
+from farm.tuner.kinds import Effort
+from farm.tuner.search import Found, search
 from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, ended, whole_tuning
@@ -32,7 +34,8 @@ def fastest(winner: Tiling) -> Callable[[Tiling], float]:
 
 
 def found(rig: PlayedRig, builder: PlayedBuilder | None = None, effort: Effort = FEW) -> Found:
-    return ended(search(CASE, rig, builder or PlayedBuilder(), effort))
+    building = Building(CASE, builder or PlayedBuilder(), RANKED, "float32", effort.candidates)
+    return ended(search(building, rig, lambda: False))
 
 
 def test_the_ranking_begins_with_the_tiling_that_is_chosen() -> None:
@@ -106,8 +109,7 @@ def test_what_does_not_build_is_counted_and_left_out() -> None:
 
 def test_when_time_is_up_the_models_first_choice_has_been_measured_all_the_same() -> None:
     rig, builder = PlayedRig(slower_with_rank), PlayedBuilder()
-    times = iter([0.0, *[100.0] * 1000])
-    result = ended(search(CASE, rig, builder, Effort(budget_seconds=60), clock=lambda: next(times)))
+    result = ended(search(Building(CASE, builder, RANKED, "float32", None), rig, lambda: True))
     assert result.best is not None
     assert (result.best.tiling, result.tried) == (RANKED[0], 1)
     assert builder.built == RANKED[:1]
@@ -141,7 +143,8 @@ def test_again_tunes_what_has_a_record() -> None:
     assert not outcome.known
     [record] = table.records()
     assert record.tiling == RANKED[6]
-    assert (record.microseconds, record.model_microseconds, record.tried) == (5.0, 10.0, FEW.candidates)
+    assert (record.cold_microseconds, record.model_cold_microseconds, record.tried) == (5.0, 10.0, FEW.candidates)
+    assert (record.microseconds, record.model_microseconds) == (4.0, 4.0)
 
 
 def test_a_record_whose_tiling_no_longer_does_is_made_anew() -> None:
@@ -175,3 +178,29 @@ def test_a_layer_without_right_kernels_has_no_record() -> None:
     [outcome] = whole_tuning(rig, PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     assert (outcome.record, len(outcome.wrong)) == (None, FEW.candidates)
     assert not table.kept
+
+
+def test_the_winner_is_the_fastest_as_in_a_network_whatever_it_takes_over_and_over() -> None:
+    rig = PlayedRig(fastest(RANKED[5]), warm_time_of=fastest(RANKED[2]))
+    result = found(rig)
+    assert result.best is not None
+    assert result.best.tiling == RANKED[5]
+    assert (result.best.times.cold_microseconds, result.best.times.warm_microseconds) == (5.0, 10.0)
+
+
+def test_what_is_measured_is_told_with_the_layer_it_was_measured_on() -> None:
+    rig = PlayedRig(slower_with_rank)
+    [outcome] = whole_tuning(rig, PlayedBuilder(), KeptRecords(), CASES[:1], PLAN, TuneProgress())
+    assert outcome.measured is not None
+    assert (outcome.measured.spec, outcome.measured.images) == (CASE.spec, CASE.images)
+    assert {each.tiling for each in outcome.measured.kernels} == set(rig.measured)
+
+
+def test_a_record_that_was_not_chosen_as_in_a_network_is_made_anew() -> None:
+    table = KeptRecords()
+    whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    [record] = table.records()
+    table.put(replace(record, cold_microseconds=None, model_cold_microseconds=None))
+    [outcome] = whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
+    assert not outcome.known
+    assert table.records() == [outcome.record]

@@ -44,11 +44,13 @@ def submitted(*records: TuningRecord, options: BuildOptions | None = None, own: 
 
 
 def test_a_record_comes_back_from_json_as_it_was() -> None:
-    assert record_of_json(json.loads(json.dumps(record(TUNED).to_json()))) == record(TUNED)
+    for each in (record(TUNED), replace(record(TUNED), cold_microseconds=12.0, model_cold_microseconds=14.0)):
+        assert record_of_json(json.loads(json.dumps(each.to_json()))) == each
 
 
 def test_what_is_exported_keeps_to_its_schema_and_is_read_back() -> None:
-    records = (record(TUNED), record(BY_MODEL, arch="sm_80"))
+    cold = replace(record(TUNED), cold_microseconds=12.0, model_cold_microseconds=14.0)
+    records = (cold, record(BY_MODEL, arch="sm_80"))
     document = document_of(records)
     Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
     assert set(read_records(json.dumps(document), "file")) == set(records)

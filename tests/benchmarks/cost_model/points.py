@@ -1,10 +1,15 @@
-"""One measured kernel, and the file of all of them: a JSON document a line, compressed."""
+"""One measured kernel, and the file of all of them: a JSON document a line, compressed.
+
+farm tune resnet18 --batch 64 --seconds 160 --force --json > resnet18.json     # on a machine with a GPU
+python -m tests.benchmarks.cost_model.points resnet18.json ... [-o FILE]       # adds its measurements to FILE
+"""
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +32,7 @@ class Point:
     density: float
     """Non-zeros / weights."""
     rank: int
-    """0: the tiling that the cost model of that day put first."""
+    """0: the tiling that the cost model of that day put first. Others are in the order in which they were tried."""
     tiling: Tiling
     parts: int
     registers: int
@@ -35,7 +40,9 @@ class Point:
     warm_microseconds: float
     """Code in the caches, data not: sets of data in turn."""
     cold_microseconds: float
-    """Neither code nor data in a cache."""
+    """Neither code nor data in a cache, but for the input where it is `as_in_network`."""
+    as_in_network: bool = False
+    """How cold was made: by what other layers move and run (`farm.gpu.others`), not by writing to L2 alone."""
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in asdict(self).items() if name not in ("spec", "tiling")}
@@ -56,3 +63,31 @@ def write_points(points: Iterable[Point], path: Path = POINTS) -> None:
     with gzip.open(path, "wt") as file:
         for point in points:
             file.write(json.dumps(point.to_json(), separators=(",", ":")) + "\n")
+
+
+def points_of(document: dict[str, Any], network: str) -> Iterator[Point]:
+    """What `farm tune --json` measured."""
+    for layer in document["layers"]:
+        measured = layer["measured"]
+        if measured is None:
+            continue
+        shared = {name: measured[name] for name in ("spec", "images", "density")}
+        for rank, kernel in enumerate(measured["kernels"]):
+            names = {"network": network, "layer": layer["layer"], "rank": rank, "as_in_network": True}
+            yield Point.from_json({**names, **shared, **kernel})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("documents", type=Path, nargs="+")
+    parser.add_argument("-o", "--output", type=Path, default=POINTS)
+    arguments = parser.parse_args()
+    points = read_points(arguments.output) if arguments.output.exists() else []
+    for path in arguments.documents:
+        points += points_of(json.loads(path.read_text()), path.stem)
+    write_points(points, arguments.output)
+    print(f"{arguments.output}: {len(points)} kernels")
+
+
+if __name__ == "__main__":
+    main()

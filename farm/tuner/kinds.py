@@ -1,0 +1,100 @@
+"""Which layers are tuned, in which order, and how much is tried of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.choice import choose_parts, ranked_tilings, stream_instructions
+from codegen.operators import tiled
+from codegen.prediction import predict_microseconds
+from codegen.tiling import Accumulator, Tiling
+from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from farm.gpu.workload import Case
+from farm.tuner.building import Builder, Building, spread
+from farm.tuning.book import key_of
+from farm.tuning.record import TuningKey
+
+LEAST_CANDIDATES, MOST_CANDIDATES = 2, 24
+"""Of a layer, where the time for all of them is given: the cost model's first choice and another, at least."""
+BUILDING_SHARE = 0.6
+"""Of that time times the builders, which the candidates' predicted building may take: the GPU needs its time too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Layers at a batch that share a record: the first of them is measured."""
+
+    key: TuningKey
+    case: Case
+    also: tuple[str, ...]
+    """Names of the others."""
+    ranked: tuple[Tiling, ...]
+    """What is tried, in order; the first is the cost model's choice. Empty where nothing fits."""
+    microseconds: float
+    """Predicted time of all of them together with that choice: what can be gained."""
+    build_seconds: float
+    """Predicted CPU time of the tools for one candidate."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried."""
+
+    budget_seconds: float = 60.0
+    """For one layer at one batch; the cost model's first choice is measured however long it takes."""
+    candidates: int | None = None
+    """Of a layer at most; None: as many as the time allows."""
+    seconds: float | None = None
+    """For all layers together, instead of the budget of each."""
+
+    def buildings(self, kinds: Sequence[Kind], builder: Builder, accumulate: Accumulator) -> list[Building]:
+        """The candidates of each kind."""
+        return [
+            Building(kind.case, builder, kind.ranked, accumulate, self._most(kind, share, builder.workers))
+            for kind, share in zip(kinds, shares_of(kinds), strict=True)
+        ]
+
+    def _most(self, kind: Kind, share: float, workers: int) -> int | None:
+        """How many candidates: a layer that takes twice as long is worth twice the time."""
+        if self.seconds is None:
+            return self.candidates
+        count = int(share * BUILDING_SHARE * self.seconds * workers / kind.build_seconds)
+        count = max(LEAST_CANDIDATES, min(MOST_CANDIDATES, count))
+        return count if self.candidates is None else min(count, self.candidates)
+
+
+def kinds_of(cases: Sequence[Case], arch: str, accumulate: Accumulator, optimisation: int) -> list[Kind]:
+    """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
+    of_key: dict[TuningKey, list[Case]] = {}
+    for case in cases:
+        key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, optimisation)
+        of_key.setdefault(key, []).append(case)
+    kinds = [_kind(key, alike, accumulate, optimisation) for key, alike in of_key.items()]
+    shares = dict(zip(kinds, shares_of(kinds), strict=True))
+    return sorted(kinds, key=lambda kind: -shares[kind])
+
+
+def shares_of(kinds: Sequence[Kind]) -> list[float]:
+    """Of each in the time of all at its batch size, every batch size being worth the same; they add up to 1."""
+    whole: dict[int, float] = {}
+    for kind in kinds:
+        batch = kind.case.key.batch
+        whole[batch] = whole.get(batch, 0.0) + kind.microseconds
+    return [kind.microseconds / ((whole[kind.case.key.batch] or 1.0) * len(whole)) for kind in kinds]
+
+
+def _kind(key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int) -> Kind:
+    case, *alike = cases
+    spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+    ranked = spread(ranked_tilings(spec, case.images, nonzeros, accumulate))
+    also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
+    if not ranked:
+        return Kind(key, case, also, (), 0.0, 1.0)
+    first = ranked[0]
+    once = predict_microseconds(tiled(spec, first), case.images, case.weights.nonzeros / spec.weights_count)
+    streams = stream_instructions(spec, first, nonzeros)
+    parts = choose_parts(spec, first, nonzeros)
+    seconds = nvcc_seconds(spec, first) or 0.0
+    seconds += sum(ptxas_seconds(spec, float(streams[part.first : part.end].sum()), optimisation) for part in parts)
+    return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)

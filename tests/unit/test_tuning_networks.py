@@ -1,0 +1,120 @@
+"""`farm tune` of a network: the most expensive layer first, in the time given, its measurements as in the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from codegen.layers import Layer
+from codegen.spec import Conv2d, LayerSpec
+from codegen.tiling import Tiling
+from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
+from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, shares_of
+from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
+from farm.tuning.book import TuningBook
+from tests.samples import SMALL, SMALLER, checkpoint, layer
+from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, record, whole_tuning
+
+LARGE = Conv2d(32, 28, 28, 32, 3, 3, (1, 1), (1, 1, 1, 1))
+NET = checkpoint(layer("small", spec=SMALLER), layer("medium", spec=SMALL), layer("large", spec=LARGE))
+
+
+def cases(*batches: int) -> list[Case]:
+    return list(model_cases(NET, [], Choice(batches)))
+
+
+def kinds(*batches: int) -> list[str]:
+    return [kind.case.key.operator for kind in kinds_of(cases(*batches), "sm_90", "float32", 3)]
+
+
+def names(outcomes: list[Outcome]) -> list[str]:
+    return [each.layer for each in outcomes]
+
+
+def tuned(plan: TunePlan, builder: PlayedBuilder, clock: Callable[[], float], *batches: int) -> list[Outcome]:
+    rig = PlayedRig(lambda tiling: 10.0)
+    return whole_tuning(rig, builder, KeptRecords(), cases(*batches), plan, TuneProgress(), clock)
+
+
+def test_the_layer_that_takes_most_of_the_networks_time_comes_first() -> None:
+    assert kinds(64) == ["large", "medium", "small"]
+    outcomes = tuned(TunePlan(Effort(candidates=1)), PlayedBuilder(), lambda: 0.0, 64)
+    assert names(outcomes) == ["large", "medium", "small"]
+
+
+def test_layers_of_a_kind_count_together() -> None:
+    many = [layer(f"medium{i}", spec=SMALL, seed=i) for i in range(40)]
+    net = checkpoint(layer("large", spec=LARGE), *many)
+    found = kinds_of(list(model_cases(net, [], Choice((1,)))), "sm_90", "float32", 3)
+    assert [kind.case.key.operator for kind in found] == ["medium0", "large"]
+
+
+def test_each_batch_size_is_worth_the_same() -> None:
+    found = kinds_of(cases(1, 64), "sm_90", "float32", 3)
+    shares = shares_of(found)
+    for batch in (1, 64):
+        of_batch = [share for kind, share in zip(found, shares, strict=True) if kind.case.key.batch == batch]
+        assert sum(of_batch) == pytest.approx(0.5)
+
+
+def test_more_candidates_are_tried_of_what_takes_longer_and_at_least_two_of_all() -> None:
+    many = [layer(f"many{i}", spec=SMALL, seed=i) for i in range(40)]
+    net = checkpoint(layer("alone", spec=SAME), *many)
+    builder, rig = PlayedBuilder(), PlayedRig(lambda tiling: 10.0)
+    plan = TunePlan(Effort(seconds=4))
+    whole_tuning(rig, builder, KeptRecords(), list(model_cases(net, [], Choice((64,)))), plan, TuneProgress())
+    tried = {name: sum(case.key.operator == name for case in builder.cases) for name in ("many0", "alone")}
+    assert tried["many0"] > tried["alone"] == LEAST_CANDIDATES
+
+
+def test_what_the_time_does_not_suffice_for_is_left_and_is_no_failure_of_the_layer() -> None:
+    table, rig = KeptRecords(), PlayedRig(lambda tiling: 10.0)
+    ticks = count()
+    plan = TunePlan(Effort(seconds=2))
+    outcomes = whole_tuning(rig, PlayedBuilder(), table, cases(64), plan, TuneProgress(), lambda: float(next(ticks)))
+    assert [(each.layer, each.left) for each in outcomes] == [("large", False), ("medium", True), ("small", True)]
+    assert [each.record is None for each in outcomes] == [False, True, True]
+    assert len(table.kept) == 1
+    again = whole_tuning(rig, PlayedBuilder(), table, cases(64), plan, TuneProgress(), lambda: 0.0)
+    assert [(each.layer, each.known) for each in again] == [("large", True), ("medium", False), ("small", False)]
+
+
+def test_builders_go_on_with_the_next_layer_while_the_one_at_hand_is_measured() -> None:
+    builder = PlayedBuilder(workers=8)
+    begun: list[set[str]] = []
+
+    def time_of(tiling: Tiling) -> float:
+        begun.append({case.key.operator for case in builder.cases})
+        return 10.0
+
+    plan = TunePlan(Effort(candidates=2))
+    whole_tuning(PlayedRig(time_of), builder, KeptRecords(), cases(64), plan, TuneProgress())
+    assert begun[0] == {"large", "medium", "small"}
+
+
+def test_between_two_runs_of_a_layer_the_other_layers_of_its_network_move_their_data_and_code() -> None:
+    def moved(each: Layer, batch: int) -> int:
+        spec: LayerSpec = each.spec
+        values = spec.channels * spec.height * spec.width + spec.kernels * spec.height * spec.width
+        return 4 * batch * values + NONZERO_BYTES * each.weights.nonzeros
+
+    net = checkpoint(layer("medium", spec=SAME), layer("large", spec=LARGE))
+    medium, large = net.layers
+    found = {case.key.operator: case.others_bytes for case in model_cases(net, [], Choice((64,)))}
+    assert found == {"medium": moved(large, 64), "large": moved(medium, 64)}
+
+
+SAME = Conv2d(8, 14, 14, 8, 3, 3, (1, 1), (1, 1, 1, 1))
+
+
+def test_of_two_records_that_which_was_chosen_as_in_a_network_counts_then_the_faster_one() -> None:
+    [kind] = kinds_of(cases(64)[1:2], "sm_90", "float32", 3)
+    warm = record(kind.ranked[0], layer("medium", spec=SMALL), microseconds=5.0)
+    cold = replace(warm, tiling=kind.ranked[1], microseconds=9.0, cold_microseconds=12.0, model_cold_microseconds=15.0)
+    colder = replace(cold, tiling=kind.ranked[2], cold_microseconds=11.0)
+    for records in ([warm, cold, colder], [colder, cold, warm]):
+        assert list(TuningBook.of(records).records.values()) == [colder]
+    assert (warm.slower, cold.slower) == (2.5, 1.25)
