@@ -1,111 +1,216 @@
-"""What is still under way where a branch is taken, followed to where the branch goes."""
+"""What is still under way where a branch is taken, followed to where the branch goes: all branches of a kernel at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen.machine import latencies
-from codegen.machine.operands import PREDICATES, RESOURCES
-from codegen.machine.program import Finding, Program, resource_name
-from codegen.machine.word import ALWAYS, NO_SCOREBOARD
+from codegen.machine.operands import PREDICATES, Accesses
+from codegen.machine.program import Finding, Index, Places, Program, resource_name
+from codegen.machine.word import ALWAYS, SCOREBOARDS
 
 _LONGEST: Final = int(max(latencies.REGISTER_CYCLES.max(), latencies.GUARD_CYCLES))
+_RESULT, _CYCLES, _OPERAND = range(3)
+"""Why a register is not ready: its value comes after a time that nobody knows, or that is known, or its old value is
+still being read.
+"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Pending:
-    """A register that is not ready: its value is under way (result, cycles), or its old one is still read (operand)."""
+    """Registers that are not ready when a branch is taken, [pending] each."""
 
-    kind: Literal["result", "cycles", "operand"]
-    word: int
+    kind: NDArray[np.int64]
+    word: Places
     """Who made it so."""
-    resource: int
-    scoreboards: frozenset[int] = frozenset()
-    """To wait for any of them is enough."""
-    elapsed: int = 0
-    """Cycles since that word issued."""
+    resource: NDArray[np.int64]
+    scoreboards: NDArray[np.int64]
+    """Bits: to wait for any of them is enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    """Where something is pending, [states] each."""
+
+    pending: NDArray[np.int64]
+    """An index into a `_Pending`."""
+    elapsed: NDArray[np.int64]
+    """Cycles since its word issued; 0 where they do not matter."""
+    start: Places
+    """Where the code goes on."""
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _States:
+        return _States(self.pending[chosen], self.elapsed[chosen], self.start[chosen])
+
+    def keys(self, length: int) -> NDArray[np.int64]:
+        """Of code of this length: a number for each state, another one for another."""
+        return (self.pending * _LONGEST + self.elapsed) * length + self.start
 
 
 def pending_on_branches(code: Program) -> Iterator[Finding]:
     """What the code at a branch's target uses although it is not ready when the branch is taken."""
+    if not len(code.branches):
+        return
+    branches, targets = code.branches.T
     ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
-    waiting = [(each, target) for branch, target in code.branches for each in _pending_at(code, branch)]
-    seen = set(waiting)
-    while waiting:
-        pending, start = waiting.pop()
-        resource = np.array([pending.resource])
-        uses = code.last_write if pending.kind == "operand" else code.next_use
-        end = int(ends[np.searchsorted(ends, start)])
-        use = int(uses.following(resource, np.array([start]))[0])
-        cleared = min((_first(code, board, start) for board in pending.scoreboards), default=len(code))
-        if use <= end and use < cleared and (reason := _wrong(code, pending, start, use)):
-            yield Finding(use, reason)
-            continue
-        for branch, target in code.branches_within(start, min(end, use - 1, cleared - 1)):
-            after = pending
-            if pending.kind == "cycles":
-                after = replace(pending, elapsed=pending.elapsed + _cycles(code, start, branch))
-            if after.elapsed < _LONGEST and (after, target) not in seen:
-                seen.add((after, target))
-                waiting.append((after, target))
+    pending, waiting = _at_branches(code, branches, targets)
+    seen = np.zeros(0, dtype=np.int64)
+    while len(waiting):
+        keys, first = np.unique(waiting.keys(len(code)), return_index=True)
+        unseen = ~np.isin(keys, seen, assume_unique=True)
+        seen, waiting = np.union1d(seen, keys), waiting.at(first[unseen])
+        end = ends[np.searchsorted(ends, waiting.start)]
+        kind, resource = pending.kind[waiting.pending], pending.resource[waiting.pending]
+        use = np.where(
+            kind == _OPERAND,
+            code.last_write.following(resource, waiting.start),
+            code.next_use.following(resource, waiting.start),
+        )
+        cleared = _first_wait(code, pending.scoreboards[waiting.pending], waiting.start)
+        used = np.flatnonzero((use <= end) & (use < cleared))
+        wrong = used[_wrong(code, pending, waiting.at(used), use[used])]
+        yield from _findings(code, pending, waiting.at(wrong), use[wrong])
+        last = np.minimum(np.minimum(end, use - 1), cleared - 1)
+        last[wrong] = -1
+        state, branch = _pairs(branches, waiting.start, last + 1)
+        passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
+        passed[kind[state] != _CYCLES] = 0
+        after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
+        waiting = after.at(after.elapsed < _LONGEST)
 
 
-def _cycles(code: Program, start: int, branch: int) -> int:
-    """From one word's issue to behind a branch's."""
-    return int(code.cycles[branch] + code.stalls[branch] - code.cycles[start])
+def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All pairs of a range, first <= place < end, and a place in it, as indices."""
+    low = np.searchsorted(sorted_places, first)
+    count = np.maximum(np.searchsorted(sorted_places, end) - low, 0)
+    owner = np.repeat(np.arange(len(first)), count)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(count) - count - low, count)
 
 
-def _first(code: Program, scoreboard: int, start: int) -> int:
-    places = code.waits[scoreboard]
-    at = int(np.searchsorted(places, start))
-    return int(places[at]) if at < len(places) else len(code)
+def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) -> Places:
+    """For each set of scoreboards the first word, from `start` on, that waits for one of them."""
+    found = np.full(len(start), len(code))
+    for board, places in enumerate(code.waits):
+        chosen = np.flatnonzero(scoreboards >> board & 1)
+        following = np.append(places, len(code))[np.searchsorted(places, start[chosen])]
+        found[chosen] = np.minimum(found[chosen], following)
+    return found
 
 
-def _pending_at(code: Program, branch: int) -> Iterator[_Pending]:
-    """What the words before a branch leave under way."""
-    resources, before = np.arange(RESOURCES), np.full(RESOURCES, branch)
-    while len(resources):
-        writer = code.last_write.before(resources, before)
-        there = (writer >= 0) & (code.segment[writer] == code.segment[branch])
-        resources, writer = resources[there], writer[there]
-        for resource, word in zip(resources.tolist(), writer.tolist(), strict=True):
-            elapsed = _cycles(code, word, branch)
-            if not code.variable[word]:
-                if elapsed < _LONGEST:
-                    yield _Pending("cycles", word, resource, elapsed=elapsed)
-            elif code.done[word] > branch:
-                cover = int(code.covering[word])
-                boards = {int(code.write_scoreboard[cover])} - {NO_SCOREBOARD} if cover <= branch else set()
-                yield _Pending("result", word, resource, frozenset(boards))
-        again = code.guard[writer] != ALWAYS
-        resources, before = resources[again], writer[again]
-    first = int(np.searchsorted(code.segment, code.segment[branch]))
-    reads = code.used.reads
-    window = slice(*np.searchsorted(reads.word, [first, branch]).tolist())
-    late = code.asynchronous[reads.word[window]] & (code.released[reads.word[window]] > branch)
-    late &= reads.resource[window] < PREDICATES
-    for word, resource in zip(reads.word[window][late].tolist(), reads.resource[window][late].tolist(), strict=True):
-        following = np.arange(word, branch)
-        alike = following[code.asynchronous[following] & (code.units[following] == code.units[word])]
-        boards = {*code.read_scoreboard[alike].tolist(), *code.write_scoreboard[alike].tolist()} - {NO_SCOREBOARD}
-        yield _Pending("operand", word, resource, frozenset(boards))
+def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pending, _States]:
+    """What the words before each branch leave under way, and where it is when the branch has been taken."""
+    writes, reads = code.used.writes, code.used.reads
+    variable = code.variable[writes.word]
+    late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
+    found = [
+        _unfinished(code, branches, _chosen(writes, variable)),
+        _recent(code, branches, _chosen(writes, ~variable)),
+        _unread(code, branches, _chosen(reads, late)),
+    ]
+    kind, word, resource, scoreboards, elapsed, branch = (np.concatenate(each) for each in zip(*found, strict=True))
+    rows, which = np.unique(np.stack([kind, word, resource, scoreboards]), axis=1, return_inverse=True)
+    return _Pending(*rows), _States(which.reshape(-1), elapsed, targets[branch])
 
 
-def _wrong(code: Program, pending: _Pending, start: int, use: int) -> str:
-    """Why a word may not use a register yet, or nothing."""
-    name = resource_name(pending.resource)
-    if pending.kind == "operand":
-        if code.asynchronous[use]:
-            return ""
-        return f"overwrites {name} before word {pending.word}, which branches here, has read it"
-    if pending.kind == "result":
-        return f"uses {name} before word {pending.word}, from which a branch leads here, is waited for"
-    elapsed = pending.elapsed + int(code.cycles[use] - code.cycles[start])
-    writer, place, resource = (np.array([each]) for each in (pending.word, use, pending.resource))
-    writing = not (code.used.reads.resource[code.used.reads.word == use] == pending.resource).any()
-    needed = int(code.needed(writer, place, resource, writing=writing)[0])
-    return f"uses {name} {elapsed} cycles after word {pending.word}, not {needed}" if elapsed < needed else ""
+_Found = tuple[NDArray[np.int64], ...]
+"""The arrays of a `_Pending`, cycles elapsed, and the branch, as an index."""
+
+
+def _chosen(accesses: Accesses, chosen: NDArray[np.bool_]) -> Accesses:
+    return Accesses(accesses.word[chosen], accesses.resource[chosen])
+
+
+def _before_branches(
+    code: Program, branches: Places, accesses: Accesses, end: Places
+) -> tuple[Places, NDArray[np.int64], NDArray[np.int64]]:
+    """Accesses before a branch of their own segment that is before `end`: the words, resources, and branches."""
+    segment_ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
+    last = segment_ends[code.segment[accesses.word]]
+    access, branch = _pairs(branches, accesses.word + 1, np.minimum(last + 1, end))
+    return accesses.word[access], accesses.resource[access], branch
+
+
+def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
+    """Results of an unknown latency."""
+    word, resource, branch = _before_branches(code, branches, writes, code.done[writes.word])
+    last = _is_last(code, word, resource, branches[branch])
+    word, resource, branch = word[last], resource[last], branch[last]
+    cover = code.covering[word]
+    board = np.where(cover <= branches[branch], code.write_scoreboard[cover], SCOREBOARDS + 1)
+    scoreboards = np.where(board < SCOREBOARDS, 1 << board, 0)
+    return np.full(len(word), _RESULT), word, resource, scoreboards, np.zeros(len(word), np.int64), branch
+
+
+def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
+    """Results of a known latency that may be longer than what has passed."""
+    after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
+    in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + _LONGEST)]
+    word, resource, branch = _before_branches(code, branches, writes, in_time)
+    last = _is_last(code, word, resource, branches[branch])
+    word, resource, branch = word[last], resource[last], branch[last]
+    elapsed = after[branch] - code.cycles[word]
+    return np.full(len(word), _CYCLES), word, resource, np.zeros(len(word), np.int64), elapsed, branch
+
+
+def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
+    """Operands that are still being read; any later word of the same unit tells that they have been."""
+    word, resource, branch = _before_branches(code, branches, reads, code.released[reads.word])
+    scoreboards = np.zeros(len(word), dtype=np.int64)
+    for unit in np.unique(code.units[word]).tolist():
+        of_unit = np.flatnonzero(code.units[word] == unit)
+        alike = code.asynchronous & (code.units == unit)
+        for board in range(SCOREBOARDS):
+            sets = np.flatnonzero(alike & ((code.read_scoreboard == board) | (code.write_scoreboard == board)))
+            next_set = np.append(sets, len(code))[np.searchsorted(sets, word[of_unit])]
+            scoreboards[of_unit] |= (next_set < branches[branch[of_unit]]).astype(np.int64) << board
+    return np.full(len(word), _OPERAND), word, resource, scoreboards, np.zeros(len(word), np.int64), branch
+
+
+def _is_last(code: Program, word: Places, resource: NDArray[np.int64], place: Places) -> NDArray[np.bool_]:
+    """Whether what a word writes may still be there at a place: all who write it after are guarded by predicates."""
+    following: Places = code.certain_write.following(resource, word + 1)
+    return following >= place
+
+
+def _wrong(code: Program, pending: _Pending, states: _States, use: Places) -> NDArray[np.bool_]:
+    """Whether a word may not use a register yet."""
+    kind = pending.kind[states.pending]
+    wrong = np.where(kind == _OPERAND, ~code.asynchronous[use], kind == _RESULT)
+    cycles = np.flatnonzero(kind == _CYCLES)
+    elapsed, needed = _cycles_of(code, pending, states.at(cycles), use[cycles])
+    wrong[cycles] = elapsed < needed
+    return wrong
+
+
+def _cycles_of(
+    code: Program, pending: _Pending, states: _States, use: Places
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many cycles after the word that writes a register it is used, and how many it takes."""
+    elapsed = states.elapsed + code.cycles[use] - code.cycles[states.start]
+    writer, resource = pending.word[states.pending], pending.resource[states.pending]
+    reads = code.next_read.following(resource, use) == use
+    by_reading = code.needed(writer, use, resource, writing=False)
+    return elapsed, np.where(reads, by_reading, code.needed(writer, use, resource, writing=True))
+
+
+def _findings(code: Program, pending: _Pending, states: _States, use: Places) -> Iterator[Finding]:
+    elapsed, needed = _cycles_of(code, pending, states, use)
+    for i, place in enumerate(use.tolist()):
+        which = int(states.pending[i])
+        name, word = resource_name(int(pending.resource[which])), pending.word[which]
+        yield Finding(
+            place,
+            (
+                f"uses {name} before word {word}, from which a branch leads here, is waited for",
+                f"uses {name} {elapsed[i]} cycles after word {word}, not {needed[i]}",
+                f"overwrites {name} before word {word}, which branches here, has read it",
+            )[pending.kind[which]],
+        )

@@ -5,7 +5,6 @@ Places are numbers of words; the number of all words stands for nowhere.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -137,17 +136,14 @@ class Program:
         return branch_distances(self.words, ARCHITECTURE)
 
     @cached_property
-    def branches(self) -> list[tuple[int, int]]:
-        """Every branch and a place that it may go to, if that is a word of the code; in the order of the branches."""
+    def branches(self) -> NDArray[np.int64]:
+        """[branches, 2]: every branch and a place that it may go to, if that is a word of the code; in order."""
         direct = np.flatnonzero(self.used.named("BRA"))
         targets = direct + 1 + self.distances[direct] // WORD_BYTES
-        found = [(b, t) for b, t in zip(direct.tolist(), targets.tolist(), strict=True) if 0 <= t < len(self)]
-        indirect = np.flatnonzero(self.used.named("BRX")).tolist()
-        return sorted({*found, *((b, t) for b in indirect for t in self.jump_targets.tolist())})
-
-    def branches_within(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Those from `start` to `end`, this one included."""
-        return self.branches[bisect_left(self.branches, (start, -1)) : bisect_left(self.branches, (end + 1, -1))]
+        inside = (targets >= 0) & (targets < len(self))
+        indirect = np.flatnonzero(self.used.named("BRX"))
+        several = np.stack([np.repeat(indirect, len(self.jump_targets)), np.tile(self.jump_targets, len(indirect))])
+        return np.unique(np.concatenate([np.stack([direct[inside], targets[inside]]), several], axis=1), axis=1).T
 
     def opposite(self, first: Places, second: Places) -> NDArray[np.bool_]:
         """Whether two words never run both: their guards are one predicate and its opposite, as nobody wrote it."""
@@ -171,6 +167,17 @@ class Program:
     @cached_property
     def last_write(self) -> Index:
         return Index(self.used.writes, len(self))
+
+    @cached_property
+    def certain_write(self) -> Index:
+        """Of words that no predicate guards."""
+        writes = self.used.writes
+        always = self.guard[writes.word] == ALWAYS
+        return Index(Accesses(writes.word[always], writes.resource[always]), len(self))
+
+    @cached_property
+    def next_read(self) -> Index:
+        return Index(self.used.reads, len(self))
 
     @cached_property
     def next_use(self) -> Index:

@@ -90,16 +90,15 @@ def _waits(code: Program) -> Iterator[Finding]:
 
 def _reached_from(code: Program, sources: Places) -> NDArray[np.bool_]:
     """Which words may run after one of these did."""
-    reached = np.zeros(len(code), dtype=np.bool_)
-    ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
-    waiting = [source + 1 for source in sources.tolist() if not code.ends[source]]
-    while waiting:
-        start = waiting.pop()
-        if start >= len(code) or reached[start]:
-            continue
-        end = int(ends[np.searchsorted(ends, start)])
-        reached[start : end + 1] = True
-        waiting += [target for _, target in code.branches_within(start, end) if not reached[target]]
+    # What is reached of a segment is all from some word on.
+    first = np.full(int(code.segment[-1]) + 1, len(code))
+    places = sources[~code.ends[sources] & (sources + 1 < len(code))] + 1
+    branches, targets = code.branches.T
+    while len(places):
+        np.minimum.at(first, code.segment[places], places)
+        taken = branches >= first[code.segment[branches]]
+        places = targets[taken & (targets < first[code.segment[targets]])]
+    reached: NDArray[np.bool_] = np.arange(len(code)) >= first[code.segment]
     return reached
 
 
