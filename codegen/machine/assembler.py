@@ -15,7 +15,7 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.marked import DEMANDS, Marked
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
-from codegen.machine.splice import GroupValues, splice
+from codegen.machine.splice import Frame, GroupValues, splice
 from codegen.machine.stream import streams
 from codegen.operators import tiled
 from codegen.operators.stream import bits, values
@@ -66,28 +66,27 @@ class DirectAssembler:
     template: Template
     arch: str
     marked: Marked
-    skeleton: Skeleton
+    frame: Frame
 
     @staticmethod
     def of(template: Template, skeleton: bytes, arch: str) -> DirectAssembler:
         """Raises MachineCodeError if this is not the skeleton of the template."""
         marked = Marked.of(template)
-        return DirectAssembler(template, arch, marked, Skeleton.read(skeleton, marked))
+        return DirectAssembler(template, arch, marked, Frame.of(Skeleton.read(skeleton, marked)))
 
     def assemble(self, weights: Weights, part: Part) -> Cubin:
         """The cubin of a part's K groups, proved. Raises MachineCodeError for what cannot be made, with the reason."""
         began = time.perf_counter()
         layer, marked = tiled(self.template.spec, self.template.tiling), self.marked
+        skeleton = self.frame.skeleton
         every, chosen = values(layer, weights), slice(part.first, part.end)
         kernels = every.weights[chosen]
         numbers = np.array(marked.sums) % marked.sums_per_row
         biases, exists = every.biases[chosen][:, numbers], every.exists[chosen][:, numbers]
         patterns = bits(layer.spec, kernels)
-        made = streams(marked, self.skeleton, patterns, (kernels != 0) & (patterns != 0))
+        made = streams(marked, skeleton, patterns, (kernels != 0) & (patterns != 0))
         # To add -0.0 changes nothing, not even the sign of a zero: what ptxas is given has no addition there.
         added = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
-        data = splice(self.skeleton, part.first, made, GroupValues(added, exists))
+        data = splice(self.frame, part.first, made, GroupValues(added, exists))
         prove(CubinFile.read(data))
-        return Cubin(
-            data, self.arch, self.skeleton.file.registers, self.skeleton.spill_bytes, time.perf_counter() - began
-        )
+        return Cubin(data, self.arch, skeleton.file.registers, skeleton.spill_bytes, time.perf_counter() - began)

@@ -46,6 +46,8 @@ OVERWRITE_CYCLES: Final = np.array(
     dtype=np.int64,
 )
 """[unit that writes, unit that writes the same register after it]"""
+LONGEST: Final = int(max(REGISTER_CYCLES.max(), PREDICATE_CYCLES.max(), OVERWRITE_CYCLES.max(), GUARD_CYCLES))
+"""Whatever has a fixed latency is there after so many."""
 SETTLING_CYCLES: Final = 2
 """From what sets a scoreboard to what waits for it."""
 SPARE_REGISTERS: Final = 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Final, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ UNIFORM_PREDICATES: Final = 328
 RESOURCES: Final = 336
 """Registers of all kinds in one numbering, each kind from its number on; the last of a kind is the constant one."""
 
-_KINDS: Final = ((REGISTERS, 255), (PREDICATES, 7), (UNIFORM_REGISTERS, 63), (UNIFORM_PREDICATES, 7))
+_LAST: Final = {REGISTERS: 255, PREDICATES: 7, UNIFORM_REGISTERS: 63, UNIFORM_PREDICATES: 7}
 
 UNIFORM_DESTINATION = Field(16, 6)
 UNIFORM_A, UNIFORM_B, UNIFORM_C = Field(24, 6), Field(32, 6), Field(64, 6)
@@ -142,19 +143,48 @@ _MEMORY: Final = ("shared", "global", "local")
 _UNIFORM_RESULTS: Final = ("ULDC", "S2UR")
 
 
+_RESOURCE_SHIFT: Final = 32
+
+
 @dataclass(frozen=True, eq=False)
 class Accesses:
-    """Which word uses which resource: [accesses] each, in the order of the words."""
+    """Which word uses which resource, in the order of the resources, then of the words: [accesses] each."""
 
-    word: NDArray[np.int64]
-    resource: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    """Resource and word in one number, sorted."""
+    length: int
+    """Of the code, in words."""
 
     @staticmethod
-    def of(pieces: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Accesses:
-        word = np.concatenate([np.zeros(0, np.int64), *(piece for piece, _ in pieces)])
-        resource = np.concatenate([np.zeros(0, np.int64), *(piece for _, piece in pieces)])
-        order = np.argsort(word, kind="stable")
-        return Accesses(word[order], resource[order])
+    def of(word: NDArray[np.int64], resource: NDArray[np.int64], length: int) -> Accesses:
+        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word), length)
+
+    @cached_property
+    def word(self) -> NDArray[np.int64]:
+        return self.keys & ((1 << _RESOURCE_SHIFT) - 1)
+
+    @cached_property
+    def resource(self) -> NDArray[np.int64]:
+        return self.keys >> _RESOURCE_SHIFT
+
+    def where(self, chosen: NDArray[np.bool_]) -> Accesses:
+        return Accesses(self.keys[chosen], self.length)
+
+    def and_of(self, others: Accesses) -> Accesses:
+        """These and those."""
+        return Accesses(np.sort(np.concatenate([self.keys, others.keys])), self.length)
+
+    def before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The last word before each place that uses its resource, or -1."""
+        keys = np.append(self.keys, -1)  # what the place before the first one is
+        found = keys[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1]
+        return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), -1)
+
+    def following(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first word at each place, or behind it, that uses its resource, or the code's length."""
+        keys = np.append(self.keys, -1)
+        found = keys[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places)]
+        return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), self.length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,99 +208,121 @@ class Operands:
 
 def operands(words: Words) -> Operands:
     """What the words [instructions, 2] read and write. Raises MachineCodeError for an opcode that is not known."""
-    opcodes, which = np.unique(OPCODE.get(words), return_inverse=True)
-    reads: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    writes: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    opcodes = OPCODE.get(words)
+    present = np.flatnonzero(np.bincount(opcodes))
+    which = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
+    which[present] = np.arange(len(present))
+    which = which[opcodes]
     shapes = []
-    for index, opcode in enumerate(opcodes.tolist()):
-        at = np.flatnonzero(which == index)
+    reads: dict[_Role, list[int]] = {}
+    writes: dict[_Role, list[int]] = {}
+    for index, opcode in enumerate(present.tolist()):
         shape = SHAPES.get(opcode & 0x1FF)
         if shape is None or opcode >> 9 == 0:
-            raise MachineCodeError(f"word {int(at[0])} has the opcode {opcode:#05x}, which is not known here")
+            first = int(np.argmax(which == index))
+            raise MachineCodeError(f"word {first} has the opcode {opcode:#05x}, which is not known here")
         shapes.append(shape)
-        chosen = words[at]
-        for places, resources in _read(shape, opcode >> 9, chosen):
-            reads.append((at[places], resources))
-        for places, resources in _written(shape, chosen):
-            writes.append((at[places], resources))
-    return Operands(tuple(shapes), which, Accesses.of(reads), Accesses.of(writes))
+        for roles, of_opcode in ((reads, _reads_of(opcode)), (writes, _writes_of(opcode))):
+            for role in of_opcode:
+                roles.setdefault(role, []).append(index)
+    return Operands(tuple(shapes), which, _accesses(words, which, reads), _accesses(words, which, writes))
 
 
-_Found = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Places in an array of words, and the resource that each uses."""
+@dataclass(frozen=True)
+class _Role:
+    """What words of some opcodes do with resources of a kind: which number they name, and how many from there on."""
+
+    kind: int
+    field: Field | None
+    """None: number 0."""
+    width: int = 1
+    """-1: as SIZE says."""
+    only_if: Field | None = None
+    """A field that is not zero in the words that do."""
+    beyond: int = 0
+    """Added to the number."""
 
 
-def _used(kind: int, numbers: NDArray[np.int64], widths: NDArray[np.int64] | int = 1) -> Iterator[_Found]:
-    """Consecutive registers of a kind from a number on, as many as the width; the constant one of a kind is none."""
-    last = dict(_KINDS)[kind]
-    widths = np.broadcast_to(widths, numbers.shape)
-    for i in range(int(widths.max(initial=0))):
-        places = np.flatnonzero((numbers != last) & (widths > i))
-        yield places, kind + numbers[places] + i
+def _accesses(words: Words, which: NDArray[np.int64], roles: dict[_Role, list[int]]) -> Accesses:
+    """`which` [instructions] is an index of each word's opcode, `roles` has those of each role."""
+    found_words, found_resources = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for role, indices in roles.items():
+        has_role = np.zeros(which.max(initial=0) + 1, dtype=np.bool_)
+        has_role[indices] = True
+        places = np.flatnonzero(has_role[which])
+        if role.only_if is not None:
+            places = places[role.only_if.get(words[places]) != 0]
+        chosen = words[places]
+        numbers = np.zeros(len(places), np.int64) if role.field is None else role.field.get(chosen)
+        real = numbers != _LAST[role.kind]
+        places, numbers = places[real], numbers[real]
+        widths = np.full(len(places), role.width) if role.width > 0 else WORDS_OF_SIZE[SIZE.get(chosen[real])]
+        for i in range(int(widths.max(initial=0))):
+            wide = slice(None) if i < widths.min() else np.flatnonzero(widths > i)
+            found_words.append(places[wide])
+            found_resources.append(role.kind + numbers[wide] + role.beyond + i)
+    return Accesses.of(np.concatenate(found_words), np.concatenate(found_resources), len(words))
 
 
-def _width(count: int, words: Words) -> NDArray[np.int64] | int:
-    return WORDS_OF_SIZE[SIZE.get(words)] if count < 0 else count
+@cache
+def _reads_of(opcode: int) -> tuple[_Role, ...]:
+    return tuple(_reads(SHAPES[opcode & 0x1FF], opcode >> 9))
 
 
-def _read(shape: Shape, form: int, words: Words) -> Iterator[_Found]:
+@cache
+def _writes_of(opcode: int) -> tuple[_Role, ...]:
+    return tuple(_writes(SHAPES[opcode & 0x1FF]))
+
+
+def _reads(shape: Shape, form: int) -> Iterator[_Role]:
     uniform = shape.unit == "uniform"
     predicates = UNIFORM_PREDICATES if uniform or shape.name == "S2UR" else PREDICATES
     kind = UNIFORM_REGISTERS if uniform else REGISTERS
-    yield from _used(predicates, PREDICATE.get(words))
-    for field in shape.reads:
-        yield from _used(predicates, field.get(words))
-    if shape.name == "ISETP" and (continued := np.flatnonzero(CONTINUED.get(words))).size:
-        for places, resources in _used(predicates, COMPARE_PREDICATE.get(words[continued])):
-            yield continued[places], resources
+    for field in (PREDICATE, *shape.reads):
+        yield _Role(predicates, field)
+    if shape.name == "ISETP":
+        yield _Role(predicates, COMPARE_PREDICATE, only_if=CONTINUED)
     if shape.name == "P2R":
-        yield from _masked(PREDICATE_MASK.get(words))
+        for predicate in range(7):
+            yield _Role(PREDICATES, None, only_if=Field(PREDICATE_MASK.first + predicate, 1), beyond=predicate)
     if shape.a:
-        yield from _used(kind, (UNIFORM_A if uniform else SOURCE_A).get(words), shape.a)
+        yield _Role(kind, UNIFORM_A if uniform else SOURCE_A, shape.a)
     if shape.unit in _MEMORY:
-        yield from _memory(shape, words)
+        yield from _memory(shape)
         return
     second = shape.b and form != _IMMEDIATE
     if shape.b and not shape.c and form in (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM):
         form = {_THIRD_IMMEDIATE: _IMMEDIATE, _THIRD_CONSTANT: _CONSTANT, _THIRD_UNIFORM: _UNIFORM}[form]
         second = form != _IMMEDIATE
-    low, high = ((UNIFORM_B, UNIFORM_C) if uniform else (SOURCE_B, SOURCE_C)) if second or shape.c else (None, None)
-    if low is None or high is None:
+    if not (second or shape.c):
         return
+    low, high = (UNIFORM_B, UNIFORM_C) if uniform else (SOURCE_B, SOURCE_C)
     if form == _REGISTER_FORM:
-        yield from _used(kind, low.get(words), shape.b)
+        yield _Role(kind, low, shape.b)
     elif form in (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM):
-        yield from _used(kind, high.get(words), shape.b)
+        yield _Role(kind, high, shape.b)
     if form in (_UNIFORM, _THIRD_UNIFORM):
-        yield from _used(UNIFORM_REGISTERS, UNIFORM_B.get(words), shape.b if form == _UNIFORM else shape.c)
+        yield _Role(UNIFORM_REGISTERS, UNIFORM_B, shape.b if form == _UNIFORM else shape.c)
     if shape.c and form not in (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM):
-        yield from _used(kind, high.get(words), shape.c)
+        yield _Role(kind, high, shape.c)
 
 
-def _memory(shape: Shape, words: Words) -> Iterator[_Found]:
+def _memory(shape: Shape) -> Iterator[_Role]:
     """What a memory access reads beside its address register."""
     if shape.b:
-        yield from _used(REGISTERS, SOURCE_B.get(words), _width(shape.b, words))
+        yield _Role(REGISTERS, SOURCE_B, shape.b)
     if shape.name == "LDGSTS":
-        yield from _used(REGISTERS, DESTINATION.get(words))
-    with_uniform = np.flatnonzero(UNIFORM_ADDRESS.get(words))
+        yield _Role(REGISTERS, DESTINATION)
     field = UNIFORM_C if shape.name in ("STG", "LDGSTS", "STS", "STL") else UNIFORM_B
-    width = 2 if shape.unit == "global" else 1
-    for places, resources in _used(UNIFORM_REGISTERS, field.get(words[with_uniform]), width):
-        yield with_uniform[places], resources
+    yield _Role(UNIFORM_REGISTERS, field, 2 if shape.unit == "global" else 1, only_if=UNIFORM_ADDRESS)
 
 
-def _masked(masks: NDArray[np.int64]) -> Iterator[_Found]:
-    for predicate in range(7):
-        places = np.flatnonzero(masks >> predicate & 1)
-        yield places, np.full(len(places), PREDICATES + predicate)
-
-
-def _written(shape: Shape, words: Words) -> Iterator[_Found]:
+def _writes(shape: Shape) -> Iterator[_Role]:
     uniform = shape.unit == "uniform" or shape.name in _UNIFORM_RESULTS
     if shape.to:
-        width = WHOLE_64.get(words) + 1 if shape.name == "CS2R" else _width(shape.to, words)
         field, kind = (UNIFORM_DESTINATION, UNIFORM_REGISTERS) if uniform else (DESTINATION, REGISTERS)
-        yield from _used(kind, field.get(words), width)
+        yield _Role(kind, field, shape.to)
+        if shape.name == "CS2R":
+            yield _Role(kind, field, only_if=WHOLE_64, beyond=1)
     for predicate in shape.writes:
-        yield from _used(UNIFORM_PREDICATES if uniform else PREDICATES, predicate.get(words))
+        yield _Role(UNIFORM_PREDICATES if uniform else PREDICATES, predicate)

@@ -1,20 +1,18 @@
-"""What is still under way where a branch is taken, followed to where the branch goes: all branches of a kernel at once."""
+"""What is under way where a branch is taken, followed to where the branch goes; all branches of a kernel at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.machine import latencies
+from codegen.machine.latencies import LONGEST
 from codegen.machine.operands import PREDICATES, Accesses
-from codegen.machine.program import Finding, Index, Places, Program, resource_name
-from codegen.machine.word import ALWAYS, SCOREBOARDS
+from codegen.machine.program import Finding, Places, Program, resource_name
+from codegen.machine.word import SCOREBOARDS
 
-_LONGEST: Final = int(max(latencies.REGISTER_CYCLES.max(), latencies.GUARD_CYCLES))
 _RESULT, _CYCLES, _OPERAND = range(3)
 """Why a register is not ready: its value comes after a time that nobody knows, or that is known, or its old value is
 still being read.
@@ -52,7 +50,7 @@ class _States:
 
     def keys(self, length: int) -> NDArray[np.int64]:
         """Of code of this length: a number for each state, another one for another."""
-        return (self.pending * _LONGEST + self.elapsed) * length + self.start
+        return (self.pending * LONGEST + self.elapsed) * length + self.start
 
 
 def pending_on_branches(code: Program) -> Iterator[Finding]:
@@ -66,13 +64,13 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
     while len(waiting):
         keys, first = np.unique(waiting.keys(len(code)), return_index=True)
         unseen = ~np.isin(keys, seen, assume_unique=True)
-        seen, waiting = np.union1d(seen, keys), waiting.at(first[unseen])
+        seen, waiting = np.concatenate([seen, keys[unseen]]), waiting.at(first[unseen])
         end = ends[np.searchsorted(ends, waiting.start)]
         kind, resource = pending.kind[waiting.pending], pending.resource[waiting.pending]
         use = np.where(
             kind == _OPERAND,
-            code.last_write.following(resource, waiting.start),
-            code.next_use.following(resource, waiting.start),
+            code.used.writes.following(resource, waiting.start),
+            code.uses.following(resource, waiting.start),
         )
         cleared = _first_wait(code, pending.scoreboards[waiting.pending], waiting.start)
         used = np.flatnonzero((use <= end) & (use < cleared))
@@ -84,7 +82,7 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
         passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
         passed[kind[state] != _CYCLES] = 0
         after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
-        waiting = after.at(after.elapsed < _LONGEST)
+        waiting = after.at(after.elapsed < LONGEST)
 
 
 def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -111,9 +109,9 @@ def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pen
     variable = code.variable[writes.word]
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
     found = [
-        _unfinished(code, branches, _chosen(writes, variable)),
-        _recent(code, branches, _chosen(writes, ~variable)),
-        _unread(code, branches, _chosen(reads, late)),
+        _unfinished(code, branches, writes.where(variable)),
+        _recent(code, branches, writes.where(~variable)),
+        _unread(code, branches, reads.where(late)),
     ]
     kind, word, resource, scoreboards, elapsed, branch = (np.concatenate(each) for each in zip(*found, strict=True))
     rows, which = np.unique(np.stack([kind, word, resource, scoreboards]), axis=1, return_inverse=True)
@@ -122,10 +120,6 @@ def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pen
 
 _Found = tuple[NDArray[np.int64], ...]
 """The arrays of a `_Pending`, cycles elapsed, and the branch, as an index."""
-
-
-def _chosen(accesses: Accesses, chosen: NDArray[np.bool_]) -> Accesses:
-    return Accesses(accesses.word[chosen], accesses.resource[chosen])
 
 
 def _before_branches(
@@ -152,7 +146,7 @@ def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
 def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
     """Results of a known latency that may be longer than what has passed."""
     after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
-    in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + _LONGEST)]
+    in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + LONGEST)]
     word, resource, branch = _before_branches(code, branches, writes, in_time)
     last = _is_last(code, word, resource, branches[branch])
     word, resource, branch = word[last], resource[last], branch[last]
@@ -176,7 +170,7 @@ def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
 
 def _is_last(code: Program, word: Places, resource: NDArray[np.int64], place: Places) -> NDArray[np.bool_]:
     """Whether what a word writes may still be there at a place: all who write it after are guarded by predicates."""
-    following: Places = code.certain_write.following(resource, word + 1)
+    following: Places = code.certain_writes.following(resource, word + 1)
     return following >= place
 
 
@@ -196,7 +190,7 @@ def _cycles_of(
     """How many cycles after the word that writes a register it is used, and how many it takes."""
     elapsed = states.elapsed + code.cycles[use] - code.cycles[states.start]
     writer, resource = pending.word[states.pending], pending.resource[states.pending]
-    reads = code.next_read.following(resource, use) == use
+    reads = code.used.reads.following(resource, use) == use
     by_reading = code.needed(writer, use, resource, writing=False)
     return elapsed, np.where(reads, by_reading, code.needed(writer, use, resource, writing=True))
 

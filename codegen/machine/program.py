@@ -150,7 +150,7 @@ class Program:
         guarded = (self.guard[first] != ALWAYS) & (self.guard[first] == self.guard[second])
         guarded &= self.guard_negated[first] != self.guard_negated[second]
         resources = PREDICATES + self.guard[first]
-        unchanged = self.last_write.before(resources, first) == self.last_write.before(resources, second)
+        unchanged = self.used.writes.before(resources, first) == self.used.writes.before(resources, second)
         both: NDArray[np.bool_] = guarded & unchanged
         return both
 
@@ -165,48 +165,14 @@ class Program:
         return np.where(resources >= UNIFORM_REGISTERS, latencies.UNIFORM_CYCLES, needed)
 
     @cached_property
-    def last_write(self) -> Index:
-        return Index(self.used.writes, len(self))
-
-    @cached_property
-    def certain_write(self) -> Index:
+    def certain_writes(self) -> Accesses:
         """Of words that no predicate guards."""
         writes = self.used.writes
-        always = self.guard[writes.word] == ALWAYS
-        return Index(Accesses(writes.word[always], writes.resource[always]), len(self))
+        return writes.where(self.guard[writes.word] == ALWAYS)
 
     @cached_property
-    def next_read(self) -> Index:
-        return Index(self.used.reads, len(self))
-
-    @cached_property
-    def next_use(self) -> Index:
-        reads, writes = self.used.reads, self.used.writes
-        pieces = [(reads.word, reads.resource), (writes.word, writes.resource)]
-        return Index(Accesses.of(pieces), len(self))
-
-
-class Index:
-    """Accesses by resource and place."""
-
-    def __init__(self, accesses: Accesses, length: int) -> None:
-        self._length = length + 1
-        self._keys = np.sort(accesses.resource * self._length + accesses.word)
-
-    def before(self, resources: Places, places: Places) -> Places:
-        """The last access to each resource before each place, or -1."""
-        at = np.searchsorted(self._keys, resources * self._length + places) - 1
-        keys = self._keys[np.maximum(at, 0)] if len(self._keys) else np.zeros(len(at), np.int64)
-        found = (at >= 0) & (keys // self._length == resources) & (len(self._keys) > 0)
-        return np.where(found, keys % self._length, -1)
-
-    def following(self, resources: Places, places: Places) -> Places:
-        """The first access to each resource at each place or behind it, or the length."""
-        at = np.searchsorted(self._keys, resources * self._length + places)
-        inside = at < len(self._keys)
-        keys = self._keys[np.minimum(at, len(self._keys) - 1)] if len(self._keys) else np.zeros(len(at), np.int64)
-        found = inside & (keys // self._length == resources)
-        return np.where(found, keys % self._length, self._length - 1)
+    def uses(self) -> Accesses:
+        return self.used.reads.and_of(self.used.writes)
 
 
 def _unit(name: str, unit: str) -> int:

@@ -108,7 +108,7 @@ def _in_order(code: Program) -> Iterator[Finding]:
         places, resources = accesses.word, accesses.resource
         before = places
         while len(places):
-            writer = code.last_write.before(resources, before)
+            writer = code.used.writes.before(resources, before)
             there = writer >= 0
             there[there] = code.segment[writer[there]] == code.segment[places[there]]
             places, resources, writer = places[there], resources[there], writer[there]
@@ -120,14 +120,16 @@ def _in_order(code: Program) -> Iterator[Finding]:
 
 def _against(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
     """Accesses at `places` to what the words `writer` write, with nothing but guarded words in between."""
-    both = ~code.opposite(writer, places)
-    writer, places, resources = writer[both], places[both], resources[both]
-    variable = code.variable[writer]
-    late = variable & (code.done[writer] > places)
+    late = code.variable[writer] & (code.done[writer] > places)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))
+    passed = code.cycles[places] - code.cycles[writer]
+    near = ~code.variable[writer] & (passed < latencies.LONGEST)
+    doubtful = np.flatnonzero(late | near)
+    writer, places, resources = writer[doubtful], places[doubtful], resources[doubtful]
     needed = code.needed(writer, places, resources, writing=writing)
-    near = ~variable & (code.cycles[places] - code.cycles[writer] < needed)
+    both = ~code.opposite(writer, places)
+    late, near = late[doubtful] & both, near[doubtful] & both & (passed[doubtful] < needed)
     verb = "overwrites" if writing else "reads"
     for i in np.flatnonzero(late):
         yield Finding(
@@ -146,7 +148,7 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
     reads = code.used.reads
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
     readers, resources = reads.word[late], reads.resource[late]
-    writer = code.last_write.following(resources, readers + 1)
+    writer = code.used.writes.following(resources, readers + 1)
     there = writer < len(code)
     there[there] = code.segment[writer[there]] == code.segment[readers[there]]
     wrong = there.copy()

@@ -7,6 +7,7 @@ on is checked here, so that whatever ptxas may do differently one day is refused
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class Skeleton:
     ring: NDArray[np.int64]
     """[chunks, loads]: the first register of each place in the ring."""
 
-    @property
+    @cached_property
     def spill_bytes(self) -> int:
         """What a K group moves to local memory and back, as ptxas counts it."""
         local = self.words[operands(self.words).where("local")]

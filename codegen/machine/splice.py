@@ -120,14 +120,40 @@ class GroupValues:
     """[groups, sums]: whether the sum is one of the layer's."""
 
 
-def splice(skeleton: Skeleton, first_group: int, parts: Streams, values: GroupValues) -> bytes:
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A skeleton ready to take streams: what all K groups of all checkpoints share."""
+
+    skeleton: Skeleton
+    head: Words
+    """With 0 for the number of the first K group."""
+    leaf: Leaf
+    unset: tuple[int, ...]
+    """Scoreboards that the head does not set."""
+    exit_place: int
+    """The end that follows the leaf in the skeleton: all from there on stays."""
+
+    @staticmethod
+    def of(skeleton: Skeleton) -> Frame:
+        covered = _covered(skeleton)
+        head = covered[: skeleton.branch].copy()
+        _put_first_group(head[skeleton.first_group : skeleton.first_group + 1], 0)
+        sets = np.union1d(word.WRITE_SCOREBOARD.get(head), word.READ_SCOREBOARD.get(head)).tolist()
+        end = skeleton.leaf_end
+        return Frame(
+            skeleton,
+            head,
+            Leaf.of(skeleton, covered),
+            tuple(board for board in range(word.SCOREBOARDS) if board not in sets),
+            end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0]),
+        )
+
+
+def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) -> bytes:
     """The cubin of the K groups from `first_group` on."""
-    covered = _covered(skeleton)
-    leaf = Leaf.of(skeleton, covered)
+    skeleton, exit_place = frame.skeleton, frame.exit_place
     groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.leaf_end
-    head = covered[: skeleton.branch].copy()
-    _put_first_group(head[skeleton.first_group : skeleton.first_group + 1], first_group)
-    code = _Code(skeleton, head)
+    code = _Code(frame, first_group)
     moved = np.zeros((groups, len(skeleton.words) + 1), dtype=np.int64)
     moved[:, :start] = np.arange(start)
     nodes: list[tuple[int, int]] = []
@@ -136,17 +162,15 @@ def splice(skeleton: Skeleton, first_group: int, parts: Streams, values: GroupVa
         begins[group] = code.length
         nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
         code.append(code.compare(NO_GROUP))  # the predicate as the leaf may expect it
-        moved[group, start:end] = code.append_leaf(leaf, _segments(skeleton, leaf, parts, group), values, group)
-    exit_place = end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0])
+        moved[group, start:end] = code.append_leaf(_segments(frame, parts, group), values, group)
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
     code.append(skeleton.words[exit_place:])
     code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
     words = code.joined()
-    for place, middle in nodes:
-        _put_jumps(words, np.array([place]), begins[middle : middle + 1], skeleton.file.capability)
-    for group in range(groups):
-        jumps, targets = moved[group, skeleton.jumps], moved[group, skeleton.targets]
-        _put_jumps(words, jumps, targets, skeleton.file.capability)
+    places, middles = np.array(nodes, dtype=np.int64).reshape(-1, 2).T
+    jumps = np.concatenate([places, moved[:, skeleton.jumps].ravel()])
+    targets = np.concatenate([begins[middles], moved[:, skeleton.targets].ravel()])
+    _put_jumps(words, jumps, targets, skeleton.file.capability)
     moved[:, -1] = len(words)
     return skeleton.file.with_code(words, moved, skeleton.file.registers)
 
@@ -169,9 +193,11 @@ def _nodes_before(groups: int) -> list[list[int]]:
 class _Code:
     """Words in the order in which they will lie."""
 
-    def __init__(self, skeleton: Skeleton, head: Words) -> None:
-        self.skeleton = skeleton
-        self.head = head
+    def __init__(self, frame: Frame, first_group: int) -> None:
+        self.frame = frame
+        self.skeleton = frame.skeleton
+        head = frame.head.copy()
+        _put_first_group(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group)
         self.length = len(head)
         self._pieces = [head]
 
@@ -199,9 +225,9 @@ class _Code:
         self.append(branch)
         return self.length - 1
 
-    def append_leaf(self, leaf: Leaf, segments: list[Words], values: GroupValues, group: int) -> NDArray[np.int64]:
+    def append_leaf(self, segments: list[Words], values: GroupValues, group: int) -> NDArray[np.int64]:
         """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
-        start, begin = self.skeleton.branch + 1, self.length
+        leaf, start, begin = self.frame.leaf, self.skeleton.branch + 1, self.length
         words = leaf.words.copy()
         adds = words[leaf.place[self.skeleton.biases - start]]
         word.IMMEDIATE.put(adds, values.biases[group])
@@ -212,7 +238,7 @@ class _Code:
         before = [words[low:high] for low, high in pairwise([0, *cuts])]
         pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
         whole = np.concatenate([*pieces, words[cuts[-1] :]])
-        _drop_waits(whole, self.head)
+        _drop_waits(whole, self.frame.unset)
         self.append(whole)
         added = np.append(0, np.cumsum([len(segment) for segment in segments]))
         old = np.arange(start, self.skeleton.leaf_end)
@@ -229,19 +255,19 @@ class _Code:
         words[gone] = accesses
 
 
-def _drop_waits(leaf: Words, head: Words) -> None:
-    """Takes away waits for what only markers would have set."""
+def _drop_waits(leaf: Words, unset: tuple[int, ...]) -> None:
+    """Takes away waits for what only markers would have set; `unset` are the scoreboards that nothing before sets."""
     waits = word.WAIT.get(leaf)
-    setters = (word.WRITE_SCOREBOARD, word.READ_SCOREBOARD)
-    for board in range(word.SCOREBOARDS):
-        if not any((field.get(head) == board).any() for field in setters):
-            sets = np.logical_or(*(field.get(leaf) == board for field in setters))
-            waits[: int(np.argmax(sets)) + 1 if sets.any() else None] &= ~(1 << board)
+    written, read = word.WRITE_SCOREBOARD.get(leaf), word.READ_SCOREBOARD.get(leaf)
+    for board in unset:
+        sets = (written == board) | (read == board)
+        waits[: int(np.argmax(sets)) + 1 if sets.any() else None] &= ~(1 << board)
     word.WAIT.put(leaf, waits)
 
 
-def _segments(skeleton: Skeleton, leaf: Leaf, parts: Streams, group: int) -> list[Words]:
+def _segments(frame: Frame, parts: Streams, group: int) -> list[Words]:
     """The streams of one K group, each with what the leaf has waited for before it."""
+    leaf, skeleton = frame.leaf, frame.skeleton
     chunks = len(leaf.cuts)
     bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
     segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
@@ -264,7 +290,7 @@ def _nop(stall: int) -> Words:
 
 
 def _put_first_group(load: Words, group: int) -> None:
-    """MOV of the number in the place of the load of it; [1, 2], in place."""
+    """MOV of the number in the place of the load of it, or of another such MOV; [1, 2], in place."""
     target = word.DESTINATION.get(load)
     waits = word.WAIT.get(load)
     none = np.zeros(1, dtype=np.int64)

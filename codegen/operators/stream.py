@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 import numpy as np
@@ -85,6 +86,7 @@ def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, 
                 yield p, k, phase, r
 
 
+@lru_cache(maxsize=16)
 def slots(layer: AnyTiled) -> Slots:
     """Which weight and which sum each placeholder of the loop body belongs to."""
     geometry, tiling = layer.geometry, layer.tiling
