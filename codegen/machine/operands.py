@@ -170,20 +170,19 @@ class Accesses:
     def where(self, chosen: NDArray[np.bool_]) -> Accesses:
         return Accesses(self.keys[chosen], self.length)
 
-    def and_of(self, others: Accesses) -> Accesses:
-        """These and those."""
-        return Accesses(np.sort(np.concatenate([self.keys, others.keys])), self.length)
+    @cached_property
+    def _ended(self) -> NDArray[np.int64]:
+        """The keys and one of no resource, which is also what comes before the first."""
+        return np.append(self.keys, -1)
 
     def before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The last word before each place that uses its resource, or -1."""
-        keys = np.append(self.keys, -1)  # what the place before the first one is
-        found = keys[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1]
+        found = self._ended[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1]
         return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), -1)
 
     def following(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first word at each place, or behind it, that uses its resource, or the code's length."""
-        keys = np.append(self.keys, -1)
-        found = keys[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places)]
+        found = self._ended[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places)]
         return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), self.length)
 
 

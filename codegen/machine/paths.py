@@ -70,7 +70,7 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
         use = np.where(
             kind == _OPERAND,
             code.used.writes.following(resource, waiting.start),
-            code.uses.following(resource, waiting.start),
+            code.next_use(resource, waiting.start),
         )
         cleared = _first_wait(code, pending.scoreboards[waiting.pending], waiting.start)
         used = np.flatnonzero((use <= end) & (use < cleared))

@@ -170,9 +170,10 @@ class Program:
         writes = self.used.writes
         return writes.where(self.guard[writes.word] == ALWAYS)
 
-    @cached_property
-    def uses(self) -> Accesses:
-        return self.used.reads.and_of(self.used.writes)
+    def next_use(self, resources: Places, places: Places) -> Places:
+        """The first word at each place, or behind it, that reads or writes its resource, or the code's length."""
+        following = (accesses.following(resources, places) for accesses in (self.used.reads, self.used.writes))
+        return np.minimum(*following)
 
 
 def _unit(name: str, unit: str) -> int:
