@@ -167,9 +167,9 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
     code.append(skeleton.words[exit_place:])
     code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
     words = code.joined()
-    places, middles = np.array(nodes, dtype=np.int64).reshape(-1, 2).T
-    jumps = np.concatenate([places, moved[:, skeleton.jumps].ravel()])
-    targets = np.concatenate([begins[middles], moved[:, skeleton.targets].ravel()])
+    of_nodes, later = np.array(nodes, dtype=np.int64).reshape(-1, 2).T
+    jumps = np.concatenate([of_nodes, moved[:, skeleton.jumps].ravel()])
+    targets = np.concatenate([begins[later], moved[:, skeleton.targets].ravel()])
     _put_jumps(words, jumps, targets, skeleton.file.capability)
     moved[:, -1] = len(words)
     return skeleton.file.with_code(words, moved, skeleton.file.registers)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,14 +19,16 @@ from codegen.machine import marked, word
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.marked import Marked
+from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.operators import stream_count, tiled
 from codegen.operators.stream import slots
 from codegen.rewrite import rewrite
-from codegen.template import Template
+from codegen.template import Template, make_template
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
-from tests.toolchain.machine_cubins import drawn_weights, template_for
+from tests.toolchain.machine_cubins import LIMITS, drawn_weights, template_for
+from tests.toolchain.operator_cases import CASES
 
 ARCH = "sm_90"
 ASSEMBLED = (
@@ -125,6 +130,30 @@ def test_a_part_has_the_products_of_its_own_k_groups() -> None:
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, part).data)
     form = Skeleton.read(skeleton.data, Marked.of(template))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, part)
+
+
+def test_sixteen_times_as_many_k_groups_are_proved_in_hardly_more_steps() -> None:
+    """Calls, in which NumPy goes over all words at once: what is done for each K group or branch would show."""
+    case = CASES["channels and kernels that do not divide"]
+    spec = replace(case.spec, kernels=32 * case.tiling.group_kernels)
+    template = make_template(spec, case.tiling, "compute_80", find_toolchain(), LIMITS)
+    rng = np.random.default_rng(1)
+    kernel = (rng.standard_normal(spec.weights_shape) * (rng.random(spec.weights_shape) < 0.5)).astype(np.float32)
+    weights = Weights(kernel, rng.standard_normal(spec.kernels).astype(np.float32))
+    assembler = DirectAssembler.of(template, make_skeleton(template, ARCH, find_toolchain()).data, ARCH)
+    few, many = (CubinFile.read(assembler.assemble(weights, Part(0, count)).data) for count in (2, 32))
+    assert calls_of(lambda: prove(many)) < 2 * calls_of(lambda: prove(few))
+
+
+def calls_of(work: Callable[[], None]) -> int:
+    """How many functions are called."""
+    calls = Counter[str]()
+    sys.setprofile(lambda _frame, event, _argument: calls.update([event]))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls["call"] + calls["c_call"]
 
 
 def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
