@@ -106,7 +106,8 @@ def misfit_of(
 ) -> str:
     """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
     layer = tiled(spec, tiling)
-    if not (_fits(layer) or tiling in _last_resort(layer.layer, tiling.accumulate)):
+    within = _comes_out_even(layer) and _block_fits(layer)
+    if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
     streams = _stream_instructions(layer, nonzeros)
     if not _streams_fit(layer, nonzeros, streams):
@@ -210,17 +211,18 @@ def _density_band(density: float) -> float:
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, float]] = []
+    limit = math.inf
     for candidate in layer.candidates():
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
         divided = layer.tiled(tiling)
-        if not _fits(divided):
+        if not _comes_out_even(divided):
             continue
         stream = Stream.of(divided.work, density)
-        multiply_adds, code_bytes = _stream_limits(divided)
-        if stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes:
-            sizes.append((divided, stream.code * divided.work.streams))
-    # A layer that is larger whatever its tiling is given the smaller ones.
-    limit = max(LAYER_INSTRUCTIONS, 1.2 * min((size for _, size in sizes), default=0))
+        size = stream.code * divided.work.streams
+        if size <= limit and _stream_fits(divided, stream) and _block_fits(divided):
+            sizes.append((divided, size))
+            # A layer that is larger whatever its tiling is given the smaller ones.
+            limit = min(limit, max(LAYER_INSTRUCTIONS, 1.2 * size))
     times = {each.tiling: predict_microseconds(each, batch, density) for each, size in sizes if size <= limit}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
@@ -230,10 +232,19 @@ def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Til
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
 
 
-def _fits(layer: AnyTiled) -> bool:
+def _comes_out_even(layer: AnyTiled) -> bool:
+    """Sums and streams: of a tiling whose do not, nothing else can be asked."""
+    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling)
+
+
+def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
+    """Whether an average K group is within the limits of one."""
+    multiply_adds, code_bytes = _stream_limits(layer)
+    return stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes
+
+
+def _block_fits(layer: AnyTiled) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
-    if layer.tiling.rows * layer.sums > SUMS or not fits(layer.geometry, layer.tiling):
-        return False  # most candidates, and nothing has been computed for them yet
     work = layer.work
     return (
         work.threads <= 1024
@@ -241,8 +252,8 @@ def _fits(layer: AnyTiled) -> bool:
         and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
-        and layer.launch.shared_bytes <= SHARED_BYTES
         and work.largest_offset_bytes < OFFSET_BYTES
+        and layer.launch.shared_bytes <= SHARED_BYTES
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeGuard, cast
 
@@ -159,12 +160,12 @@ class Conv2d(_Spec):
     Of 1x1 kernels of float32 without padding and groups.
     """
 
-    @property
+    @cached_property
     def output_height(self) -> int:
         extent = (self.kernel_height - 1) * self.dilation[0] + 1
         return (self.height + self.padding[0] + self.padding[2] - extent) // self.stride[0] + 1
 
-    @property
+    @cached_property
     def output_width(self) -> int:
         extent = (self.kernel_width - 1) * self.dilation[1] + 1
         return (self.width + self.padding[1] + self.padding[3] - extent) // self.stride[1] + 1
@@ -212,13 +213,13 @@ class ConvTranspose2d(_Spec):
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
 
-    @property
+    @cached_property
     def output_height(self) -> int:
         extent = (self.kernel_height - 1) * self.dilation[0] + 1
         whole = (self.height - 1) * self.stride[0] + extent + self.output_padding[0]
         return whole - self.padding[0] - self.padding[2]
 
-    @property
+    @cached_property
     def output_width(self) -> int:
         extent = (self.kernel_width - 1) * self.dilation[1] + 1
         whole = (self.width - 1) * self.stride[1] + extent + self.output_padding[1]

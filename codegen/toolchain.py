@@ -262,7 +262,8 @@ class Toolchain:
     def facts_in_files(self) -> ToolFacts | None:
         """The same, found in the tools' files without starting one; None if they do not hold it, as wrappers do not."""
         versions = [re.search(rb"release \d+\.\d+, V(\d+\.\d+\.\d+)", _bytes(tool)) for tool in (self.nvcc, self.ptxas)]
-        archs = set(re.findall(rb"(?<!\w)sm_\d+[a-z]?(?!\w)", _bytes(self.ptxas)))
+        # What a pattern begins with is searched for at the speed of memory, so the look behind comes after it.
+        archs = set(re.findall(rb"sm_(?<!\wsm_)\d+[a-z]?(?!\w)", _bytes(self.ptxas)))
         nvcc, ptxas = (found and found[1].decode() for found in versions)
         return ToolFacts(nvcc, ptxas, _in_order(arch.decode() for arch in archs)) if nvcc and ptxas and archs else None
 

@@ -175,8 +175,10 @@ def _in_words(byte_count: int) -> str:
 def _bytes_in_files(graph: GraphProto, folder: Path) -> int:
     """Size of the graph and of every file beside the model that it names, each once."""
     files = {each.path for tensor in graph.initializer if (each := external_data(tensor, folder)) is not None}
-    byte_count: int = graph.ByteSize()
-    return byte_count + sum(path.stat().st_size for path in files)
+    # Each part by itself: for the size of the whole graph protobuf would write it once.
+    tensors = sum(len(tensor.raw_data) or tensor.ByteSize() for tensor in graph.initializer)
+    others: int = sum(part.ByteSize() for part in (*graph.node, *graph.sparse_initializer))
+    return tensors + others + sum(path.stat().st_size for path in files)
 
 
 def _array(stored: Stored, folder: Path) -> NDArray[Any]:

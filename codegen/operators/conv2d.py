@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -293,7 +292,7 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
             depths = (8, 4, 3) if channels <= 2 else (4, 3)
             deepest = next((n for n in depths if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
-                yield replace(two, stages=deepest)
+                yield Tiling(width, height, rows, kernels, channels, deepest, images=images)
 
 
 def _paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:

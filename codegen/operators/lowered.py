@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -57,6 +57,10 @@ class Lowered(Generic[Spec]):
     operator: Operator = field(repr=False)
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
+    _streams: dict[tuple[int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
+    """Likewise, by the kernels of a group and the channels of a chunk."""
+    _works: dict[Tiling, Work] = field(default_factory=dict, repr=False, compare=False)
+    """What streams do, by their tilings with two stages: how many chunks are in flight does not matter to it."""
 
     def tiled(self, tiling: Tiling) -> Tiled[Spec]:
         """The layer divided."""
@@ -88,7 +92,10 @@ class Tiled(Generic[Spec]):
 
     @cached_property
     def streams(self) -> Streams:
-        return Streams.of(self.geometry, self.tiling)
+        all_streams, key = self.layer._streams, (self.tiling.group_kernels, self.tiling.chunk_channels)
+        if (streams := all_streams.get(key)) is None:
+            streams = all_streams[key] = Streams.of(self.geometry, self.tiling)
+        return streams
 
     @property
     def sums(self) -> int:
@@ -98,7 +105,11 @@ class Tiled(Generic[Spec]):
     @cached_property
     def work(self) -> Work:
         """What one stream does."""
-        return self.layer.operator.work(self)
+        works = self.layer._works
+        key = self.tiling if self.tiling.stages == 2 else replace(self.tiling, stages=2)
+        if (work := works.get(key)) is None:
+            work = works[key] = self.layer.operator.work(self)
+        return work
 
     @cached_property
     def launch(self) -> Launch:

@@ -6,6 +6,7 @@ with `.ftz` subnormal numbers are zero. 1 / (1 + 2^r) is 0 where 2^r overflows, 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import e as euler
 from math import log2, pi, sqrt
 
@@ -94,6 +95,7 @@ def step_text(step: Step) -> str:
             )
 
 
+@lru_cache(maxsize=256)
 def added_instructions(epilogue: tuple[Step, ...]) -> int:
     """Instructions per output for the steps that are more than a comparison or an addition."""
     plain = (AddResidual, LeakyRelu, Clip)

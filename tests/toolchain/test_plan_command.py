@@ -72,6 +72,15 @@ def test_the_tools_files_say_of_them_what_they_say_themselves(monkeypatch: pytes
     assert set(tools.archs) <= set(found.archs)
 
 
+def test_part_of_a_longer_word_in_a_tools_file_is_no_architecture(tmp_path: Path) -> None:
+    for tool in ("nvcc", "ptxas"):
+        (tmp_path / tool).write_bytes(b"sm_80\0my_sm_91 sm_90x1 .sm_90a. release 13.0, V13.0.88")
+        (tmp_path / tool).chmod(0o755)
+    found = find_toolchain(tmp_path / "nvcc").facts_in_files()
+    assert found is not None
+    assert found.archs == ("sm_80", "sm_90a")
+
+
 def test_a_script_in_place_of_a_tool_has_to_be_asked(tmp_path: Path) -> None:
     script = tmp_path / "nvcc"
     script.write_text("#!/bin/sh\n")

@@ -30,7 +30,7 @@ from codegen.choice import (
 )
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
-from codegen.operators import canonical, launch_of, lower, stream_count, tiled
+from codegen.operators import canonical, conv2d, launch_of, lower, stream_count, tiled
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.operators.work import bank_conflicts
 from codegen.prediction import Stream, predict_microseconds, registers_of
@@ -302,6 +302,27 @@ def test_more_images_never_take_less_time(name: str) -> None:
     tiling = choose_tiling(spec, 64, spread(spec, 0.1))
     times = [predict_microseconds(tiled(spec, tiling), batch, 0.1) for batch in (1, 4, 16, 64, 256)]
     assert times == sorted(times)
+
+
+def test_what_a_stream_does_is_worked_out_once_however_many_chunks_are_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = Conv2d(48, 27, 29, 48, 3, 3, padding=PAD)
+    worked_out, work = list[Tiling](), conv2d.work
+    monkeypatch.setattr(conv2d, "work", lambda layer: (worked_out.append(layer.tiling), work(layer))[1])
+    chosen = choose_tiling(spec, 64, spread(spec, 0.1))
+    *candidates, last = worked_out  # what was chosen is looked at once more, for the limits of these very weights
+    assert len({replace(tiling, stages=2) for tiling in candidates}) == len(candidates) > 1000
+    assert last == chosen
+
+
+def test_what_has_too_much_code_is_dropped_before_its_launch_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Conv2d(512, 7, 9, 512, 3, 3, padding=PAD)
+    looked_at, launch_of = list[Tiling](), conv2d.launch_of
+    monkeypatch.setattr(conv2d, "launch_of", lambda layer: (looked_at.append(layer.tiling), launch_of(layer))[1])
+    candidates = len(list(lower(spec).candidates()))
+    assert ranked_tilings(spec, 64, spread(spec, 0.1))
+    assert 0 < len(looked_at) < candidates / 4
 
 
 def test_lanes_an_even_distance_apart_conflict() -> None:
