@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.admit_command import admit
 from cli.bench_command import app as bench_app
 from cli.bundle_command import app as bundle_app
 from cli.cache_command import app as cache_app
@@ -104,6 +105,7 @@ app.add_typer(bundle_app, name="bundle", rich_help_panel=RESULTS)
 _add("tune", tune, SPEED)
 app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)
 app.add_typer(bench_app, name="bench", rich_help_panel=SPEED)
+_add("admit", admit, OPERATION)
 _add("doctor", doctor, OPERATION)
 _add("workers", workers, OPERATION)
 _add("stats", stats, OPERATION)

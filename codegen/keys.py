@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from codegen.machine.admission import Assembler
+from codegen.source_text import code_of
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -55,6 +56,8 @@ MACHINE_SOURCES = (
     "machine/word.py",
 )
 """The same of a cubin that is assembled without ptxas, and of its skeleton."""
+ASSEMBLER_SOURCES = tuple(name for name in MACHINE_SOURCES if name.startswith("machine/"))
+"""The assembler itself: what an admission is for. Not what makes templates: it recognises them, or refuses."""
 MOULD_SOURCES = (
     *REWRITER_SOURCES,
     "machine/elf.py",
@@ -250,6 +253,13 @@ def cubin_key(
         options=options,
         machine_digest="" if sources is None else _digest_of(sources),
     )
+
+
+@cache
+def assembler_digest() -> str:
+    """Of what the assembler does: comments and docstrings are left out, so that they may change."""
+    root = Path(str(files("codegen")))
+    return digest_fields({str(path): code_of((root / path).read_text()) for path in source_files(ASSEMBLER_SOURCES)})
 
 
 def source_files(sources: tuple[str, ...]) -> list[Path]:

@@ -1,6 +1,7 @@
 """Who turns a kernel into machine code: ptxas, or the assembler of this folder where its code has been admitted.
 
-An architecture is admitted for a version of ptxas once a GPU of it has run many layers both ways, bit for bit alike.
+An architecture is admitted for a version of ptxas and a data type once a GPU of it has run many layers both ways, bit
+for bit alike, with the very sources of the assembler that are here.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from codegen.spec import LayerSpec, is_bounded
+from codegen.spec import DataType, LayerSpec, is_bounded
 from codegen.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
@@ -28,29 +29,58 @@ def assembler_named(name: object) -> Assembler:
 
 @dataclass(frozen=True)
 class Admission:
-    """A GPU of this architecture found no difference between direct code and that of this version of ptxas."""
+    """What a GPU of this architecture found when it ran direct code beside that of this version of ptxas."""
 
     arch: str
     ptxas: str
+    data_type: DataType
+    sources: str
+    """Digest of the assembler's sources, as `codegen.keys.assembler_digest` gives it."""
+    passed: bool
+    """Whether there were enough layers and no difference."""
 
 
-ADMISSIONS: tuple[Admission, ...] = ()
+@dataclass(frozen=True)
+class Admissions:
+    """What is known of direct code; one GPU that found a difference counts more than any that found none."""
+
+    known: frozenset[Admission] = frozenset()
+    sources: str = ""
+    """Digest of the sources that are here."""
+
+    def refusal(self, arch: str, ptxas: str, data_type: DataType) -> str:
+        """Why direct code is not admitted, with the way out; empty if it is."""
+        of_type = [each for each in self.known if each.arch == arch and each.data_type == data_type]
+        now = [each for each in of_type if each.ptxas == ptxas and each.sources == self.sources]
+        what = f"{data_type} of {arch} is not admitted for ptxas {ptxas}"
+        if any(not each.passed for each in now):
+            return f"{what}: a GPU found differences, as farm admit tells"
+        if now:
+            return ""
+        if any(each.passed and each.ptxas == ptxas for each in of_type):
+            return f"{what}: it was with another version of the assembler, so run farm admit on such a GPU"
+        if others := sorted({each.ptxas for each in of_type if each.passed and each.sources == self.sources}):
+            return f"{what}, but for {', '.join(others)}: run farm admit on such a GPU"
+        return f"{what}: run farm admit on such a GPU"
+
+
+NOTHING_ADMITTED = Admissions()
 
 
 def assembler_for(
-    choice: AssemblerChoice, spec: LayerSpec, tiling: Tiling, arch: str, ptxas: str
+    choice: AssemblerChoice, spec: LayerSpec, tiling: Tiling, arch: str, ptxas: str, admissions: Admissions
 ) -> tuple[Assembler, str]:
-    """Who assembles a layer for an architecture, and why not the direct assembler: empty where it does."""
+    """Who assembles a layer for an architecture, and why not whom was asked for: empty where it does."""
     if choice == "ptxas":
-        return "ptxas", "asked for"
+        return "ptxas", ""
     if choice == "patch":
         if tiling.form == "full" or is_bounded(spec):
             what = "a full template" if tiling.form == "full" else "a layer whose inputs have bounds"
             return "ptxas", f"{what} has no moulds"
-        return "patch", "asked for"
-    if choice == "auto" and Admission(arch, ptxas) not in ADMISSIONS:
-        return "ptxas", f"direct code is not admitted on {arch} beside ptxas {ptxas}"
+        return "patch", ""
     if reason := unknown(spec, tiling, arch):
+        return "ptxas", reason
+    if choice == "auto" and (reason := admissions.refusal(arch, ptxas, spec.data_type)):
         return "ptxas", reason
     return "direct", ""
 

@@ -75,10 +75,10 @@ class Claims:
                 self._ledger.forget_results(job_id, holder=self._coordinator)
             begun.append(claim)
         try:
-            todo = _plan(begun, toolchain)
+            todo = self._plan(begun, toolchain)
         except CodegenError:
             begun = [claim for claim in begun if self._can_be_planned(claim, toolchain)]
-            todo = _plan(begun, toolchain)
+            todo = self._plan(begun, toolchain)
         self._ledger.record_keys("template", todo.template_fields)
         self._ledger.record_keys("cubin", todo.cubin_fields)
         templates = {(target.job, cubin.template.key) for cubin in todo.cubins for target in todo.targets[cubin.key]}
@@ -89,9 +89,13 @@ class Claims:
         self._progress.planned([claim.job for claim in begun], _builds(begun), todo)
         return todo
 
+    def _plan(self, claims: Sequence[Claim], toolchain: Toolchain) -> Plan:
+        work = [(claim.job, list(claim.builds.values())) for claim in claims]
+        return plan(work, toolchain, self._ledger.admissions.known())
+
     def _can_be_planned(self, claim: Claim, toolchain: Toolchain) -> bool:
         try:
-            _plan([claim], toolchain)
+            self._plan([claim], toolchain)
         except CodegenError as error:
             self._end(claim, Status.FAILED, f"it cannot be planned: {error}", Fault.INPUT)
             return False
@@ -179,7 +183,8 @@ class Claims:
             claim.first_failure = claim.first_failure or f"{name}: {made.message}"
             self._say(claim, "error", _explain(name, made))
         else:
-            build_result = replace(known, **vars(made))
+            facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas}
+            build_result = replace(known, **facts)
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"
             self._say(claim, "info", f"{name}: {known.outcome.value}{level}, {how}")
@@ -301,10 +306,6 @@ class Claims:
         if changed:
             ids = [claim.job.id for claim in changed]
             self._ledger.running.set_reason(ids, reason, holder=self._coordinator)
-
-
-def _plan(claims: Sequence[Claim], toolchain: Toolchain) -> Plan:
-    return plan([(claim.job, list(claim.builds.values())) for claim in claims], toolchain)
 
 
 def _builds(claims: Sequence[Claim]) -> dict[int, Build]:

@@ -11,7 +11,7 @@ from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
-from codegen.machine.admission import assembler_for
+from codegen.machine.admission import Admissions, assembler_for
 from codegen.operators import template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
@@ -31,6 +31,8 @@ class Target:
     arch: str
     part: int
     """Position in the build's parts, from 0."""
+    left_to_ptxas: str = ""
+    """Why it is not assembled as the job asks for, or may have hoped for."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,12 @@ class Plan:
     cubin_fields: Mapping[str, Mapping[str, str]]
 
 
-def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolchain) -> Plan:
+def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolchain, admissions: Admissions) -> Plan:
     """Plans all builds of all jobs together, so that what they share is made once.
 
-    The cubins of one part of a layer for several architectures stay neighbours: a worker rewrites once for all of
-    them. Raises ArchError for an architecture that the toolchain does not know.
+    `admissions` say for whom `--assembler auto` needs no ptxas. The cubins of one part of a layer for several
+    architectures stay neighbours: a worker rewrites once for all of them. Raises ArchError for an architecture that the
+    toolchain does not know.
     """
 
     @cache
@@ -71,8 +74,8 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
         for build in builds:
             for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
-                assembler, _ = assembler_for(
-                    job.options.assembler, build.spec, build.tiling, arch, toolchain.ptxas_version
+                assembler, reason = assembler_for(
+                    job.options.assembler, build.spec, build.tiling, arch, toolchain.ptxas_version, admissions
                 )
                 of_cubin = cubin_key(
                     template.key,
@@ -92,7 +95,7 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
                     cubins[key] = CubinRequest(
                         template, build.weights, part, arch, options, key, cost, seconds=seconds, assembler=assembler
                     )
-                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number))
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason))
                 if template.key not in template_fields:
                     template_fields[template.key] = of_template.fields()
                 if key not in cubin_fields:

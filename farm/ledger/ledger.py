@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, func, insert, or
 
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
+from farm.ledger.admission import AdmissionTable
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, reading, writing
 from farm.ledger.filters import CLAIMED, Which, chosen
@@ -63,6 +64,11 @@ class Ledger:
     def tuning(self) -> TuningTable:
         """Tuning records, which belong to no job."""
         return TuningTable(self._engine, self._wait_seconds)
+
+    @property
+    def admissions(self) -> AdmissionTable:
+        """Admission records, which belong to no job either."""
+        return AdmissionTable(self._engine, self._wait_seconds)
 
     @property
     def retention(self) -> Retention:

@@ -197,6 +197,24 @@ tuning = Table(
     Index(None, "arch"),
 )
 
+admissions = Table(
+    "admissions",
+    metadata,
+    Column("arch", String(16), nullable=False),
+    Column("ptxas", String(32), nullable=False),
+    Column("data_type", String(16), nullable=False),
+    Column("sources", String(64), nullable=False),
+    Column("gpu", String(128), nullable=False),
+    Column("driver", String(32), nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("layers", BigInteger, nullable=False),
+    Column("shapes", BigInteger, nullable=False),
+    Column("outputs", BigInteger, nullable=False),
+    Column("refused", BigInteger, nullable=False),
+    Column("wrong", BigInteger, nullable=False),
+    Column("tried_at", Double, nullable=False),
+    PrimaryKeyConstraint("arch", "ptxas", "data_type", "sources", "gpu"),
+)
 
 coordinators = Table(
     "coordinators",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
+from codegen.machine.admission import Admissions
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.spec import LIKELY_ROWS
@@ -81,11 +82,17 @@ class _Kernel:
 
 
 def forecast(
-    jobs: Sequence[NewJob], checkpoints: Sequence[Checkpoint], toolchain: Toolchain, store: Store, *, recache: bool
+    jobs: Sequence[NewJob],
+    checkpoints: Sequence[Checkpoint],
+    toolchain: Toolchain,
+    admissions: Admissions,
+    store: Store,
+    *,
+    recache: bool,
 ) -> Forecast:
     """The forecast for the jobs of these checkpoints; with `recache`, the contents of the store are ignored."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
-    todo = plan([(job, job.builds) for job in jobs], toolchain)
+    todo = plan([(job, job.builds) for job in jobs], toolchain, admissions)
     there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
     kernels = {
         (job.id, build.id): _kernels(build, model, job.options)

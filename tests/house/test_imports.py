@@ -24,14 +24,14 @@ FARM_LAYERS = (
     ("extras", "setting_table"),
     ("jobs", "settings", "version"),
     ("store", "partial"),
-    ("worker", "tuning"),
+    ("worker", "tuning", "admission"),
     ("ledger", "executors", "gpu", "kernel_ptx"),
     ("runtime",),
     ("coordination", "torch", "network_reference"),
     ("submission", "bundle", "verification", "bench"),
     ("compiled", "network_verification"),
     ("upkeep", "reports"),
-    ("api", "tuner"),
+    ("api", "tuner", "trial"),
     ("testing",),
 )
 """From the bottom up: a module or package of farm/ imports from lower lines only."""

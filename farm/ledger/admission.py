@@ -1,0 +1,50 @@
+"""The queries of admission records: one row for each architecture, version of ptxas, data type, assembler and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from codegen.machine.admission import Admissions
+from farm.admission.files import shipped_records
+from farm.admission.record import AdmissionRecord, admissions_of, record_of_json
+from farm.ledger.engine import insert_or_replace, reading, writing
+from farm.ledger.tables import admissions
+
+_KEY = ("arch", "ptxas", "data_type", "sources", "gpu")
+_COLUMNS = tuple(column.name for column in admissions.columns if column.name not in _KEY)
+
+
+class AdmissionTable:
+    """Admission records. Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    def records(self) -> list[AdmissionRecord]:
+        """All of them; what another version wrote is left out."""
+        query = select(admissions).order_by(admissions.c.arch, admissions.c.data_type, admissions.c.tried_at)
+        with reading(self._engine, self._wait_seconds) as connection:
+            found = [_record_of_row(row) for row in connection.execute(query)]
+        return [record for record in found if record is not None]
+
+    def known(self) -> Admissions:
+        """What they and those that ship with the project say to the assembler that is here."""
+        return admissions_of([*self.records(), *shipped_records()])
+
+    def put(self, records: Iterable[AdmissionRecord]) -> None:
+        """Writes records in the place of those of the same key."""
+        if rows := [{**each.to_json(), "tried_at": each.tried_at.timestamp()} for each in records]:
+            with writing(self._engine, self._wait_seconds) as connection:
+                connection.execute(insert_or_replace(self._engine, admissions, _KEY, _COLUMNS), rows)
+
+
+def _record_of_row(row: Any) -> AdmissionRecord | None:
+    try:
+        return record_of_json({**row._mapping, "tried_at": datetime.fromtimestamp(row.tried_at, UTC).isoformat()})
+    except ValueError:
+        return None

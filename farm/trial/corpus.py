@@ -1,0 +1,262 @@
+"""The corpus: shapes drawn by number, each with many masks and values, those at their edges first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from math import prod
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.choice import choose_tiling, ranked_tilings
+from codegen.data_types import PRECISIONS, from_float32, to_float32
+from codegen.errors import TilingError
+from codegen.layers import FloatArray, Weights
+from codegen.machine.admission import unknown
+from codegen.networks import prune
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LayerSpec,
+    LeakyRelu,
+    Linear,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
+from codegen.tiling import Accumulator, Tiling
+from codegen.verify import random_input
+
+LAYERS_OF_SHAPE = 24
+"""Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
+MOST_WEIGHTS = 4096
+"""Of a drawn shape: ptxas takes a tenth of a second for such layers."""
+MOST_ELEMENTS = 200_000
+"""Of a batch's input or output."""
+STEPS: tuple[Step, ...] = (
+    AddResidual(),
+    Clip(low=0.0),
+    Clip(low=0.0, high=6.0),
+    Clip(high=0.5),
+    LeakyRelu(0.1),
+    Sigmoid(),
+    HardSigmoid(1 / 6, 0.5),
+    HardSwish(1 / 6, 0.5),
+    Swish(),
+    Gelu(),
+    Gelu("tanh"),
+    Tanh(),
+    Mish(),
+)
+SPARSITIES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A template to be tried: LAYERS_OF_SHAPE layers have it. What is drawn for it depends on its number alone."""
+
+    number: int
+    spec: LayerSpec
+    tiling: Tiling
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """As in `float32 17`."""
+        return f"{self.spec.data_type} {self.number}"
+
+    def layer_name(self, variant: int) -> str:
+        """As in `float32 17:3 (one weight)`."""
+        return f"{self.name}:{variant} ({mask_name(variant)})"
+
+    def weights(self, variant: int) -> Weights:
+        """Of its layer of this number, from 0 up to LAYERS_OF_SHAPE."""
+        rng = np.random.default_rng((self.number, variant))
+        mask = np.asarray(_masks()[variant][1](self, rng), dtype=bool)
+        return Weights(
+            np.where(mask, _values(self.spec, rng), np.float32(0)), _biases(self.spec.kernels, self.spec.data_type, rng)
+        )
+
+    def input(self) -> NDArray[Any]:
+        """[batch, ...]: normal values; in some shapes with zeros of both signs, infinities, NaN or subnormal ones."""
+        x = random_input(self.spec, self.batch, self.number)
+        rng = np.random.default_rng((self.number, LAYERS_OF_SHAPE))
+        odd = {0: (0.0, -0.0), 1: (np.inf, -np.inf, np.nan), 2: (1e-40, -1e-44, 6e-8)}.get(int(rng.integers(8)))
+        if odd is not None:
+            chosen = from_float32(rng.choice(np.array(odd, np.float32), x.shape), self.spec.data_type)
+            x = np.where(rng.random(x.shape) < 0.2, chosen, x)
+        return np.ascontiguousarray(x)
+
+
+def claimed_types(arch: str) -> tuple[DataType, ...]:
+    """The data types that the assembler does on an architecture."""
+    tiling, spec = Tiling(8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
+    return tuple(each for each in get_args(DataType) if not unknown(replace(spec, data_type=each), tiling, arch))
+
+
+def numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[int, DataType]]:
+    """Endless: what `drawn_shape` takes, from `first` on, a shape of each data type in turn."""
+    return ((number, data_type) for number in count(first) for data_type in data_types)
+
+
+def drawn_shape(number: int, data_type: DataType) -> Shape | None:
+    """The shape of a number; None if no tiling fits it."""
+    rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
+    spec, batch = _spec(rng, data_type), int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
+    batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
+    accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
+    density = float(rng.choice([0.05, 0.2, 0.6]))
+    nonzeros = np.full(spec.kernels, max(1, round(density * spec.weights_count / spec.kernels)))
+    try:
+        if rng.random() < 0.4:
+            tiling = choose_tiling(spec, batch, nonzeros, accumulate=accumulate)
+        else:
+            ranked = ranked_tilings(spec, batch, nonzeros, accumulate)
+            tiling = ranked[int(rng.integers(len(ranked)))]
+    except (TilingError, ValueError):
+        return None
+    return Shape(number, spec, tiling, batch)
+
+
+def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
+    kind, epilogue = rng.random(), _epilogue(rng)
+    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_WEIGHTS))))
+    if kind < 0.25:
+        inputs = int(np.clip(np.exp(rng.uniform(np.log(4), np.log(600))), 1, weights))
+        return Linear(inputs, max(1, weights // inputs), epilogue, data_type)
+    height, width = (int(size) for size in rng.choice([1, 2, 3, 5, 7, 8, 11, 14, 16, 23, 28, 33], 2))
+    rows, columns = (int(size) for size in rng.choice([1, 1, 2, 3, 3, 3, 5], 2))
+    height, width = max(height, rows), max(width, columns)
+    groups = int(rng.choice([1, 1, 1, 2, 4]))
+    each = max(1, weights // (rows * columns))
+    channels = groups * int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 32]))
+    kernels = groups * max(1, min(64, round(each / channels)))
+    stride, pads = _pair(rng, (1, 1, 2, 3)), tuple(int(pad) for pad in rng.integers(0, 3, 4))
+    padding = (min(pads[0], rows - 1), min(pads[1], columns - 1), min(pads[2], rows - 1), min(pads[3], columns - 1))
+    size = (channels, height, width, kernels, rows, columns)
+    if kind < 0.4:
+        more = (int(rng.integers(stride[0])), int(rng.integers(stride[1])))
+        cut = (0, 0, min(rows, height) // 2, min(columns, width) // 2)
+        return ConvTranspose2d(*size, stride, cut, (1, 1), groups, more, epilogue, data_type)
+    dilation = _pair(rng, (1, 1, 1, 2))
+    fits = (rows - 1) * dilation[0] < height and (columns - 1) * dilation[1] < width
+    return Conv2d(*size, stride, padding, dilation if fits else (1, 1), groups, epilogue, data_type)
+
+
+def _pair(rng: np.random.Generator, choices: tuple[int, ...]) -> tuple[int, int]:
+    first, second = rng.choice(choices, 2)
+    return int(first), int(second)
+
+
+def _epilogue(rng: np.random.Generator) -> tuple[Step, ...]:
+    steps = int(rng.choice([0, 0, 1, 1, 2]))
+    return tuple(STEPS[int(i)] for i in rng.choice(len(STEPS), steps, replace=False))
+
+
+Mask = Callable[[Shape, np.random.Generator], NDArray[Any]]
+"""Which weights of a shape are not zero."""
+
+
+def mask_name(variant: int) -> str:
+    """Of the layers of this number, in words."""
+    return _masks()[variant][0]
+
+
+def _masks() -> tuple[tuple[str, Mask], ...]:
+    edges: tuple[tuple[str, Mask], ...] = (
+        ("no zero", lambda shape, _: np.ones(shape.spec.weights_shape)),
+        ("no weight", lambda shape, _: np.zeros(shape.spec.weights_shape)),
+        ("one weight", _one_weight),
+        ("one chunk empty", _without_chunk),
+        ("one chunk left", lambda shape, rng: ~_without_chunk(shape, rng)),
+        ("one K group empty", _without_group),
+        ("one K group left", lambda shape, rng: ~_without_group(shape, rng)),
+        ("kernels pruned", _without_kernels),
+        ("one position of the kernel left", _one_position),
+        ("two of four", _two_of_four),
+    )
+    drawn = tuple(
+        (f"sparsity {SPARSITIES[i % len(SPARSITIES)]}", _pruned_to(SPARSITIES[i % len(SPARSITIES)]))
+        for i in range(LAYERS_OF_SHAPE - len(edges))
+    )
+    return edges + drawn
+
+
+def _one_weight(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    mask = np.zeros(shape.spec.weights_count, dtype=bool)
+    mask[rng.integers(len(mask))] = True
+    return mask.reshape(shape.spec.weights_shape)
+
+
+def _without_chunk(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    mask, size = np.ones(shape.spec.weights_shape, dtype=bool), shape.tiling.chunk_channels
+    first = size * int(rng.integers(-(-mask.shape[1] // size)))
+    mask[:, first : first + size] = False
+    return mask
+
+
+def _without_group(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    mask, size = np.ones(shape.spec.weights_shape, dtype=bool), shape.tiling.group_kernels
+    first = size * int(rng.integers(-(-len(mask) // size)))
+    mask[first : first + size] = False
+    return mask
+
+
+def _without_kernels(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    mask = rng.random(shape.spec.weights_shape) < 0.5
+    mask[rng.random(len(mask)) < 0.5] = False
+    return mask
+
+
+def _one_position(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    positions = np.zeros(shape.spec.weights_shape[2:] or (shape.spec.weights_shape[1],), dtype=bool)
+    positions.reshape(-1)[rng.integers(positions.size)] = True
+    return np.broadcast_to(positions, shape.spec.weights_shape)
+
+
+def _two_of_four(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    order = rng.random((-(-shape.spec.weights_count // 4), 4)).argsort(axis=1)
+    return np.resize(order < 2, shape.spec.weights_shape)
+
+
+def _pruned_to(sparsity: float) -> Mask:
+    def mask(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+        kept: NDArray[Any] = prune(rng.standard_normal(shape.spec.weights_shape, dtype=np.float32), sparsity) != 0
+        return kept
+
+    return mask
+
+
+def _values(spec: LayerSpec, rng: np.random.Generator) -> FloatArray:
+    """Normal ones; some layers have few values, one value, or values of every magnitude that the data type has."""
+    normal = rng.standard_normal(spec.weights_shape, dtype=np.float32)
+    kind = rng.random()
+    if kind < 0.2:
+        normal = rng.choice(np.array([-1, 1, 0.5, -2, 0.25, 3], np.float32), spec.weights_shape)
+    elif kind < 0.25:
+        normal = np.full(spec.weights_shape, normal.flat[0])
+    elif kind < 0.4:
+        precision = PRECISIONS[spec.data_type]
+        least, most = np.log2(precision.smallest_subnormal), np.log2(precision.largest) - 2
+        normal = np.sign(normal) * np.exp2(rng.uniform(least, most, spec.weights_shape)).astype(np.float32)
+    values = to_float32(from_float32(normal.astype(np.float32), spec.data_type), spec.data_type)
+    return np.where(values == 0, np.float32(1), values)
+
+
+def _biases(kernels: int, data_type: DataType, rng: np.random.Generator) -> FloatArray:
+    """Normal ones, in some layers with zeros of both signs, or nothing else."""
+    normal, zeros = rng.standard_normal(kernels, dtype=np.float32), rng.choice([0.0, 0.5, 1.0])
+    zero = np.array([0.0, -0.0], np.float32)[rng.integers(0, 2, kernels)]
+    values = np.where(rng.random(kernels) < zeros, zero, normal)
+    return to_float32(from_float32(values, data_type), data_type)
