@@ -46,10 +46,7 @@ def admit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compare code that is assembled without ptxas with ptxas's on a GPU, bit for bit, and admit it if it is the same.
-
-    Layers are drawn, with many masks and values, those at their edges first, and run both ways on the same input.
-    """
+    """Compare code assembled without ptxas with ptxas's on a GPU, bit for bit, and admit it if it is the same."""
     from cli.admit_progress import ShownTrial
     from farm.settings import load_settings
     from farm.trial.admit import admit as admit_gpu

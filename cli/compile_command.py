@@ -137,8 +137,7 @@ def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -
             head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
             console.print(head.append_text(status_text(detail.job.status)))
             console.print(layer_table(detail, console.width), soft_wrap=True)
-        assembled = assembler_lines(detail) if detail.job.options.assembler in ("direct", "patch") else []
-        for line in (*lowered_lines(detail), *assembled, *left_out_lines(detail)):
+        for line in (*lowered_lines(detail), *assembler_lines(detail), *left_out_lines(detail)):
             console.print(line, soft_wrap=True)
         if len(details) <= LAYERS_OF_JOBS:
             console.print()

@@ -227,23 +227,21 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
 
 
 def assembler_lines(detail: JobDetail) -> list[Text]:
-    """Who made the machine code, and why ptxas did what was to be assembled directly."""
+    """Who made the machine code, and why ptxas did what might have been made without it."""
+    asked = detail.job.options.assembler
     made = [result for build in detail.builds for result in detail.results_of(build) if result.cubin]
-    direct = sum(result.assembler == "direct" for result in made)
-    if not made or (detail.job.options.assembler == "ptxas" and not direct):
+    by_ptxas = [result for result in made if result.assembler == "ptxas"]
+    if not made or asked == "ptxas":
         return []
-    if detail.job.options.assembler == "auto" and not direct:
-        return [Text("machine code by ptxas: direct code is not admitted for these architectures")]
-    if patched := sum(result.assembler == "patch" for result in made):
-        return [Text(f"{patched} of {counted(len(made), 'cubin')} by putting values into the code of their mask")] + [
-            Text(f"  {count} by ptxas: {reason}")
-            for reason, count in Counter(result.fallback for result in made).most_common()
-            if reason
-        ]
-    by_ptxas = Counter(result.fallback for result in made if result.assembler == "ptxas")
-    others = ", the others by ptxas" if direct < len(made) else ""
-    lines = [Text(f"{direct} of {counted(len(made), 'cubin')} assembled directly{others}")]
-    return lines + [Text(f"  {count} by ptxas: {reason}") for reason, count in by_ptxas.most_common() if reason]
+    reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
+    others = ", the others by ptxas" if by_ptxas else ""
+    how = "by putting values into the code of their mask" if asked == "patch" else "assembled directly"
+    head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
+    if len(by_ptxas) == len(made):
+        head = Text("machine code by ptxas")
+        if len(reasons) == 1:
+            return [head.append(f": {reasons[0][0]}")]
+    return [head, *(Text(f"  {count} by ptxas: {reason}") for reason, count in reasons)]
 
 
 def left_out_lines(detail: JobDetail) -> list[Text]:

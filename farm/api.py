@@ -15,7 +15,6 @@ from typing import Self
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
 from codegen.models import read_model
-from codegen.machine.admission import NOTHING_ADMITTED
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.bundle import write_bundle
 from farm.compiled import CompiledModel, check_succeeded, compiled_model
@@ -109,7 +108,7 @@ class Farm(Keeper, Reader):
         """
         self._check_writable("make templates")
         jobs = self._new_jobs(checkpoints, options, None, None, self.toolchain)
-        todo = plan([(job, job.builds) for job in jobs], self.toolchain, NOTHING_ADMITTED)  # templates are the same
+        todo = plan([(job, job.builds) for job in jobs], self.toolchain)
         self._ledger.record_keys("template", todo.template_fields)
         missing = missing_templates(todo, self._store, recache=self._settings.recache)
         if not missing:
@@ -127,7 +126,8 @@ class Farm(Keeper, Reader):
         toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
         jobs = self._new_jobs(checkpoints, options, name, None, toolchain)
         admissions = self._ledger.admissions.known()
-        return forecast(jobs, checkpoints, toolchain, admissions, self._store, recache=self._settings.recache)
+        recache = self._settings.recache
+        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, admissions=admissions)
 
     def _new_jobs(
         self,

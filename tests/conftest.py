@@ -25,6 +25,19 @@ settings.register_profile("farm", deadline=None)
 settings.load_profile("farm")
 
 
+@pytest.fixture
+def shipped_admissions() -> None:
+    """What ships with the project, whichever assembler it is of."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_admitted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who assembles what must not depend on whether the shipped records are of the assembler as it is just now."""
+    if "shipped_admissions" not in request.fixturenames:
+        monkeypatch.setattr("farm.ledger.admission.shipped_records", lambda: ())
+        monkeypatch.setattr("farm.reports.doctor.shipped_records", lambda: ())
+
+
 def lacks_toolchain() -> str | None:
     try:
         find_toolchain()

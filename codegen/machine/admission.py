@@ -6,10 +6,10 @@ for bit alike, with the very sources of the assembler that are here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from codegen.spec import DataType, LayerSpec, is_bounded
+from codegen.spec import Conv2d, DataType, LayerSpec, is_bounded
 from codegen.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
@@ -18,6 +18,8 @@ Assembler = Literal["ptxas", "direct", "patch"]
 """patch: values put into what ptxas made of the mask, once for all checkpoints that have it (`mould.py`)."""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
 
+ADMITTED_LEVEL = 3
+"""The optimisation level of ptxas that direct code is compared with."""
 ARCHITECTURES = ("sm_90",)
 """Whose rules the assembler knows."""
 
@@ -48,10 +50,15 @@ class Admissions:
     sources: str = ""
     """Digest of the sources that are here."""
 
+    def of(self, arch: str, ptxas: str, data_type: DataType) -> frozenset[Admission]:
+        """Those that hold for the assembler that is here."""
+        wanted = {Admission(arch, ptxas, data_type, self.sources, passed) for passed in (True, False)}
+        return self.known & wanted
+
     def refusal(self, arch: str, ptxas: str, data_type: DataType) -> str:
         """Why direct code is not admitted, with the way out; empty if it is."""
         of_type = [each for each in self.known if each.arch == arch and each.data_type == data_type]
-        now = [each for each in of_type if each.ptxas == ptxas and each.sources == self.sources]
+        now = self.of(arch, ptxas, data_type)
         what = f"{data_type} of {arch} is not admitted for ptxas {ptxas}"
         if any(not each.passed for each in now):
             return f"{what}: a GPU found differences, as farm admit tells"
@@ -68,7 +75,14 @@ NOTHING_ADMITTED = Admissions()
 
 
 def assembler_for(
-    choice: AssemblerChoice, spec: LayerSpec, tiling: Tiling, arch: str, ptxas: str, admissions: Admissions
+    choice: AssemblerChoice,
+    spec: LayerSpec,
+    tiling: Tiling,
+    arch: str,
+    ptxas: str,
+    admissions: Admissions = NOTHING_ADMITTED,
+    *,
+    optimisation: int = ADMITTED_LEVEL,
 ) -> tuple[Assembler, str]:
     """Who assembles a layer for an architecture, and why not whom was asked for: empty where it does."""
     if choice == "ptxas":
@@ -80,9 +94,17 @@ def assembler_for(
         return "patch", ""
     if reason := unknown(spec, tiling, arch):
         return "ptxas", reason
+    if choice == "auto" and optimisation != ADMITTED_LEVEL:
+        return "ptxas", f"direct code is admitted at -O{ADMITTED_LEVEL}, not at -O{optimisation}"
     if choice == "auto" and (reason := admissions.refusal(arch, ptxas, spec.data_type)):
         return "ptxas", reason
     return "direct", ""
+
+
+def claimed_types(arch: str) -> tuple[DataType, ...]:
+    """The data types that the assembler does on an architecture."""
+    tiling, spec = Tiling(8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
+    return tuple(each for each in get_args(DataType) if not unknown(replace(spec, data_type=each), tiling, arch))
 
 
 def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:

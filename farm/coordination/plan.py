@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
@@ -11,7 +11,7 @@ from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
-from codegen.machine.admission import Admissions, assembler_for
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions, assembler_for
 from codegen.operators import template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
@@ -31,7 +31,7 @@ class Target:
     arch: str
     part: int
     """Position in the build's parts, from 0."""
-    left_to_ptxas: str = ""
+    left_to_ptxas: str = field(default="", compare=False)
     """Why it is not assembled as the job asks for, or may have hoped for."""
 
 
@@ -48,7 +48,11 @@ class Plan:
     cubin_fields: Mapping[str, Mapping[str, str]]
 
 
-def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolchain, admissions: Admissions) -> Plan:
+def plan(
+    work: Iterable[tuple[Job | NewJob, Sequence[Build]]],
+    toolchain: Toolchain,
+    admissions: Admissions = NOTHING_ADMITTED,
+) -> Plan:
     """Plans all builds of all jobs together, so that what they share is made once.
 
     `admissions` say for whom `--assembler auto` needs no ptxas. The cubins of one part of a layer for several
@@ -75,7 +79,13 @@ def plan(work: Iterable[tuple[Job | NewJob, Sequence[Build]]], toolchain: Toolch
             for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
                 assembler, reason = assembler_for(
-                    job.options.assembler, build.spec, build.tiling, arch, toolchain.ptxas_version, admissions
+                    job.options.assembler,
+                    build.spec,
+                    build.tiling,
+                    arch,
+                    toolchain.ptxas_version,
+                    admissions,
+                    optimisation=job.options.optimisation,
                 )
                 of_cubin = cubin_key(
                     template.key,

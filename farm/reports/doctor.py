@@ -13,11 +13,13 @@ from codegen.arch import virtual_arch
 from codegen.assemble import assemble
 from codegen.errors import CodegenError
 from codegen.layers import Weights
+from codegen.machine.admission import ARCHITECTURES, claimed_types
 from codegen.rewrite import rewrite
 from codegen.spec import Conv2d
 from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from farm.admission.files import shipped_records
 from farm.errors import FarmError
 from farm.executors import open_executor
 from farm.executors.contract import UNCHECKED
@@ -51,6 +53,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     """Tries the toolchain, the store, the database and the executor, in the order in which a compile needs them."""
     yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
+    yield _try("assembler", lambda: _assembler(settings), "correct the toolchain and the database first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
     yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
@@ -84,6 +87,23 @@ def _compile(settings: Settings) -> str:
     kernel = rewrite(template, Weights(np.ones(spec.weights_shape, np.float32), np.zeros(1, np.float32)))
     cubin = assemble(kernel.ptx, ARCH, tools, ("-O3",), limits)
     return f"a 1x1 convolution became {len(cubin.data)} bytes of {ARCH} code in {cubin.seconds:.2f} s of ptxas"
+
+
+def _assembler(settings: Settings) -> str:
+    """What is assembled without ptxas, and why the rest is not."""
+    ledger, ptxas = open_ledger(settings), _tools(settings).ptxas_version
+    try:
+        records, known = [*ledger.admissions.records(), *shipped_records()], ledger.admissions.known()
+    finally:
+        ledger.close()
+    told = []
+    for arch in ARCHITECTURES:
+        for data_type in claimed_types(arch):
+            reason = known.refusal(arch, ptxas, data_type)
+            gpus = {each.gpu: each.layers for each in records if each.admission in known.of(arch, ptxas, data_type)}
+            seen = ", ".join(f"{layers:,} layers on {gpu}" for gpu, layers in gpus.items())
+            told.append(reason or f"{arch} {data_type} without ptxas {ptxas} (the same in {seen})")
+    return "; ".join([*told, "all else by ptxas"])
 
 
 def _store(settings: Settings) -> str:

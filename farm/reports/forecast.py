@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
-from codegen.machine.admission import Admissions
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.spec import LIKELY_ROWS
@@ -85,10 +85,10 @@ def forecast(
     jobs: Sequence[NewJob],
     checkpoints: Sequence[Checkpoint],
     toolchain: Toolchain,
-    admissions: Admissions,
     store: Store,
     *,
     recache: bool,
+    admissions: Admissions = NOTHING_ADMITTED,
 ) -> Forecast:
     """The forecast for the jobs of these checkpoints; with `recache`, the contents of the store are ignored."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from math import prod
 from typing import Any, get_args
@@ -15,7 +15,6 @@ from codegen.choice import choose_tiling, ranked_tilings
 from codegen.data_types import PRECISIONS, from_float32, to_float32
 from codegen.errors import TilingError
 from codegen.layers import FloatArray, Weights
-from codegen.machine.admission import unknown
 from codegen.networks import prune
 from codegen.spec import (
     AddResidual,
@@ -97,12 +96,6 @@ class Shape:
             chosen = from_float32(rng.choice(np.array(odd, np.float32), x.shape), self.spec.data_type)
             x = np.where(rng.random(x.shape) < 0.2, chosen, x)
         return np.ascontiguousarray(x)
-
-
-def claimed_types(arch: str) -> tuple[DataType, ...]:
-    """The data types that the assembler does on an architecture."""
-    tiling, spec = Tiling(8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
-    return tuple(each for each in get_args(DataType) if not unknown(replace(spec, data_type=each), tiling, arch))
 
 
 def numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[int, DataType]]:

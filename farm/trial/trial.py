@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Protocol
 
 from codegen.errors import DeviceError
-from codegen.machine.admission import ARCHITECTURES
+from codegen.machine.admission import ARCHITECTURES, claimed_types
 from codegen.spec import DataType
 from codegen.toolchain import ToolLimits, find_toolchain
 from farm.errors import UsageError
@@ -20,7 +20,7 @@ from farm.gpu.device import Device
 from farm.settings import Settings, cores_folder
 from farm.store import open_store
 from farm.trial.bench import Bench, GpuBench
-from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, claimed_types, numbers
+from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, numbers
 from farm.trial.made import MadeLayer, MadeShape, Makers
 from farm.worker.build import known_toolchain
 

@@ -16,9 +16,9 @@ import argparse
 import os
 import sys
 
+from codegen.machine.admission import claimed_types
 from farm.gpu.device import Device
 from farm.trial.bench import GpuBench
-from farm.trial.corpus import claimed_types
 from farm.trial.made import Makers
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, any_toolchain

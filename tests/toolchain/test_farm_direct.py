@@ -12,12 +12,15 @@ from cli.main import run
 from cli.options import assembler_of
 from codegen.machine.elf import CubinFile
 from codegen.machine.proof import prove
+from farm.admission.record import AdmissionRecord
 from farm.api import Farm
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, Status
+from farm.ledger import open_ledger
 from farm.runtime.bundle import Bundle
 from farm.settings import Settings
 from farm.store import open_store
+from tests.admission_samples import admission
 from tests.bundle_samples import validator
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, Tools
@@ -85,7 +88,50 @@ def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
     [job] = farm.compile([NET], BuildOptions(("sm_90",)))
     assert {result.assembler for result in farm.inspect(job.id).results} == {"ptxas"}
     assert run(["inspect", job.id]) == 0
-    assert "machine code by ptxas: direct code is not admitted" in capsys.readouterr().out
+    version = farm.toolchain.ptxas_version
+    reason = f"float32 of sm_90 is not admitted for ptxas {version}: run farm admit on such a GPU"
+    assert f"machine code by ptxas: {reason}\n" in capsys.readouterr().out
+    checks = {check.name: check for check in farm.doctor()}
+    assert checks["assembler"].ok
+    assert reason in checks["assembler"].text
+
+
+def test_what_a_gpu_admitted_is_assembled_directly_unasked_and_the_rest_says_why_not(
+    farm: Farm, settings: Settings, tools: Tools, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = farm.toolchain.ptxas_version
+    admit(settings, admission(ptxas=version))
+    [job] = farm.compile([NET], BuildOptions(("sm_80", "sm_90")))
+    made = {(result.arch, result.assembler, result.fallback) for result in farm.inspect(job.id).results}
+    assert made == {("sm_90", "direct", ""), ("sm_80", "ptxas", "the assembler knows sm_90, not sm_80")}
+    assert run(["inspect", job.id]) == 0
+    shown = capsys.readouterr().out
+    assert "2 of 4 cubins assembled directly, the others by ptxas\n" in shown
+    assert "2 by ptxas: the assembler knows sm_90, not sm_80\n" in shown
+    told = next(check.text for check in farm.doctor() if check.name == "assembler")
+    assert told.startswith(f"sm_90 float32 without ptxas {version} (the same in 5,000 layers on NVIDIA Made-Up); ")
+    tools.calls()
+    [asked] = farm.compile([NET], BuildOptions(("sm_90",), assembler="ptxas"))
+    assert {result.assembler for result in farm.inspect(asked.id).results} == {"ptxas"}
+    assert tools.calls() == ["ptxas", "ptxas"]
+
+
+def test_once_the_assembler_has_changed_ptxas_is_back_and_the_job_and_the_doctor_say_so(
+    farm: Farm, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admit(settings, admission(ptxas=farm.toolchain.ptxas_version, sources="0" * 64))
+    [job] = farm.compile([NET], BuildOptions(("sm_90",)))
+    assert {result.assembler for result in farm.inspect(job.id).results} == {"ptxas"}
+    assert run(["inspect", job.id]) == 0
+    reason = "it was with another version of the assembler, so run farm admit on such a GPU"
+    assert reason in capsys.readouterr().out
+    assert reason in next(check.text for check in farm.doctor() if check.name == "assembler")
+
+
+def admit(settings: Settings, *records: AdmissionRecord) -> None:
+    ledger = open_ledger(settings)
+    ledger.admissions.put(records)
+    ledger.close()
 
 
 def test_another_name_for_the_assembler_is_refused() -> None:

@@ -1,0 +1,191 @@
+"""`farm admit` with the real tools, on a GPU that the emulator of machine code plays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen.errors import DeviceError, MachineCodeError
+from codegen.machine.elf import CubinFile
+from codegen.machine.emulate import run
+from codegen.spec import DataType
+from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.verify import poisoned, random_residual
+from farm.trial.admit import TrialProgress, follow
+from farm.trial.bench import Compared, differing
+from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape, mask_name
+from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
+from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
+
+SHAPE = 2
+"""A 3x3 convolution whose layers are small."""
+LIMITS = ToolLimits(120)
+
+
+class EmulatedBench:
+    """Runs machine code on the CPU."""
+
+    name, arch, driver = "NVIDIA Made-Up", "sm_90", "13.0"
+
+    def compare(self, shape: Shape, layers: Sequence[MadeLayer]) -> Iterator[Compared]:
+        for layer in layers:
+            by_ptxas, direct = (self._output(shape, kernels) for kernels in (layer.ptxas, layer.direct))
+            yield Compared(layer.variant, by_ptxas.size, differing(by_ptxas, direct))
+
+    def _output(self, shape: Shape, kernels: Kernels) -> NDArray[Any]:
+        output = poisoned(shape.spec, shape.batch)
+        arrays = {
+            "input": shape.input(),
+            "output": output,
+            "residual": random_residual(shape.spec, shape.batch, shape.number),
+        }
+        for cubin, launch in kernels:
+            given: dict[str, Any] = {**arrays, **launch.numbers(shape.batch)}
+            arguments = [given[name] for name in launch.arguments]
+            grid = launch.grid_at(shape.batch)
+            run(CubinFile.read(cubin), grid, launch.block, launch.shared_bytes, arguments)
+        return output
+
+
+class Made:
+    """Gives a shape that was made before, changed or not, for every number."""
+
+    def __init__(self, made: MadeShape) -> None:
+        self.made = made
+        self.asked: list[tuple[int, int]] = []
+
+    def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
+        self.asked.append((number, variants))
+        future: Future[MadeShape] = Future()
+        future.set_result(replace(self.made, data_type=data_type))
+        return future
+
+
+@pytest.fixture(scope="module")
+def made() -> MadeShape:
+    """All layers with odd masks, and two others."""
+    return make_both(SHAPE, "float32", 12, "sm_90", find_toolchain(), LIMITS)
+
+
+def tried(made: MadeShape, bench: EmulatedBench | None = None) -> TriedShape:
+    events = list(try_on(bench or EmulatedBench(), Made(made), TrialPlan(layers=1), "13.0", ahead=1))
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], TriedShape)
+    return events[-1]
+
+
+def test_layers_with_odd_masks_give_the_same_bits_both_ways(made: MadeShape) -> None:
+    assert [mask_name(layer.variant) for layer in made.layers][:5] == [
+        "no zero",
+        "no weight",
+        "one weight",
+        "one chunk empty",
+        "one chunk left",
+    ]
+    found = tried(made)
+    assert found.tried.layers == 12
+    assert found.tried.outputs > 1000
+    assert found.tried.wrong == ()
+    assert found.evidence == ()
+
+
+def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(made: MadeShape) -> None:
+    right, other = made.layers[0], made.layers[2]
+    found = tried(replace(made, layers=(made.layers[1], replace(right, direct=other.direct))))
+    assert len(found.tried.wrong) == 1
+    assert "float32 2:0 (no zero)" in found.tried.wrong[0]
+    assert "outputs differ" in found.tried.wrong[0]
+    assert dict(found.evidence) == {
+        "float32-2-0-no-zero.ptxas.part1.cubin": right.ptxas[0][0],
+        "float32-2-0-no-zero.direct.part1.cubin": other.direct[0][0],
+    }
+
+
+def test_outputs_that_neither_kernel_writes_are_a_difference() -> None:
+    nothing = np.full(4, -1, np.int32).view(np.float32)
+    assert differing(nothing, nothing) == 4
+    nan = np.full(4, np.nan, np.float32)
+    assert differing(nan, nan) == 0
+    assert differing(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
+
+
+def test_a_gpu_that_stops_ends_the_trial_with_the_layer_it_ran(made: MadeShape) -> None:
+    class Stopping(EmulatedBench):
+        def compare(self, shape: Shape, layers: Sequence[MadeLayer]) -> Iterator[Compared]:
+            yield Compared(layers[0].variant, 10, 0)
+            raise DeviceError("conv2d did not run: illegal address")
+
+    source = Made(made)
+    events = list(try_on(Stopping(), source, TrialPlan(layers=240), "13.0", ahead=1))
+    assert len(events) == 2
+    assert isinstance(events[1], TriedShape)
+    assert events[1].tried.wrong == ("float32 2:1 (no weight): conv2d did not run: illegal address",)
+    assert events[1].tried.layers == 1
+
+
+def test_a_trial_draws_as_many_layers_as_it_is_asked_for_from_the_number_it_is_asked_for(made: MadeShape) -> None:
+    source = Made(replace(made, layers=()))
+    list(try_on(EmulatedBench(), source, TrialPlan(layers=50, first=240), "13.0", ahead=2))
+    assert source.asked == [(10, 24), (11, 24), (12, 2)]
+
+
+def test_the_layers_of_a_number_are_always_the_same() -> None:
+    first, again = drawn_shape(SHAPE, "float32"), drawn_shape(SHAPE, "float32")
+    assert first is not None
+    assert first == again
+    assert first.weights(14).to_bytes() == again.weights(14).to_bytes() != first.weights(15).to_bytes()
+    assert first.input().tobytes() == again.input().tobytes()
+
+
+def test_a_drawn_layer_has_the_mask_that_it_is_named_for() -> None:
+    shape = next(each for number in range(1, 99) if (each := drawn_shape(number, "float32")) and _has_parts(each))
+    weights = {mask_name(variant): shape.weights(variant) for variant in range(LAYERS_OF_SHAPE)}
+    assert weights["no zero"].sparsity == 0
+    assert weights["no weight"].nonzeros == 0
+    assert weights["one weight"].nonzeros == 1
+    size = shape.tiling.group_kernels
+    empty = weights["one K group empty"].nonzeros_per_kernel == 0
+    assert empty.any()
+    assert set(np.flatnonzero(empty) // size) == {np.flatnonzero(empty)[0] // size}
+
+
+def _has_parts(shape: Shape) -> bool:
+    return shape.spec.kernels > shape.tiling.group_kernels > 1
+
+
+def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MachineCodeError("word 11 has the opcode 0x827, which is not known here")
+
+    def break_down(*_: object, **__: object) -> None:
+        raise IndexError("of an array")
+
+    arguments = (SHAPE, "float32", 3, "sm_90", find_toolchain(), LIMITS)
+    monkeypatch.setattr("farm.trial.made.DirectAssembler.assemble", refuse)
+    assert dict(make_both(*arguments).refused) == {"a word has the opcode 0x827, which is not known here": 3}
+    monkeypatch.setattr("farm.trial.made.DirectAssembler.assemble", break_down)
+    broken = make_both(*arguments)
+    assert len(broken.broken) == 3
+    assert "IndexError: of an array" in broken.broken[0]
+    outcome = follow(
+        try_on(EmulatedBench(), Made(broken), TrialPlan(layers=1), "13.0", ahead=1), TrialPlan(), TrialProgress()
+    )
+    assert [(record.wrong, record.passed) for record in outcome.records] == [(3, False)]
+
+
+def test_processes_that_make_shapes_are_gone_with_the_trial() -> None:
+    with Makers(2, "sm_90", find_toolchain(), LIMITS) as makers:
+        for number in range(1, 9):
+            makers.begin(number, "float32")
+        pids = list(makers._pool._processes or {})
+        assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
