@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from codegen.machine.admission import ARCHITECTURES
 from codegen.toolchain import Toolchain
 from farm.gpu.device import Device
-from tests.gpu.machine_check import check
+from farm.trial.admit import TrialProgress, follow
+from farm.trial.bench import GpuBench
+from farm.trial.made import Makers
+from farm.trial.trial import TrialPlan, try_on
+from tests.gpu.workbench import LIMITS
 
 SECONDS = 20.0
 
@@ -15,6 +21,10 @@ SECONDS = 20.0
 def test_layers_assembled_directly_give_the_bits_that_ptxas_gives(device: Device, toolchain: Toolchain) -> None:
     if device.arch not in ARCHITECTURES:
         pytest.skip(f"the assembler does not know {device.arch}")
-    compared = check(device, toolchain, SECONDS)
-    assert compared
-    assert [each.line for each in compared if each.differing] == []
+    plan, cores = TrialPlan(layers=2000, seconds=SECONDS), os.cpu_count() or 1
+    with Makers(cores, device.arch, toolchain, LIMITS) as makers:
+        events = try_on(GpuBench(device), makers, plan, toolchain.ptxas_version, ahead=cores)
+        outcome = follow(events, plan, TrialProgress())
+    for tried in outcome.tried.values():
+        assert tried.layers
+        assert tried.wrong == ()
