@@ -99,9 +99,7 @@ def _turns(
     keep[:, :, form.load_lines] = used
     if len(form.accumulate_lines):
         row, number = form.accumulate_sums.T
-        sums = row * (number.max() + 1) + number
-        products = _by_owner(np.add, nonzero.astype(np.int32), slots(layer).sums, len(sums))[:, :, sums]
-        keep[:, :, form.accumulate_lines] = _full(products, PRODUCTS_TOGETHER)
+        keep[:, :, form.accumulate_lines] = added_up_after(layer, nonzero)[:, :, row * layer.sums + number]
     of_line = bounds[:, form.bound_inputs, form.bound_sides]
     if len(form.input_lines):
         read = _by_owner(np.logical_or, nonzero, form.input_of_slot, len(form.input_lines))
@@ -122,6 +120,15 @@ def _turns(
     data = text.tobytes()
     edges = [0, *ends.tolist()]
     return [data[a:b] for a, b in pairwise(edges)], int(nonzero.sum()), int((~used).sum())
+
+
+def added_up_after(layer: AnyTiled, nonzero: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[groups, chunks, sums]: after which chunks float16 sums are added to float32 ones, where that is done at all.
+
+    `nonzero` [groups, chunks, slots] says which products there are.
+    """
+    sums = slots(layer).sums
+    return _full(_by_owner(np.add, nonzero.astype(np.int32), sums, int(sums.max()) + 1), PRODUCTS_TOGETHER)
 
 
 def _put_bounds(

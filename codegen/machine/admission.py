@@ -111,8 +111,6 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
     """What of a layer the assembler is known not to do, in words; empty if it may do it."""
     if arch not in ARCHITECTURES:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
-    if spec.data_type != "float32":
-        return f"the assembler knows float32, not {spec.data_type}"
     if is_bounded(spec):
         return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
     if tiling.form != "rolled":

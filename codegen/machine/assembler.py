@@ -19,6 +19,7 @@ from codegen.machine.splice import Frame, GroupValues, splice
 from codegen.machine.stream import streams
 from codegen.operators import tiled
 from codegen.operators.stream import bits, values
+from codegen.rewrite import added_up_after
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
@@ -81,12 +82,13 @@ class DirectAssembler:
         skeleton = self.frame.skeleton
         every, chosen = values(layer, weights), slice(part.first, part.end)
         kernels = every.weights[chosen]
-        numbers = np.array(marked.sums) % marked.sums_per_row
-        biases, exists = every.biases[chosen][:, numbers], every.exists[chosen][:, numbers]
+        biases = every.biases[chosen]
         patterns = bits(layer.spec, kernels)
-        made = streams(marked, skeleton, patterns, (kernels != 0) & (patterns != 0))
+        nonzero = (kernels != 0) & (patterns != 0)
+        added = added_up_after(layer, nonzero) & bool(marked.sums.wide)
+        made = streams(marked, skeleton, patterns, nonzero, added)
         # To add -0.0 changes nothing, not even the sign of a zero: what ptxas is given has no addition there.
-        added = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
-        data = splice(self.frame, part.first, made, GroupValues(added, exists))
+        kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
+        data = splice(self.frame, part.first, made, GroupValues(kept, every.exists[chosen]))
         prove(CubinFile.read(data))
         return Cubin(data, self.arch, skeleton.file.registers, skeleton.spill_bytes, time.perf_counter() - began)

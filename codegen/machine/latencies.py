@@ -19,7 +19,7 @@ _LONGEST: Final = 13
 _REGISTERS: Final[dict[str, dict[str, int]]] = {
     "float": {"float": 4, "half": 5, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "memory": 4},
     "half": {"float": 5, "half": 4, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "memory": 5},
-    "matrix": {"float": 11, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 8, "memory": 7},
+    "matrix": {"float": 10, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 8, "memory": 7},
     "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "memory": 5},
     "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "memory": 5},
     "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "memory": 5},

@@ -5,10 +5,12 @@ they name tells which registers hold what. Their addresses are beyond all shared
 
     head            the number of the first K group is loaded from FIRST_GROUP
     branch          to `other`, on a K group that no layer has: the tree of the K groups comes here
-    loads           of every sum, from SUMS on
+    loads           of every sum, from SUMS on; of float16, of the float32 sums too that packed ones are added to
     each chunk      wait, barrier, next copies; then loads of the ring, the registers that inputs come into, a store
-                    that names every pointer that the chunk's loads went through, and stores of the ring
-    load            from LAST: no bias is added before the last chunk
+                    that names every pointer that the chunk's loads went through, and stores of the ring; a load from
+                    AFTER where what follows uses a sum, so as not to come before it
+    load            from LAST: no bias is added before the last chunk, and no packed sum taken apart
+    stores          to ENDS of packed sums that nothing reads any more
     epilogue        bias placeholders added, steps, stores
     other           a store of the K group's number: its register is still there at the branch
 """
@@ -16,17 +18,20 @@ they name tells which registers hold what. Their addresses are beyond all shared
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.machine.copies import held_in_place
+from codegen.machine.outputs import Outputs, residuals, stored
+from codegen.machine.sums import Sums, is_accumulation, multiply_add, texts
 from codegen.operators import tiled
-from codegen.operators.placeholders import FIRST_BIAS
 from codegen.operators.stream import slots
 from codegen.spec import is_bounded
-from codegen.template import Lines, Template
+from codegen.template import Template
 
 POINTERS = 0x600000
 MOST_POINTERS = 5
@@ -38,6 +43,8 @@ FIRST_GROUP = 0x710000
 RING = 0x680000
 LAST = 0x780000
 HELD_SUMS = 0x580000
+AFTER = 0x500000
+ENDS = 0x480000
 RINGS = {1: (16, 8), 2: (16, 8), 4: (32, 16)}
 """How many registers inputs may be loaded into, in turn, by the words of the widest load."""
 NO_GROUP = 0x5EED0000
@@ -58,10 +65,7 @@ class Demand:
 DEMANDS = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
 """In turn, until nothing is moved to local memory."""
 _LOAD = re.compile(r"^ld\.shared(?:\.v([24]))?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),\s*\[(%\w+)(?:\+(-?\d+))?\];$")
-_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),")
-_BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,(0f[0-9A-F]{8}); // farm\.bias (\d+)$")
 _FIRST_GROUP = re.compile(r"^mov\.u32 (%r\d+),0; // farm\.first_group$", re.MULTILINE)
-_STORE = re.compile(r"st\.global\.cs\.f32 \[%\w+(?:\+(-?\d+))?\].*// farm\.store (\d+)$")
 _BODY_END = "// farm.body.end"
 
 
@@ -71,13 +75,12 @@ class Marked:
 
     ptx: str
     chunks: int
-    sums: tuple[int, ...]
-    """Numbers of the sums, in the order of their markers: thread row times sums of a row, plus sum."""
+    sums: Sums
     pointers: int
     order: NDArray[np.int64]
     """[slots]: the slots in the order of their lines, which is the order of the multiply-adds of each sum."""
     slot_sum: NDArray[np.int64]
-    """[slots]: an index into `sums`."""
+    """[slots]: the number of its sum."""
     slot_load: NDArray[np.int64]
     slot_element: NDArray[np.int64]
     """[slots]: which word of the load is multiplied."""
@@ -85,15 +88,11 @@ class Marked:
     load_offset: NDArray[np.int64]
     """[loads]: bytes from the pointer."""
     load_words: NDArray[np.int64]
-    sums_per_row: int
-    store_offsets: NDArray[np.int64]
-    """[sums]: bytes from where the outputs of a thread begin."""
+    stores: list[Outputs]
+    residuals: list[Outputs]
+    """By pointer."""
     ring_width: int
     """Words of the widest load: each place of the ring has so many registers."""
-
-    def bias_bits(self, sum_index: int) -> int:
-        """The placeholder that is added to a sum."""
-        return FIRST_BIAS + self.sums[sum_index] % self.sums_per_row
 
     @staticmethod
     def of(template: Template, demand: Demand = DEMANDS[0]) -> Marked:
@@ -101,42 +100,31 @@ class Marked:
         spec, tiling = template.spec, template.tiling
         if tiling.form != "rolled":
             raise MachineCodeError("a template of the full form")
-        if spec.data_type != "float32":
-            raise MachineCodeError(f"{spec.data_type} multiply-adds")
         if is_bounded(spec):
             raise MachineCodeError("bounds of inputs")
         form, layer = template.rolled, tiled(spec, tiling)
-        turn, tail = _texts(form.turn), _texts(form.tail)
+        turn, tail = texts(form.turn), texts(form.tail)
         loads = [_load(turn[line]) for line in form.load_lines.tolist()]
         pointers = list(dict.fromkeys(pointer for _, pointer, _ in loads))
         if len(pointers) > MOST_POINTERS:
             raise MachineCodeError(f"{len(pointers)} pointers into shared memory")
-        numbers = slots(layer).sums
-        operands = [_operands(turn[line]) for line in form.weight_line.tolist()]
-        registers = dict(zip(numbers.tolist(), (total for total, _ in operands), strict=True))
-        sums = tuple(sorted(registers))
+        sums = Sums.of(layer, form)
         element = {register: i for names, _, _ in loads for i, register in enumerate(names)}
-        taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
+        multiplicands = [multiply_add(turn[line])[1] for line in form.weight_line.tolist()]
         width = max(len(names) for names, _, _ in loads)
         ring_words = RINGS[width][demand.ring]
-        body: list[str] = []
-        for i, line in enumerate(turn):
-            if i not in taken:
-                body.append(line)
-            if line == _BODY_END:
-                ring_loads, ring_stores = _ring(ring_words, width, pointers[0])
-                held = [registers[n] for n in sums] if demand.holds_sums else []
-                at = f"{pointers[0]}+{HELD_SUMS}"
-                body += [*ring_loads, _pointer_marker(pointers)]
-                body += [f"st.volatile.shared.f32 [{at}],{register};" for register in held] + ring_stores
+        markers = [*_markers(pointers, sums, ring_words, width, demand)]
+        taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
+        body = _body([line for i, line in enumerate(turn) if i not in taken], sums, markers, pointers[0])
         group = form.group_register
         lines = [
-            f".reg .pred %other; .reg .f32 %one, %ring<{ring_words}>;",
+            f".reg .pred %other; .reg .f32 %one, %after, %ring<{ring_words}>; .reg .b32 %onebits, %afterbits;",
             f"setp.ge.u32 %other,{group},{NO_GROUP}; @%other bra $other;",
-            *(f"ld.volatile.shared.f32 {registers[n]},[%thread+{SUMS + 4 * i}];" for i, n in enumerate(sums)),
+            *(f"ld.volatile.shared.b32 {each},[%thread+{SUMS + 4 * i}];" for i, each in enumerate(sums.pinned)),
             *body * layer.streams.chunks,
-            f"ld.volatile.shared.f32 %one,[{pointers[0]}+{LAST}];",
-            *map(_held_back, tail),
+            f"ld.volatile.shared.f32 %one,[{pointers[0]}+{LAST}]; mov.b32 %onebits,%one;",
+            *(_store(each, f"{pointers[0]}+{ENDS + 4 * i}") for i, each in enumerate(sums.registers) if sums.wide),
+            *(each for line in tail for each in sums.ending(line, "%one", "%onebits")),
             f"$other: st.volatile.shared.u32 [%thread+{LAST}],{group}; ret;",
             "}",
         ]
@@ -149,20 +137,16 @@ class Marked:
             sums=sums,
             pointers=len(pointers),
             order=np.argsort(form.weight_line, kind="stable"),
-            slot_sum=np.searchsorted(sums, numbers),
+            slot_sum=slots(layer).sums,
             slot_load=form.load_of_slot,
-            slot_element=np.array([element[multiplicand] for _, multiplicand in operands], dtype=np.int64),
+            slot_element=np.array([element[each] for each in multiplicands], dtype=np.int64),
             load_pointer=np.array([pointers.index(pointer) for _, pointer, _ in loads], dtype=np.int64),
             load_offset=np.array([offset for _, _, offset in loads], dtype=np.int64),
             load_words=np.array([len(names) for names, _, _ in loads], dtype=np.int64),
-            sums_per_row=layer.sums,
-            store_offsets=_store_offsets(tail, sums, layer.sums),
+            stores=stored(tail),
+            residuals=residuals(tail),
             ring_width=width,
         )
-
-
-def _texts(lines: Lines) -> list[str]:
-    return lines.text.tobytes().decode("ascii").splitlines()
 
 
 def _load(line: str) -> tuple[list[str], str, int]:
@@ -172,11 +156,30 @@ def _load(line: str) -> tuple[list[str], str, int]:
     return re.findall(r"%[fr]\d+", match[2]), match[3], int(match[4] or 0)
 
 
-def _operands(line: str) -> tuple[str, str]:
-    """Sum and multiplicand of a multiply-add."""
-    if (match := _FMA.match(line)) is None:
-        raise MachineCodeError(f"the multiply-add '{line}'")
-    return match[1], match[2]
+def _body(lines: list[str], sums: Sums, markers: list[str], pointer: str) -> list[str]:
+    """The lines of a turn with its markers. What reads a sum after the multiply-adds reads what comes from AFTER."""
+    end = lines.index(_BODY_END)
+    names = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sums.pinned))})(?!\w)")
+    register = "%afterbits" if sums.packed else "%after"
+    after = [names.sub(register, line) for line in lines[end + 1 :] if not is_accumulation(line)]
+    if not any(register in line for line in after):
+        return [*lines[:end], *markers, *after]
+    load = f"ld.volatile.shared.f32 %after,[{pointer}+{AFTER}]; mov.b32 %afterbits,%after;"
+    return [*map(held_in_place, lines[:end]), *markers, load, *after]
+
+
+def _markers(pointers: list[str], sums: Sums, ring_words: int, width: int, demand: Demand) -> Iterator[str]:
+    """Those of a chunk, in place of its multiply-adds."""
+    loads, stores = _ring(ring_words, width, pointers[0])
+    yield from loads
+    yield _pointer_marker(pointers)
+    if demand.holds_sums:
+        yield from (_store(each, f"{pointers[0]}+{HELD_SUMS}") for each in sums.pinned)
+    yield from stores
+
+
+def _store(register: str, address: str) -> str:
+    return f"st.volatile.shared.b32 [{address}],{register};"
 
 
 def _pointer_marker(pointers: list[str]) -> str:
@@ -197,23 +200,3 @@ def _ring(words: int, width: int, pointer: str) -> tuple[list[str], list[str]]:
         loads.append(f"ld.volatile.shared{vector}.f32 {data},{place};")
         stores.append(f"st.volatile.shared{vector}.f32 {place},{data};")
     return loads, stores
-
-
-def _store_offsets(tail: list[str], sums: tuple[int, ...], sums_per_row: int) -> NDArray[np.int64]:
-    """[sums]: where each is stored. The rows of a sum are stored in order."""
-    rows = [0] * sums_per_row
-    offsets: dict[int, int] = {}
-    for line in tail:
-        if match := _STORE.search(line):
-            number = int(match[2])
-            offsets[rows[number] * sums_per_row + number] = int(match[1] or 0)
-            rows[number] += 1
-    if sorted(offsets) != list(sums):
-        raise MachineCodeError("a sum is not stored once")
-    return np.array([offsets[number] for number in sums], dtype=np.int64)
-
-
-def _held_back(line: str) -> str:
-    """A line of the epilogue; a bias is added in a way that waits for the load before it."""
-    match = _BIAS.match(line)
-    return f"fma.rn.f32 {match[1]},{match[1]},%one,{match[2]};" if match else line

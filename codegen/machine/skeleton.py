@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
+from codegen.machine.copies import loads_of
 from codegen.machine.elf import CubinFile
+from codegen.machine.ending import Biases, Ending
 from codegen.machine.marked import Marked
-from codegen.machine.operands import operands
+from codegen.machine.operands import UNIFORM_ADDRESS, UNIFORM_C, operands
+from codegen.machine.outputs import accesses_of
 from codegen.machine.word import Words
 
 _ISETP_IMMEDIATE = 0x80C
-_FFMA_ADDEND = word.FFMA_IMMEDIATE_ADDEND
 _CONTROL = {word.EXIT, word.BRA, word.BSSY, word.BSYNC, 0x942, 0x948}
 """What a K group may have besides plain instructions; the last are BREAK and WARPSYNC."""
-_UNIFORM_ADDRESS = word.Field(91, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,27 +42,43 @@ class Skeleton:
     group_register: int
     sums: NDArray[np.int64]
     """[sums]: the register of each."""
+    wide: NDArray[np.int64]
+    """[sums, 2]: of packed sums the registers of the float32 ones that both halves are added to, if there are any."""
     splices: NDArray[np.int64]
     """[chunks]: the word before which a chunk's multiply-adds go."""
     pointers: NDArray[np.int64]
     """[chunks, pointers]: registers."""
+    uniform: NDArray[np.int64]
+    """[chunks]: the uniform register that the first pointer also has, -1 where there is none."""
     offsets: NDArray[np.int64]
     """[chunks, pointers]: bytes from the register to where the pointer points."""
     markers: NDArray[np.bool_]
     """[words]: of the leaf, what is left out."""
+    zeroed: NDArray[np.int64]
+    """Loads that a zero comes in the place of."""
     jumps: NDArray[np.int64]
     """The branches of the leaf, and where they go."""
     targets: NDArray[np.int64]
-    biases: NDArray[np.int64]
-    """[sums]: the word that adds the bias."""
+    biases: Biases
+    splits: NDArray[np.int64]
+    """Of packed sums that are taken apart at the end the word that copies each, once one operand of it is zero."""
+    copies: NDArray[np.int64]
+    """Loads of copies that pass through registers."""
     stores: NDArray[np.int64]
     """The stores to global memory in the leaf."""
     residuals: NDArray[np.int64]
-    """The loads from global memory there."""
-    store_offsets: NDArray[np.int64]
-    """[sums]: bytes from where the outputs of a thread begin."""
+    """The loads of what is added to outputs."""
+    one: int
+    """The register of the last marker."""
+    template: Marked
     ring: NDArray[np.int64]
     """[chunks, loads]: the first register of each place in the ring."""
+
+    def free_registers(self, chunk: int) -> NDArray[np.int64]:
+        """Those that inputs of a chunk are loaded into."""
+        places = self.ring[chunk][:, None] + np.arange(self.template.ring_width)
+        free: NDArray[np.int64] = places.ravel()
+        return free
 
     @cached_property
     def spill_bytes(self) -> int:
@@ -69,26 +86,16 @@ class Skeleton:
         local = self.words[operands(self.words).where("local")]
         return sum(word.SIZE_BYTES[size] for size in word.SIZE.get(local).tolist())
 
-    def accesses_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The words that store the chosen sums [sums] or load what is added to them.
+    def accesses_of(self, exists: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The words that store the sums of a row [sums of a row] that do not exist, or load what is added to them.
 
         Raises MachineCodeError where that cannot be told.
         """
-        found = [self._in_order_of_sums(self.stores)[chosen]]
+        numbers = np.flatnonzero(~exists)
+        found = [accesses_of(self.words, self.stores, self.template.stores, numbers)]
         if len(self.residuals):
-            found.append(self._in_order_of_sums(self.residuals)[chosen])
+            found.append(accesses_of(self.words, self.residuals, self.template.residuals, numbers))
         return np.concatenate(found)
-
-    def _in_order_of_sums(self, accesses: NDArray[np.int64]) -> NDArray[np.int64]:
-        offsets, addresses = word.OFFSET.get(self.words[accesses]), word.SOURCE_A.get(self.words[accesses])
-        offsets = offsets - ((offsets >> 23) << 24)
-        wanted = self.store_offsets - self.store_offsets.min()
-        place = dict(zip((offsets - offsets.min()).tolist(), accesses.tolist(), strict=True))
-        if len(set(addresses.tolist())) != 1 or set(place) != set(wanted.tolist()) or len(place) != len(accesses):
-            raise MachineCodeError(
-                "the last K group has fewer output channels, and which store is whose cannot be told"
-            )
-        return np.array([place[offset] for offset in wanted.tolist()], dtype=np.int64)
 
     @staticmethod
     def read(cubin: bytes, template: Marked) -> Skeleton:
@@ -107,20 +114,18 @@ class Skeleton:
         initial = np.array(
             [
                 places.only(places.loads, marked.SUMS + 4 * i, within=leaf, what=f"sum {i}")
-                for i in range(len(template.sums))
+                for i in range(len(template.sums.pinned))
             ]
         )
         last, *others = places.several(places.loads, marked.LAST, leaf).tolist() or [-1]
         if last < 0 or others:
             raise MachineCodeError("not one marker at the end of the chunks")
-        sums = word.DESTINATION.get(words)[initial]
-        if len(set(sums.tolist())) != len(sums):
+        pinned = word.DESTINATION.get(words)[initial]
+        if len(set(pinned.tolist())) != len(pinned):
             raise MachineCodeError("two sums are in one register")
         pointed = places.several(places.all_stores, marked.POINTERS, leaf)
         if len(pointed) != template.chunks:
             raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
-        if not places.plain_stores[pointed].all():
-            raise MachineCodeError("a pointer into shared memory is in a uniform register")
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
         if not len(loads) or len(loads) != len(stores) or len(loads) % template.chunks:
             raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
@@ -129,7 +134,7 @@ class Skeleton:
         if not np.array_equal(ring, word.SOURCE_B.get(words)[stores]):
             raise MachineCodeError("the ring changes its registers between two of its markers")
         held = places.several(places.all_stores, marked.HELD_SUMS, leaf).reshape(template.chunks, -1)
-        if held.size and (word.SOURCE_B.get(words)[held] != sums).any():
+        if held.size and (word.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("a sum changes its register from chunk to chunk")
         in_order = np.concatenate([loads, pointed[:, None], held, stores], axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
@@ -139,11 +144,17 @@ class Skeleton:
         offsets = np.zeros(registers.shape, dtype=np.int64)
         offsets[:, 0] = places.offsets[pointed] - marked.POINTERS
         _check_barriers(opcodes, in_order, leaf)
-        biases = _biases(words, opcodes, template, sums, last, leaf_end)
+        ending = Ending.of(words, opcodes, template.sums, pinned, slice(last, leaf_end))
+        zeroed = places.several(places.loads, marked.AFTER, leaf)
+        of_chunk = np.searchsorted(in_order.ravel(), zeroed)
+        if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
+            raise MachineCodeError("what uses a sum after a chunk comes before its markers")
+        gone = [*initial.tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
         markers = np.zeros(len(words), dtype=np.bool_)
-        markers[[*initial.tolist(), *in_order.ravel().tolist(), last]] = True
+        markers[gone] = True
         jumps, targets = _jumps(words, opcodes, leaf, markers, file.capability)
-        _check_sums(words, sums, initial, biases, markers)
+        _check_sums(words, pinned, initial, ending.last_use, markers)
+        sums = len(template.sums.registers)
         skeleton = Skeleton(
             file=file,
             words=words,
@@ -152,20 +163,26 @@ class Skeleton:
             branch=branch,
             leaf_end=leaf_end,
             group_register=group,
-            sums=sums,
+            sums=pinned[:sums],
+            wide=pinned[sums:].reshape(-1, 2),
             splices=pointed,
             pointers=registers,
+            uniform=np.where(UNIFORM_ADDRESS.get(words)[pointed] == 0, -1, UNIFORM_C.get(words)[pointed]),
             offsets=offsets,
-            residuals=branch + np.flatnonzero(opcodes[leaf] == word.LDG),
-            store_offsets=template.store_offsets,
+            residuals=_last(branch + np.flatnonzero(opcodes[leaf] == word.LDG), sum(map(len, template.residuals))),
             ring=ring,
             markers=markers,
+            zeroed=zeroed,
             jumps=jumps,
             targets=targets,
-            biases=biases,
+            biases=ending.biases,
+            splits=ending.splits,
+            copies=loads_of(words, opcodes, leaf),
+            one=int(word.DESTINATION.get(words)[last]),
+            template=template,
             stores=branch + np.flatnonzero(opcodes[leaf] == word.STG),
         )
-        if len(skeleton.stores) < len(sums):
+        if len(skeleton.stores) < len(ending.biases.words):
             raise MachineCodeError("a sum is not stored")
         return skeleton
 
@@ -176,7 +193,7 @@ class _Places:
     def __init__(self, words: Words, opcodes: NDArray[np.int64]) -> None:
         offsets = word.OFFSET.get(words)
         self.offsets = offsets - ((offsets >> 23) << 24)
-        uniform = _UNIFORM_ADDRESS.get(words) != 0
+        uniform = UNIFORM_ADDRESS.get(words) != 0
         self.loads = opcodes == word.LDS
         self.plain_stores = (opcodes == word.STS_PLAIN) & ~uniform
         self.all_stores = np.isin(opcodes, (word.STS, word.STS_PLAIN))
@@ -245,40 +262,25 @@ def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], leaf
         raise MachineCodeError("the markers of two chunks have no barrier between them")
 
 
-def _biases(
-    words: Words, opcodes: NDArray[np.int64], template: Marked, sums: NDArray[np.int64], last: int, leaf_end: int
-) -> NDArray[np.int64]:
-    """[sums]: where each gets its bias."""
-    adds = last + np.flatnonzero(opcodes[last:leaf_end] == _FFMA_ADDEND)
-    one = int(word.DESTINATION.get(words)[last])
-    # FFMA d, a, b, immediate: b lies where c does otherwise.
-    factors = np.stack([word.SOURCE_A.get(words)[adds], word.SOURCE_C.get(words)[adds]], axis=1)
-    found: dict[tuple[int, int], int] = {}
-    for place, pair, bits in zip(
-        adds.tolist(), factors.tolist(), word.IMMEDIATE.get(words)[adds].tolist(), strict=True
-    ):
-        if one in pair:
-            found[pair[0] if pair[1] == one else pair[1], bits] = place
-    wanted = [(register, template.bias_bits(i)) for i, register in enumerate(sums.tolist())]
-    if missing := [each for each in wanted if each not in found]:
-        raise MachineCodeError(f"{len(missing)} sums are not in their registers when their biases are added")
-    return np.array([found[each] for each in wanted], dtype=np.int64)
-
-
 def _check_sums(
     words: Words,
-    sums: NDArray[np.int64],
+    pinned: NDArray[np.int64],
     initial: NDArray[np.int64],
-    biases: NDArray[np.int64],
+    last_use: NDArray[np.int64],
     marks: NDArray[np.bool_],
 ) -> None:
-    """Between its marker and its bias nothing reads or writes a sum's register."""
-    begin, end = int(initial.min()), int(biases.max())
+    """Between its marker and its last use nothing reads or writes a sum's register."""
+    begin, end = int(initial.min()), int(last_use.max())
     used = operands(words[begin : end + 1])
     sum_of = np.full(2**10, -1)
-    sum_of[sums] = np.arange(len(sums))
+    sum_of[pinned] = np.arange(len(pinned))
     for accesses in (used.reads, used.writes):
         number, place = sum_of[accesses.resource], accesses.word + begin
-        between = (number >= 0) & (place > initial[number]) & (place < biases[number]) & ~marks[place]
+        between = (number >= 0) & (place > initial[number]) & (place < last_use[number]) & ~marks[place]
         if between.any():
             raise MachineCodeError(f"ptxas uses the register of a sum in between, in word {int(place[between][0])}")
+
+
+def _last(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The last so many; before them are copies."""
+    return places[len(places) - min(count, len(places)) :]

@@ -9,14 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
+from codegen.machine.copies import put_loads
+from codegen.machine.ending import put_zero_for
 from codegen.machine.marked import NO_GROUP
 from codegen.machine.operands import VARIABLE, operands
+from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.skeleton import Skeleton
-from codegen.machine.stream import MOST_STALL, SETTLE_CYCLES, Streams, control, zeroes
+from codegen.machine.stream import Streams, zeroes
 from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
 
 _MOV_IMMEDIATE = 0x802
 _ALL_LANES = 0xF00
+ZERO_CYCLES = 6
+"""From a number's MOV to whatever uses it."""
 _PADDING = 8
 """Code is a multiple of so many words long."""
 
@@ -41,7 +46,8 @@ class Leaf:
         start, end = skeleton.branch + 1, skeleton.leaf_end
         words = covered[start:end].copy()
         gone = skeleton.markers[start:end]
-        _add_biases(words, skeleton, start)
+        _put_ending(words, skeleton, start)
+        put_loads(words, skeleton.copies - start, skeleton.zeroed - start)
         stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
         entry = np.zeros(len(splices), dtype=np.int64)
@@ -78,7 +84,7 @@ def _covered(skeleton: Skeleton) -> Words:
     used = operands(words)
     never = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 1)
     later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
-    gone[skeleton.first_group] = True
+    gone[[skeleton.first_group, *skeleton.zeroed.tolist()]] = True
     has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
     sets, reads = word.WRITE_SCOREBOARD.get(words), word.READ_SCOREBOARD.get(words)
     bare: list[int] = []
@@ -100,14 +106,24 @@ def _covered(skeleton: Skeleton) -> Words:
     return words
 
 
-def _add_biases(words: Words, skeleton: Skeleton, start: int) -> None:
-    """FADD in the place of the FFMA that stood for it."""
-    adds = words[skeleton.biases - start]
+def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
+    """FADD in the place of the FFMA that stood for it, copies of packed sums, and zeros for loads that were markers."""
+    biases = skeleton.biases
+    adds = words[biases.words - start]
     word.OPCODE.put(adds, word.FADD_IMMEDIATE)
-    word.SOURCE_A.put(adds, skeleton.sums)
+    word.SOURCE_A.put(adds, biases.added_to)
     word.SOURCE_C.put(adds, 0)
     word.REUSE.put(adds, 0)
-    words[skeleton.biases - start] = adds
+    words[biases.words - start] = adds
+    splits = words[skeleton.splits - start]
+    put_zero_for(splits, skeleton.one)
+    words[skeleton.splits - start] = splits
+    changed = np.concatenate([biases.words, skeleton.splits]) - start
+    before = words[changed - 1]  # they may have kept an operand that is no longer the same
+    word.REUSE.put(before, 0)
+    words[changed - 1] = before
+    for place in (skeleton.zeroed - start).tolist():
+        _put_number(words[place : place + 1], 0, ZERO_CYCLES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +131,9 @@ class GroupValues:
     """What the epilogues have of the weights."""
 
     biases: NDArray[np.uint32]
-    """[groups, sums]: bits."""
+    """[groups, sums of a row]: bits."""
     exists: NDArray[np.bool_]
-    """[groups, sums]: whether the sum is one of the layer's."""
+    """[groups, sums of a row]: whether the sum is one of the layer's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +153,7 @@ class Frame:
     def of(skeleton: Skeleton) -> Frame:
         covered = _covered(skeleton)
         head = covered[: skeleton.branch].copy()
-        _put_first_group(head[skeleton.first_group : skeleton.first_group + 1], 0)
+        _put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
         sets = np.union1d(word.WRITE_SCOREBOARD.get(head), word.READ_SCOREBOARD.get(head)).tolist()
         end = skeleton.leaf_end
         return Frame(
@@ -197,7 +213,7 @@ class _Code:
         self.frame = frame
         self.skeleton = frame.skeleton
         head = frame.head.copy()
-        _put_first_group(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group)
+        _put_number(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group, MOST_STALL)
         self.length = len(head)
         self._pieces = [head]
 
@@ -229,9 +245,10 @@ class _Code:
         """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
         leaf, start, begin = self.frame.leaf, self.skeleton.branch + 1, self.length
         words = leaf.words.copy()
-        adds = words[leaf.place[self.skeleton.biases - start]]
-        word.IMMEDIATE.put(adds, values.biases[group])
-        words[leaf.place[self.skeleton.biases - start]] = adds
+        places = leaf.place[self.skeleton.biases.words - start]
+        adds = words[places]
+        word.IMMEDIATE.put(adds, values.biases[group][self.skeleton.biases.numbers])
+        words[places] = adds
         if not values.exists[group].all():
             self._drop_outputs(leaf, words, values.exists[group])
         cuts = leaf.cuts.tolist()
@@ -248,7 +265,7 @@ class _Code:
 
     def _drop_outputs(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
         """Stores of sums that are none of the layer's, and loads of what is added to them, are never done."""
-        gone = leaf.place[self.skeleton.accesses_of(~exists) - self.skeleton.branch - 1]
+        gone = leaf.place[self.skeleton.accesses_of(exists) - self.skeleton.branch - 1]
         accesses = words[gone]
         word.PREDICATE.put(accesses, word.ALWAYS)
         word.NEGATED_PREDICATE.put(accesses, 1)
@@ -272,7 +289,8 @@ def _segments(frame: Frame, parts: Streams, group: int) -> list[Words]:
     bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
     segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
     if parts.untouched[group].any():
-        segments[0] = np.concatenate([zeroes(skeleton.sums[parts.untouched[group]]), segments[0]])
+        read = skeleton.wide if skeleton.wide.size else skeleton.sums
+        segments[0] = np.concatenate([zeroes(read[parts.untouched[group]].ravel()), segments[0]])
     for chunk, waits in enumerate(leaf.entry_waits.tolist()):
         if not len(segments[chunk]):
             segments[chunk] = _nop(MOST_STALL)
@@ -289,13 +307,13 @@ def _nop(stall: int) -> Words:
     return np.array([[word.NOP | word.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
 
 
-def _put_first_group(load: Words, group: int) -> None:
-    """MOV of the number in the place of the load of it, or of another such MOV; [1, 2], in place."""
+def _put_number(load: Words, number: int, stall: int) -> None:
+    """MOV of a number in the place of a load, or of another such MOV; [1, 2], in place."""
     target = word.DESTINATION.get(load)
     waits = word.WAIT.get(load)
     none = np.zeros(1, dtype=np.int64)
-    high = _ALL_LANES | control(none + MOST_STALL, none + NO_SCOREBOARD, waits, none)
-    load[0, 0] = np.uint64(_MOV_IMMEDIATE | word.ALWAYS << 12 | int(target[0]) << 16 | group << 32)
+    high = _ALL_LANES | control(none + stall, none + NO_SCOREBOARD, waits, none)
+    load[0, 0] = np.uint64(_MOV_IMMEDIATE | word.ALWAYS << 12 | int(target[0]) << 16 | number << 32)
     load[0, 1] = np.uint64(int(high[0]))
 
 

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
+from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit
 from codegen.machine.marked import Marked
+from codegen.machine.operands import UNIFORM_ADDRESS
+from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import NO_SCOREBOARD, ZERO_REGISTER, Words
 
@@ -23,13 +26,9 @@ FIRST_SCOREBOARD, SCOREBOARDS_USED = 1, 5
 """Not the first: ptxas counts copies to shared memory with it."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
-RESULT_CYCLES = 5
-"""From the last multiply-add of a chunk to whatever follows."""
-SETTLE_CYCLES = 2
-"""From an instruction that sets a scoreboard to one that waits for it."""
-MOST_STALL = 15
 _FMA = word.FFMA_IMMEDIATE | word.ALWAYS << 12
 _LOAD = word.LDS | word.ALWAYS << 12
+_UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
 _LOAD_SIZES = np.array([0, 4, 5, 0, 6])
 """The size field by the words that are loaded."""
 
@@ -46,16 +45,26 @@ class Streams:
     loads: int
 
 
-def streams(template: Marked, skeleton: Skeleton, bits: NDArray[np.uint32], nonzero: NDArray[np.bool_]) -> Streams:
-    """The streams of weights [groups, chunks, slots]: their bits, and which count."""
+def streams(
+    template: Marked,
+    skeleton: Skeleton,
+    bits: NDArray[np.uint32],
+    nonzero: NDArray[np.bool_],
+    added: NDArray[np.bool_],
+) -> Streams:
+    """The streams of weights [groups, chunks, slots]: their bits, and which count.
+
+    `added` [groups, chunks, sums] says after which chunks a packed sum is added to those of float32.
+    """
     groups, chunks, slots = nonzero.shape
+    sums = len(template.sums.registers)
     segments = groups * chunks
     segment, place = np.nonzero(nonzero[:, :, template.order].reshape(segments, slots))
     slot = template.order[place]
     count = len(slot)
     if not count:
         none = np.zeros(segments, dtype=np.int64)
-        return Streams(np.zeros((0, 2), dtype=np.uint64), none, np.ones((groups, len(template.sums)), np.bool_), 0)
+        return Streams(np.zeros((0, 2), dtype=np.uint64), none, np.ones((groups, sums), np.bool_), 0)
     value = bits.reshape(segments, slots)[segment, slot].astype(np.int64)
     load, element, number = template.slot_load[slot], template.slot_element[slot], template.slot_sum[slot]
 
@@ -81,7 +90,10 @@ def streams(template: Marked, skeleton: Skeleton, bits: NDArray[np.uint32], nonz
     offset = skeleton.offsets[chunk, pointer] + template.load_offset[load[first]] + 4 * start
     sum_register = skeleton.sums[number]
     multiplicand = register[run] + element - start[run]
-    is_first = _firsts(segment // chunks * len(template.sums) + number, groups * len(template.sums))
+    # After a packed sum has been added to those of float32, it begins again.
+    begun: NDArray[np.int64] = np.cumsum(added, axis=1) - added
+    turn_of_sum = begun.reshape(segments, sums)[segment, number]
+    is_first = _firsts((segment // chunks * (chunks + 1) + turn_of_sum) * sums + number, groups * (chunks + 1) * sums)
     addend = np.where(is_first, ZERO_REGISTER, sum_register)
 
     low, high = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
@@ -89,30 +101,39 @@ def streams(template: Marked, skeleton: Skeleton, bits: NDArray[np.uint32], nonz
     high[at_fma] = addend
     low[at_load] = _LOAD | register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
     high[at_load] = _LOAD_SIZES[width] << 9
+    uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
+    low[at_load] |= np.where(uniform < 0, 0, uniform << 32)
+    high[at_load] |= np.where(uniform < 0, 0, _UNIFORM_ADDRESS)
 
     result, addition, source = (np.full(total, -1 - i, dtype=np.int64) for i in range(3))
     result[at_fma], addition[at_fma], source[at_fma] = sum_register, addend, multiplicand
     waits, sets = np.zeros(total, dtype=np.int64), np.full(total, NO_SCOREBOARD, dtype=np.int64)
     waits[at_fma[first[leads]]] = 1 << scoreboard[leads]
     sets[at_load] = scoreboard
+    last = at_fma[np.append(segment[1:] != segment[:-1], True)]
+    if template.sums.packed:
+        matrix = on_matrix_unit(result, addition, last)[at_fma]
+        low[at_fma] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
+        high[at_fma] |= np.where(is_first & ~matrix, ZERO_ADDEND, 0)
     stall = np.ones(total, dtype=np.int64)
     for distance in range(1, FMA_CYCLES):
         depends = np.flatnonzero(result[:-distance] == addition[distance:])
         stall[depends] = np.maximum(stall[depends], FMA_CYCLES + 1 - distance)
     settles = np.flatnonzero((waits[1:] >> np.minimum(sets[:-1], word.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLE_CYCLES)
-    last = at_fma[np.append(segment[1:] != segment[:-1], True)]
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
     reuse = np.zeros(total, dtype=np.int64)
     reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     reuse[last] = 0
     high |= control(stall, sets, waits, reuse)
     by_segment = np.bincount(segment, minlength=segments) + np.bincount(segment[first], minlength=segments)
-    touched = np.zeros(groups * len(template.sums), dtype=np.bool_)
-    touched[segment // chunks * len(template.sums) + number] = True
+    touched = np.zeros(groups * sums, dtype=np.bool_)
+    touched[segment // chunks * sums + number] = True
+    words = np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
+    words, ends = _with_additions(words, np.cumsum(by_segment), skeleton, added, begun == 0)
     return Streams(
-        words=np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1),
-        ends=np.cumsum(by_segment),
+        words=words,
+        ends=ends,
         untouched=~touched.reshape(groups, -1),
         loads=loads,
     )
@@ -126,15 +147,22 @@ def zeroes(registers: NDArray[np.int64]) -> Words:
     return np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
 
 
-def control(
-    stall: NDArray[np.int64], sets: NDArray[np.int64], waits: NDArray[np.int64], reuse: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """[instructions]: the scheduling bits, as they lie in the upper half of a word."""
-    fields = ((word.STALL, stall), (word.YIELD, stall < 3), (word.WRITE_SCOREBOARD, sets), (word.WAIT, waits))
-    high = np.full(len(stall), NO_SCOREBOARD << word.READ_SCOREBOARD.first - 64, dtype=np.int64)
-    for field, value in (*fields, (word.REUSE, reuse)):
-        high |= np.asarray(value, dtype=np.int64) << (field.first - 64)
-    return high
+def _with_additions(
+    words: Words, ends: NDArray[np.int64], skeleton: Skeleton, added: NDArray[np.bool_], first: NDArray[np.bool_]
+) -> tuple[Words, NDArray[np.int64]]:
+    """The streams that end at `ends`, with packed sums added to those of float32 at the end of chunks."""
+    pieces, done = [], 0
+    longer = np.zeros(len(ends), dtype=np.int64)
+    groups, chunks = np.nonzero(added.any(axis=2))
+    for group, chunk in zip(groups.tolist(), chunks.tolist(), strict=True):
+        which = np.flatnonzero(added[group, chunk])
+        number = group * added.shape[1] + chunk
+        more = added_up(
+            skeleton.sums[which], skeleton.wide[which], first[group, chunk, which], skeleton.free_registers(chunk)
+        )
+        pieces += [words[done : ends[number]], more]
+        done, longer[number] = ends[number], len(more)
+    return np.concatenate([*pieces, words[done:]]), ends + np.cumsum(longer)
 
 
 def _narrowed(used: NDArray[np.int64], words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

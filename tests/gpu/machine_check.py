@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import exp, log
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,10 +28,11 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.networks import random_weights
+from codegen.onnx.reasons import DATA_TYPES
 from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
 from codegen.template import make_template
-from codegen.tiling import Tiling
+from codegen.tiling import Accumulator, Tiling
 from codegen.toolchain import Toolchain, ToolLimits
 from codegen.verify import random_input, random_residual
 from farm.gpu.device import Device
@@ -51,6 +53,7 @@ class Drawn:
     seed: int
     batch: int = BATCH
     tiling: Tiling | None = None
+    accumulate: Accumulator = "float32"
 
     @property
     def weights(self) -> Weights:
@@ -94,9 +97,10 @@ def edge_layers() -> Iterator[Drawn]:
 
 
 def drawn_layers(seed: int) -> Iterator[Drawn]:
-    """Endless."""
+    """Endless; of float16 both kinds of sums."""
     rng = np.random.default_rng(seed)
     for number in range(10**9):
+        accumulate: Accumulator = ("float32", "float16")[rng.integers(2)]
         sparsity = float(rng.choice([0.5, 0.8, 0.9, 0.95, 0.99]))
         epilogue = ((), (Clip(low=0.0),), ADD_RELU)[rng.integers(3)]
         if rng.random() < 0.2:
@@ -108,20 +112,29 @@ def drawn_layers(seed: int) -> Iterator[Drawn]:
             channels, kernels = (int(each) for each in rng.integers(1, 64, 2))
             shape = (channels, height, width, kernels, size, size, (stride, stride), (pad, pad, pad, pad))
             spec = Conv2d(*shape, epilogue=epilogue)
-        yield Drawn(f"drawn {seed}:{number}", spec, sparsity, number, int(rng.choice([1, 3, 16, 33])))
+            if rng.random() < 0.15:
+                spec = Conv2d(*shape, epilogue=epilogue, groups=int(np.gcd(channels, kernels)))
+            elif rng.random() < 0.15:
+                spec = ConvTranspose2d(*shape, epilogue=epilogue)
+        batch = int(rng.choice([1, 3, 16, 33]))
+        yield Drawn(f"drawn {seed}:{number}", spec, sparsity, number, batch, accumulate=accumulate)
 
 
-def layers(seed: int) -> Iterator[Drawn]:
-    yield from NETWORK_LAYERS
-    yield from edge_layers()
-    yield from drawn_layers(seed)
+def layers(seed: int, data_types: Sequence[DataType] = ("float32",)) -> Iterator[Drawn]:
+    """The same layers in each of the data types."""
+    for drawn in chain(NETWORK_LAYERS, edge_layers(), drawn_layers(seed)):
+        for data_type in data_types:
+            name = drawn.name if data_type == "float32" else f"{drawn.name}, {data_type}"
+            yield replace(drawn, name=name, spec=replace(drawn.spec, data_type=data_type))
 
 
 def compile_both(layer: Drawn, toolchain: Toolchain, arch: str) -> Both:
     """Runs in a process of its own."""
     try:
         spec, weights = layer.spec, layer.weights
-        tiling = layer.tiling or choose_tiling(spec, layer.batch, weights.nonzeros_per_kernel)
+        tiling = layer.tiling or choose_tiling(
+            spec, layer.batch, weights.nonzeros_per_kernel, accumulate=layer.accumulate
+        )
         template = make_template(spec, tiling, "compute_80", toolchain, LIMITS)
         parts = choose_parts(spec, tiling, weights.nonzeros_per_kernel)
         try:
@@ -166,7 +179,7 @@ class Compared:
         verdict = "same" if not self.differing else f"{self.differing} of {self.outputs} outputs DIFFER"
         faster = self.both.ptxas_seconds / max(self.both.direct_seconds, 1e-9)
         return (
-            f"{self.both.layer.name:<30} {self.ptxas_microseconds:9.2f} us ptxas {self.direct_microseconds:9.2f} us "
+            f"{self.both.layer.name:<40} {self.ptxas_microseconds:9.2f} us ptxas {self.direct_microseconds:9.2f} us "
             f"direct {self.ratio:5.2f}x  made {faster:5.0f}x faster  {verdict}"
         )
 
@@ -175,10 +188,8 @@ def compare(device: Device, both: Both) -> Compared:
     """Runs both on the same input, whose outputs start as NaN; and times them. Raises DeviceError."""
     spec, batch = both.layer.spec, both.layer.batch
     x, residual = random_input(spec, batch, seed=1), random_residual(spec, batch, seed=1)
-    outputs = [
-        device.run_layer(kernels, x, spec.output_shape, residual).view(np.uint32)
-        for kernels in (both.ptxas, both.direct)
-    ]
+    outputs = [device.run_layer(kernels, x, spec.output_shape, residual) for kernels in (both.ptxas, both.direct)]
+    patterns = [each.view(f"u{each.dtype.itemsize}") for each in outputs]
     source, target = device.allocate(x.nbytes), device.allocate(outputs[0].nbytes)
     added = device.allocate(outputs[0].nbytes)
     stream, times = device.new_stream(), []
@@ -189,7 +200,7 @@ def compare(device: Device, both: Both) -> Compared:
         )
     for memory in (source, target, added):
         memory.free()
-    return Compared(both, int((outputs[0] != outputs[1]).sum()), outputs[0].size, *times)
+    return Compared(both, int((patterns[0] != patterns[1]).sum()), outputs[0].size, *times)
 
 
 def say(line: str) -> None:
@@ -202,6 +213,7 @@ def check(
     toolchain: Toolchain,
     seconds: float,
     seed: int = 1,
+    data_types: Sequence[DataType] = ("float32",),
     tell: Callable[[str], None] = say,
 ) -> list[Compared]:
     """Compares as many layers as there is time for, those of the networks first; tells a line for each."""
@@ -211,7 +223,7 @@ def check(
     cores = os.cpu_count() or 1
     # A process that is forked from one with a GPU may hang.
     with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
-        source = layers(seed)
+        source = layers(seed, data_types)
         waiting: list[Future[Both]] = [pool.submit(compile_both, next(source), toolchain, arch) for _ in range(cores)]
         while waiting:
             done = next((each for each in waiting if each.done()), None)
@@ -223,11 +235,11 @@ def check(
             if time.monotonic() < end:
                 waiting.append(pool.submit(compile_both, next(source), toolchain, arch))
             if both.failed:
-                tell(f"{both.layer.name:<30} not compiled: {both.failed.splitlines()[0][:120]}")
+                tell(f"{both.layer.name:<40} not compiled: {both.failed.splitlines()[0][:120]}")
             elif both.refused:
                 refused[both.refused] += 1
             else:
-                tell(f"{both.layer.name:<30} runs")  # known even if the GPU does not come back
+                tell(f"{both.layer.name:<40} runs")  # known even if the GPU does not come back
                 compared.append(compare(device, both))
                 tell(compared[-1].line)
     for reason, count in refused.most_common():
@@ -262,10 +274,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0, help="no layer begins to compile after so many")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--data-types", nargs="+", choices=DATA_TYPES, default=["float32"])
     parser.add_argument("--save", type=Path, help="a folder for both cubins of each layer that differs")
     arguments = parser.parse_args()
     with Device() as device:
-        compared = check(device, any_toolchain(), arguments.seconds, arguments.seed)
+        compared = check(device, any_toolchain(), arguments.seconds, arguments.seed, arguments.data_types)
     wrong = [each for each in compared if each.differing]
     if arguments.save is not None:
         for each in wrong:

@@ -19,6 +19,7 @@ from codegen.machine import marked, word
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.marked import Marked
+from codegen.machine.operands import operands
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.operators import stream_count, tiled
@@ -41,6 +42,22 @@ ASSEMBLED = (
     "whole rows copied by fours",
     "several images a block, a 1x1 kernel",
     "linear, copied by fours",
+)
+HALVES = (
+    "float16, added up in float32",
+    "float16, several rows a thread, added up in float16",
+    "float16, groups, added up in float32",
+    "float16, transposed, added up in float16",
+    "float16, linear, added up in float16",
+    "float16, long sums of groups",
+    "float16 GELU by tanh, a tanh, sums in float32",
+    "image pairs, the last alone, whole rows",
+    "image pairs, chunks added up together, the last alone",
+    "image pairs, a 1x1 kernel in one piece",
+    "column pairs copied by fours",
+    "bfloat16",
+    "bfloat16 copied by fours, whole rows",
+    "bfloat16, linear",
 )
 Product = tuple[int, int, int, int]
 """Chunk, pointer, bytes from it, bits of the weight."""
@@ -156,10 +173,42 @@ def calls_of(work: Callable[[], None]) -> int:
     return calls["call"] + calls["c_call"]
 
 
+@pytest.mark.parametrize("name", ["image pairs, a 1x1 kernel in one piece", "float16, added up in float16"])
+def test_inputs_that_pass_through_registers_are_loaded_before_the_multiply_adds_and_not_waited_for(name: str) -> None:
+    template, weights = template_for(name, "compute_80"), drawn_weights(name, 1.0, seed=1)
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    made = DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole)
+    words = CubinFile.read(made.data).words
+    used, waits = operands(words), word.WAIT.get(words)
+    loads = np.flatnonzero(used.named("LDG"))
+    products, barriers = np.flatnonzero(used.named("HFMA2", "HFMA2.MMA")), np.flatnonzero(used.named("BAR"))
+    checked = 0
+    for barrier in barriers.tolist():
+        end = min([each for each in barriers.tolist() if each > barrier], default=len(words))
+        inside = products[(products > barrier) & (products < end)]
+        copies = loads[(loads > barrier) & (loads < end) & (word.WRITE_SCOREBOARD.get(words)[loads] == 0)]
+        if len(copies) and len(inside):
+            assert copies[-1] < inside[0]
+            assert not (waits[copies[-1] + 1 : inside[-1]] & 1).any()
+            checked += 1
+    assert checked
+
+
+def test_half_of_many_packed_products_go_to_the_tensor_cores_unit() -> None:
+    name = "image pairs, registers bounded"
+    template, weights = template_for(name, "compute_80"), drawn_weights(name, 1.0, seed=1)
+    skeleton = make_skeleton(template, ARCH, find_toolchain())
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    made = DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole)
+    opcodes = word.OPCODE.get(CubinFile.read(made.data).words)
+    matrix, half = ((opcodes == each).sum() for each in (word.HFMA2_MMA_IMMEDIATE, word.HFMA2_IMMEDIATE))
+    assert 0.4 < matrix / (matrix + half) <= 0.55
+
+
 def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
-    halves = template_for("several images a block, float16", "compute_80")
-    with pytest.raises(MachineCodeError, match="knows float32, not float16"):
-        make_skeleton(halves, ARCH, find_toolchain())
+    bounded = template_for("bounded inputs", "compute_80")
+    with pytest.raises(MachineCodeError, match="knows no bounds of inputs"):
+        make_skeleton(bounded, ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
     with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
         make_skeleton(plain, "sm_80", find_toolchain())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ from codegen.verify import poisoned, random_input, random_residual, verify_layer
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
+from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
 
 KINDS = (
     PLAIN,
@@ -155,8 +157,10 @@ def test_other_architectures_are_refused() -> None:
         computed(PLAIN, CubinFile.read(cubin_for(PLAIN, "sm_80")))
 
 
-@pytest.mark.parametrize("name", ASSEMBLED)
-@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("name", "density"),
+    [*product(ASSEMBLED, (0.0, 0.1, 0.5, 1.0)), *product(ASSEMBLED_HALVES, (0.1, 1.0)), (ASSEMBLED_HALVES[0], 0.0)],
+)
 def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
     template, weights, case = template_for(name, "compute_80"), drawn_weights(name, density, 1), CASES[name]
     kernel = rewrite(template, weights)

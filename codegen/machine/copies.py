@@ -1,0 +1,60 @@
+"""Copies to shared memory that pass through registers: loaded before a chunk's multiply-adds, stored after them.
+
+ptxas would load later what nobody needs before: in a skeleton these loads are volatile, which keeps them where they
+are, and in the cubin what they were. One scoreboard counts them and nothing else, so that only what stores them waits
+for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.machine import word
+from codegen.machine.schedule import SETTLE_CYCLES
+from codegen.machine.word import Field, Words
+
+_ORDER = Field(78, 3)
+_READ_ONLY, _VOLATILE = 2, 5
+_SCOREBOARD, _INSTEAD = 0, 1
+"""That of the copies, and that of whatever else has this one."""
+
+
+def held_in_place(line: str) -> str:
+    """A line of a template whose load from global memory ptxas leaves where it is."""
+    return line.replace("ld.global.nc.", "ld.volatile.global.")
+
+
+def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray[np.int64]:
+    """The loads that were held in place."""
+    found: NDArray[np.int64] = within.start + np.flatnonzero(
+        (opcodes[within] == word.LDG) & (_ORDER.get(words[within]) == _VOLATILE)
+    )
+    return found
+
+
+def put_loads(words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64]) -> None:
+    """Makes the `loads` among the words of a K group what they were, in place; those `waiting` wait for them."""
+    if not len(loads):
+        return
+    chosen = words[loads]
+    _ORDER.put(chosen, _READ_ONLY)
+    words[loads] = chosen
+    for field in (word.WRITE_SCOREBOARD, word.READ_SCOREBOARD):
+        boards = field.get(words)
+        field.put(words, np.where(boards == _SCOREBOARD, _INSTEAD, boards))
+    sets = word.WRITE_SCOREBOARD.get(words)
+    sets[loads] = _SCOREBOARD
+    word.WRITE_SCOREBOARD.put(words, sets)
+    waits = word.WAIT.get(words)
+    waits |= (waits >> _SCOREBOARD & 1) << _INSTEAD
+    # What the code before the K group has set is waited for before the first load.
+    waits[loads[0] + 1 :] &= ~(1 << _SCOREBOARD)
+    waits[loads[0]] |= 1 << _SCOREBOARD
+    waits[waiting] |= 1 << _SCOREBOARD
+    word.WAIT.put(words, waits)
+    setters = (sets[:-1] == _INSTEAD) | (word.READ_SCOREBOARD.get(words[:-1]) == _INSTEAD)
+    near = np.flatnonzero(setters & (waits[1:] >> _INSTEAD & 1 == 1))
+    chosen = words[near]
+    word.STALL.put(chosen, np.maximum(word.STALL.get(chosen), SETTLE_CYCLES))
+    words[near] = chosen

@@ -1,0 +1,117 @@
+"""What a K group does with its sums after the last chunk: where each is used, and where biases are added."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.errors import MachineCodeError
+from codegen.machine import marked, word
+from codegen.machine.sums import Sums
+from codegen.machine.word import ZERO_REGISTER, Words
+from codegen.operators.placeholders import FIRST_BIAS
+
+_LOP3 = 0x212
+_XOR = 0x3C
+_TRUTH_TABLE = word.Field(72, 8)
+_FIRST_SLOT, _SECOND_SLOT = word.SOURCE_A, word.SOURCE_B
+
+
+@dataclass(frozen=True, eq=False)
+class Biases:
+    """The words that add them, each an FFMA of a sum, the one from the last marker, and a placeholder."""
+
+    words: NDArray[np.int64]
+    added_to: NDArray[np.int64]
+    """The register of what each is added to."""
+    numbers: NDArray[np.int64]
+    """Which sum of its row that is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """All words of the end that the assembler changes."""
+
+    biases: Biases
+    splits: NDArray[np.int64]
+    """[packed sums] or none: the exclusive or of each with the one."""
+    stores: NDArray[np.int64]
+    """[packed sums] or none: the markers that end those which are added to float32 ones."""
+    last_use: NDArray[np.int64]
+    """[pinned registers]: where each is used for the last time."""
+
+    @staticmethod
+    def of(words: Words, opcodes: NDArray[np.int64], sums: Sums, pinned: NDArray[np.int64], end: slice) -> Ending:
+        """Looks from the last marker to the end of the leaf. Raises MachineCodeError if anything is not as expected."""
+        one = int(word.DESTINATION.get(words)[end.start])
+        biases = _biases(words, opcodes, end, one)
+        none = np.zeros(0, dtype=np.int64)
+        count = len(sums.registers)
+        if not sums.packed:
+            found = _in_registers(biases, pinned, list(sums.in_row))
+            return Ending(biases, none, none, found)
+        if sums.wide:
+            numbers = [number for number in sums.in_row for _ in range(2)]
+            stores = _stores(words, opcodes, pinned[:count], end)
+            return Ending(biases, none, stores, np.append(stores, _in_registers(biases, pinned[count:], numbers)))
+        expected = dict.fromkeys(sums.in_row, sums.positions)
+        if Counter(biases.numbers.tolist()) != expected:
+            raise MachineCodeError("not every half of a sum gets its bias")
+        splits = _splits(words, opcodes, pinned, end, one)
+        return Ending(biases, splits, none, splits)
+
+
+def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int) -> Biases:
+    """The words that multiply something with the one and add a placeholder."""
+    adds = end.start + np.flatnonzero(opcodes[end] == word.FFMA_IMMEDIATE_ADDEND)
+    # FFMA d, a, b, immediate: b lies where c does otherwise.
+    a, b = word.SOURCE_A.get(words)[adds], word.SOURCE_C.get(words)[adds]
+    chosen = (a == one) != (b == one)
+    added_to = np.where(a == one, b, a)
+    numbers = word.IMMEDIATE.get(words)[adds] - FIRST_BIAS
+    return Biases(adds[chosen], added_to[chosen], numbers[chosen])
+
+
+def _in_registers(biases: Biases, registers: NDArray[np.int64], numbers: list[int]) -> NDArray[np.int64]:
+    """[registers]: where the bias of that number is added to each."""
+    keys = zip(biases.added_to.tolist(), biases.numbers.tolist(), strict=True)
+    found = dict(zip(keys, biases.words.tolist(), strict=True))
+    wanted = list(zip(registers.tolist(), numbers, strict=True))
+    missing = [each for each in wanted if each not in found]
+    if missing or len(found) != len(biases.words) or len(found) != len(wanted):
+        raise MachineCodeError(f"{len(missing)} sums are not in their registers when their biases are added")
+    return np.array([found[each] for each in wanted], dtype=np.int64)
+
+
+def _stores(words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice) -> NDArray[np.int64]:
+    """[packed sums]: the store that names each for the last time."""
+    offsets = word.OFFSET.get(words)[end]
+    near = np.abs(offsets - marked.ENDS) < marked.REACH
+    found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (word.STS, word.STS_PLAIN)) & near)
+    if not np.array_equal(word.SOURCE_B.get(words)[found], registers):
+        raise MachineCodeError("a packed sum is not in its register after the last chunk")
+    return found
+
+
+def _splits(
+    words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice, one: int
+) -> NDArray[np.int64]:
+    """[packed sums]: the exclusive or of each with the one."""
+    places = end.start + np.flatnonzero(opcodes[end] == _LOP3)
+    a, b = _FIRST_SLOT.get(words)[places], _SECOND_SLOT.get(words)[places]
+    chosen = (a == one) != (b == one)
+    chosen &= (_TRUTH_TABLE.get(words)[places] == _XOR) & (word.SOURCE_C.get(words)[places] == ZERO_REGISTER)
+    found = dict(zip(np.where(a == one, b, a)[chosen].tolist(), places[chosen].tolist(), strict=True))
+    if set(found) != set(registers.tolist()) or len(found) != int(chosen.sum()):
+        raise MachineCodeError("a packed sum is not in its register when it is taken apart")
+    return np.array([found[register] for register in registers.tolist()], dtype=np.int64)
+
+
+def put_zero_for(words: Words, one: int) -> None:
+    """Takes the one out of the words [words, 2], in place: what is left copies a sum."""
+    for slot in (_FIRST_SLOT, _SECOND_SLOT):
+        slot.put(words, np.where(slot.get(words) == one, ZERO_REGISTER, slot.get(words)))
+    word.REUSE.put(words, 0)
