@@ -70,16 +70,21 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
 def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
     farm: Farm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = replace(SMALLER, data_type="float16")
-    [job] = farm.compile(
-        [checkpoint(layer("conv1"), layer("half", spec=spec))], replace(DIRECT, archs=("sm_80", "sm_90"))
-    )
+    layers = [layer("conv1"), layer("half", spec=replace(SMALLER, data_type="float16"))]
+    [job] = farm.compile([checkpoint(*layers)], replace(DIRECT, archs=("sm_80", "sm_90")))
     assert job.status is Status.SUCCEEDED, job.reason
     made = {(result.arch, result.build): result.assembler for result in farm.inspect(job.id).results}
-    assert sorted(made.values()) == ["direct", "ptxas", "ptxas", "ptxas"]
+    assert sorted(made.values()) == ["direct", "direct", "ptxas", "ptxas"]
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
-    assert "1 of 4 cubins assembled directly, the others by ptxas\n" in shown
+    assert "2 of 4 cubins assembled directly, the others by ptxas\n" in shown
+
+
+def test_full_templates_are_left_to_ptxas(farm: Farm, capsys: pytest.CaptureFixture[str]) -> None:
+    [job] = farm.compile([checkpoint(layer("conv1", spec=SMALLER))], replace(DIRECT, form="full"))
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert run(["inspect", job.id]) == 0
+    assert "0 of 1 cubin assembled directly, the others by ptxas\n" in capsys.readouterr().out
 
 
 def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
