@@ -8,7 +8,6 @@ from functools import cached_property
 
 from codegen.errors import MachineCodeError
 from codegen.operators import AnyTiled
-from codegen.operators.placeholders import FIRST_BIAS
 from codegen.operators.stream import slots
 from codegen.template import Lines, RolledForm
 
@@ -62,10 +61,6 @@ class Sums:
     def positions(self) -> int:
         """Outputs of a thread for each number in a row."""
         return len(self.in_row) // len(set(self.in_row)) * (2 if self.packed else 1)
-
-    def bias_bits(self, number: int) -> int:
-        """The placeholder that is added to the sums of this number in their rows."""
-        return FIRST_BIAS + number
 
     def ending(self, line: str, one: str, one_bits: str) -> list[str]:
         """A line of the epilogue, so that it waits for the load of a one: as it is, if nothing of a sum is in it.
