@@ -43,6 +43,10 @@ BODY_SLOTS = 7_000
 """Multiply-adds of one turn of the loop."""
 BODY_RESULTS = 1_600
 """Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
+UNSTAGED_DENSITY = 0.05
+"""Up to which tilings without stages are looked at: of denser layers every input is used often."""
+UNSTAGED_GAIN = 1.25
+"""How much faster such a tiling must be predicted than all others: its terms are not fitted."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -146,7 +150,8 @@ def _fitting(
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    for tiling in (*_ranking(layer.spec, *bands, kind), *_last_resort(layer, kind)):
+    ranking = _with_unstaged(layer, *bands, _ranking(layer.spec, *bands, kind))
+    for tiling in (*ranking, *_last_resort(layer, kind)):
         divided = layer.tiled(tiling)
         streams = _stream_instructions(divided, nonzeros)
         if _streams_fit(divided, nonzeros, streams):
@@ -227,6 +232,31 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
+def _with_unstaged(
+    layer: Lowered[LayerSpec], batch: int, density: float, ranking: tuple[Tiling, ...]
+) -> tuple[Tiling, ...]:
+    """The ranking with the tilings without stages before it, where these are clearly faster, or behind it."""
+    unstaged = () if layer.unstaged is None else _unstaged(layer.spec, batch, density)
+    if not unstaged or not ranking:
+        return (*unstaged, *ranking)
+    best, other = (predict_microseconds(layer.tiled(each[0]), batch, density) for each in (unstaged, ranking))
+    return (*unstaged, *ranking) if UNSTAGED_GAIN * best <= other else (*ranking, *unstaged)
+
+
+@lru_cache(maxsize=1024)
+def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+    """Tilings without stages that fit the layer, the one predicted to be fastest first."""
+    layer = lower(spec)
+    if layer.unstaged is None or density > UNSTAGED_DENSITY:
+        return ()
+    times = {
+        tiling: predict_microseconds(divided, batch, density)
+        for tiling in layer.unstaged.candidates(layer)
+        if _comes_out_even(divided := layer.tiled(tiling)) and _block_fits(divided)
+    }
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
 def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
     tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
@@ -245,6 +275,8 @@ def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
 
 def _block_fits(layer: AnyTiled) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
+    if not layer.tiling.stages and layer.layer.unstaged is None:
+        return False
     work = layer.work
     return (
         work.threads <= 1024

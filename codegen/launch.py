@@ -13,6 +13,8 @@ MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Most blocks of a grid in x, y and z, on every architecture."""
 NUMBERS = ("images", "output_step")
 """Arguments that are an int32; the others are pointers."""
+LISTS = {"count": "int32*", "places": "int32*", "marks": "uint8*"}
+"""Pointers to other things than elements, of kernels of listed columns."""
 MOST_IMAGES = 2**30
 """Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
 
@@ -35,7 +37,8 @@ class Launch:
     The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements, at
     multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear. Convolutions
     have an int32 `output_step`, the elements from one image of the output to the next, so that they may write channels
-    of a larger tensor: such an output may begin at any element.
+    of a larger tensor: such an output may begin at any element. Kernels of listed columns also have `count`, how many
+    columns there are, `places`, where the input of each is, and `marks`, a byte for each; all are pointers.
     """
 
     kernel: str
@@ -80,7 +83,8 @@ class Launch:
 
     def _argument(self, name: str) -> dict[str, Any]:
         contiguous = {"contiguous": self.output_step} if name == "output_step" else {}
-        return {"name": name, "type": "int32" if name in NUMBERS else f"{self.data_type}*", **contiguous}
+        kind = "int32" if name in NUMBERS else LISTS.get(name, f"{self.data_type}*")
+        return {"name": name, "type": kind, **contiguous}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Launch:
@@ -88,7 +92,7 @@ class Launch:
         x, y, z = (GridSize(**size) for size in value["grid"])
         width, height, depth = map(int, value["block"])
         types = {argument["name"]: str(argument["type"]).removesuffix("*") for argument in value["arguments"]}
-        (data_type,) = {of for name, of in types.items() if name not in NUMBERS}
+        (data_type,) = {of for name, of in types.items() if name not in (*NUMBERS, *LISTS)}
         steps = [int(argument["contiguous"]) for argument in value["arguments"] if argument["name"] == "output_step"]
         if data_type not in get_args(DataType):
             raise ValueError(f"a launch with elements of {data_type}")

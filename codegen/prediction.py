@@ -34,6 +34,8 @@ WARP_CLOCKS = 2.0
 """Clocks per instruction of a warp that has its scheduler to itself."""
 LOAD_CLOCKS = 0.706
 """Clocks per access of a warp to shared memory."""
+UNSTAGED_LOAD_CLOCKS = 2.0
+"""Of a warp to global memory, of inputs that pass no shared memory: what its cache gives, not fitted."""
 ACCUMULATE_INSTRUCTIONS = 4.0
 """Instructions per packed sum that is accumulated in float32: two conversions, two additions."""
 CHUNK_INSTRUCTIONS = 4.7
@@ -127,11 +129,14 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
     blocks_per_group = x * y
     blocks = blocks_per_group * groups
 
+    load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else LOAD_CLOCKS
+    tile_bytes = 4 * work.threads * stream.loads if work.unstaged else work.tile_bytes
+
     def wave_clocks(blocks_here: int) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
         issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
-        loads = stream.loads * work.conflicts * warps * blocks_here * LOAD_CLOCKS
+        loads = stream.loads * work.conflicts * warps * blocks_here * load_clocks
         terms = (issue, loads, _fetch_clocks(stream.code * streams), stream.instructions * WARP_CLOCKS)
         together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
@@ -143,7 +148,7 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident
     clocks = full_waves * wave_clocks(resident) + wave_clocks(math.ceil(rest / MULTIPROCESSORS))
-    moved = blocks * work.tile_bytes + batch * work.output_bytes
+    moved = blocks * tile_bytes + batch * work.output_bytes
     l2 = moved / L2_BYTES_PER_MICROSECOND
     dram = batch * (work.input_bytes + work.output_bytes) / DRAM_BYTES_PER_MICROSECOND
     compute = clocks / CLOCKS_PER_MICROSECOND

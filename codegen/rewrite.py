@@ -66,7 +66,8 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     chosen = slice(part.first, part.end)
     turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds)
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
-    parts = [form.head_from(part.first).encode("ascii")]
+    head, tails = form.closed(tails) if layer.tiling.listed else (form.head, tails)
+    parts = [form.head_from(part.first, head).encode("ascii")]
     _dispatch(
         parts,
         form.group_register,

@@ -38,7 +38,7 @@ def make_template(
 
     def command(folder: str | Path) -> list[str]:
         options = [f"-arch={virtual_arch}", f"-I{folder}", "-o", f"{folder}/template.ptx"]
-        return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(operators.source_path(spec))]
+        return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(operators.source_path(spec, tiling))]
 
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}
     with ScratchFolder("template") as scratch:
@@ -106,13 +106,14 @@ class Template:
 
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
-_LOAD = re.compile(r"^ld\.shared(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
+_LOAD = re.compile(r"^ld\.(?:shared|global\.nc)(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
 _INPUT = re.compile(r"^mov\.f32 x(\d+),(%f\d+);$")
 _BOUND = re.compile(r"^mov\.f32 b,0f([0-9A-F]{8}); .*// farm\.(low|high) (\d+)$")
 _PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+),w,(%r\d+);$")
 _ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
 _FIRST_GROUP = re.compile(r"^(mov\.u32 %r\d+,)0; // farm\.first_group$", re.MULTILINE)
+_TURN = re.compile(r"^mov\.u32 (%r\d+),%r\d+; // farm\.turn (%r\d+)$", re.MULTILINE)
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
 _STORE = re.compile(r"^\{.*st\.global.*\} // farm\.store (\d+)$")
 
@@ -249,12 +250,21 @@ class RolledForm:
         per_sum = np.bincount(self.store_sums)
         if not (per_sum == positions).all() or not np.array_equal(self.store_sums, self.bias_sums):
             raise TemplateError("a kernel's sums are not stored once per output row, bias included")
+        if len(_TURN.findall(self.head)) != template.tiling.listed:
+            raise TemplateError("a template of listed columns says in one place which its first column is")
         if len(_FIRST_GROUP.findall(self.head)) != 1:
             raise TemplateError("a rolled template says in one place which its first K group is")
 
-    def head_from(self, group: int) -> str:
-        """The head of a kernel whose blockIdx.z 0 is this K group."""
-        return _FIRST_GROUP.sub(rf"\g<1>{group};", self.head)
+    def head_from(self, group: int, head: str) -> str:
+        """A head of a kernel whose blockIdx.z 0 is this K group."""
+        return _FIRST_GROUP.sub(rf"\g<1>{group};", head)
+
+    def closed(self, tails: list[bytes]) -> tuple[str, list[bytes]]:
+        """Head and tails of a kernel of listed columns: each tail goes back to the head for the next columns."""
+        [(column, step)] = _TURN.findall(self.head)
+        head = _TURN.sub(r"\g<0>\n$turn:", self.head)
+        again = f"add.s32 {column},{column},{step};\nbra $turn;\n".encode("ascii")
+        return head, [tail.removesuffix(b"ret;\n") + again for tail in tails]
 
 
 def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:

@@ -24,7 +24,7 @@ class Tiling:
     chunk_channels: int
     """Input channels in shared memory at a time."""
     stages: int
-    """Chunks in flight, 2 is double buffering."""
+    """Chunks in flight, 2 is double buffering; 0: inputs come straight from global memory, without chunks in shared."""
     accumulate: Accumulator = "float32"
     """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
     form: Form = "rolled"
@@ -34,8 +34,15 @@ class Tiling:
     """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,
     two columns where it is odd."""
 
+    listed: bool = False
+    """Of a kernel without stages: it computes as many columns as a list has, from where that says, and marks those that
+    have an output."""
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = asdict(self)
+        if not self.listed:
+            del fields["listed"]
+        return fields
 
 
 @dataclass(frozen=True)

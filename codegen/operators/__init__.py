@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import conv2d, linear
+from codegen.operators import conv2d, linear, unstaged
 from codegen.operators.geometry import canonical, geometry_of
 from codegen.operators.lowered import AnyTiled, Lowered, Operator, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
@@ -43,7 +43,8 @@ def operator_of(spec: LayerSpec) -> Operator:
 def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
     """The layer that the kernel is made for."""
     spec = canonical(spec)
-    return Lowered(spec, geometry_of(spec), operator_of(spec))
+    geometry = geometry_of(spec)
+    return Lowered(spec, geometry, operator_of(spec), unstaged if unstaged.applies(spec, geometry) else None)
 
 
 def tiled(spec: LayerSpec, tiling: Tiling) -> AnyTiled:
@@ -51,9 +52,9 @@ def tiled(spec: LayerSpec, tiling: Tiling) -> AnyTiled:
     return lower(spec).tiled(tiling)
 
 
-def source_path(spec: LayerSpec) -> Path:
+def source_path(spec: LayerSpec, tiling: Tiling) -> Path:
     """Where the operator's CUDA source lies."""
-    return Path(str(files("codegen.operators").joinpath(operator_of(spec).SOURCE)))
+    return Path(str(files("codegen.operators").joinpath(tiled(spec, tiling).operator.SOURCE)))
 
 
 def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:

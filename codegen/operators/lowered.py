@@ -55,6 +55,8 @@ class Lowered(Generic[Spec]):
     """Canonical."""
     geometry: Geometry
     operator: Operator = field(repr=False)
+    unstaged: Operator | None = field(default=None, repr=False)
+    """The operator of tilings without stages, for layers that have them."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
     _streams: dict[tuple[int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
@@ -90,6 +92,12 @@ class Tiled(Generic[Spec]):
     def geometry(self) -> Geometry:
         return self.layer.geometry
 
+    @property
+    def operator(self) -> Operator:
+        """What generates its kernels."""
+        unstaged = self.layer.unstaged
+        return self.layer.operator if self.tiling.stages or unstaged is None else unstaged
+
     @cached_property
     def streams(self) -> Streams:
         all_streams, key = self.layer._streams, (self.tiling.group_kernels, self.tiling.chunk_channels)
@@ -105,33 +113,35 @@ class Tiled(Generic[Spec]):
     @cached_property
     def work(self) -> Work:
         """What one stream does."""
+        if not self.tiling.stages:
+            return self.operator.work(self)
         works = self.layer._works
         key = self.tiling if self.tiling.stages == 2 else replace(self.tiling, stages=2)
         if (work := works.get(key)) is None:
-            work = works[key] = self.layer.operator.work(self)
+            work = works[key] = self.operator.work(self)
         return work
 
     @cached_property
     def launch(self) -> Launch:
         """How to launch one kernel that has all K groups."""
-        return self.layer.operator.launch_of(self)
+        return self.operator.launch_of(self)
 
     def launch_of(self, part: Part) -> Launch:
         """How to launch the kernel that has this part's K groups."""
-        return self.layer.operator.launch_of(self, part)
+        return self.operator.launch_of(self, part)
 
     @property
     def tiles(self) -> tuple[int, int]:
         """Blocks per image and K group: down and across."""
-        return self.layer.operator.tiles(self)
+        return self.operator.tiles(self)
 
     def block_region(self, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
-        return self.layer.operator.block_region(self, block)
+        return self.operator.block_region(self, block)
 
     def sources(self) -> dict[str, str]:
         """The generated headers that the operator's .cu includes."""
-        return self.layer.operator.sources(self)
+        return self.operator.sources(self)
 
     # Of convolutions:
 

@@ -57,6 +57,8 @@ class Work:
     """Instructions per copy."""
     bounded: int = 0
     """Inputs that a thread brings within bounds if no weight is zero."""
+    unstaged: bool = False
+    """Inputs are loaded from global memory where they are used, those without weights never."""
     loop_instructions: float = 0.0
     """Code of a chunk's copies where they are a loop, however many they are."""
 

@@ -146,8 +146,8 @@ def tiling_of_json(value: Any) -> Tiling:
         tiling = Tiling(**value)
     except TypeError:
         raise ValueError(f"its tiling {value!r} is not one of this version") from None
-    numbers = [number for name, number in tiling.to_json().items() if name not in ("accumulate", "form")]
-    whole = all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in numbers)
+    numbers = {name: number for name, number in tiling.to_json().items() if name not in ("accumulate", "form")}
+    whole = all(type(number) is int and number >= (name != "stages") for name, number in numbers.items())
     if not whole or tiling.accumulate not in get_args(Accumulator) or tiling.form != "rolled":
         raise ValueError(f"its tiling {value!r} is none that can be chosen")
     return tiling

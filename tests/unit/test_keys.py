@@ -114,6 +114,7 @@ TILING_CHANGES: dict[str, Any] = {
     "accumulate": "float16",
     "form": "full",
     "images": 2,
+    "listed": True,
 }
 
 
