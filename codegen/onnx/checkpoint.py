@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from codegen.errors import CheckpointError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer
+from codegen.onnx.channels_first import channels_first
 from codegen.onnx.computed_shapes import shape_of
 from codegen.onnx.constants import stored_constants
 from codegen.onnx.dimensions import Images, Inputs, images_of
@@ -50,6 +51,9 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         model = inline_functions(model)
         inputs, images = _set_input_shapes(model.graph, input_shapes or {})
         inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        read_inside = frozenset(_read_in_sub_graphs(model.graph))
+        if channels_first(model.graph, inference.constants, inference.tensors, images, read_inside):
+            inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
         layers, skipped, notes = _read_graph(model.graph, inference, inputs, images)
         _check_not_empty(layers, skipped)
     except CheckpointError as error:

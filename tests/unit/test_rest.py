@@ -35,7 +35,11 @@ def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray, **others: np.
             given = x.reshape(-1, *found.spec.input_shape)
             added = None if residual is None else residual.reshape(-1, *found.spec.output_shape)
             output = layer_output(found.spec, found.weights, given, residual=added).astype(np.float32)
-            rows = (*x.shape[:-1], -1) if isinstance(found.spec, Linear) else output.shape
+            rows = (
+                (*x.shape[:-1], -1)
+                if isinstance(found.spec, Linear)
+                else (*output.shape[:2], *output.shape[6 - x.ndim :])
+            )
             return (output.reshape(rows),)
 
     LayerRun.__name__ = "Layer"
