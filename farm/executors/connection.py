@@ -9,6 +9,7 @@ import logging
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +66,7 @@ class RayConnection:
         """Gives the library, connected. Raises UnreachableError, NoWorkerError."""
         local = self._address is None
         set_environment_defaults(_ENVIRONMENT | (_local_environment() if local else _CLUSTER_ENVIRONMENT))
+        imported_before = "ray" in sys.modules
         try:
             import ray
         except ImportError as error:
@@ -74,6 +76,8 @@ class RayConnection:
         self._ray = ray
         try:
             if not ray.is_initialized():
+                if imported_before:
+                    _read_environment_again()
                 self._start()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
@@ -208,6 +212,15 @@ def _job_config() -> Any:
     program = Path(farm.__file__).parents[1]
     is_checkout = program.name not in ("site-packages", "dist-packages")
     return OwnPath(_py_driver_sys_path=[str(program)] if is_checkout else [])
+
+
+def _read_environment_again() -> None:
+    """Ray reads it when it is imported, which a program around this one may have done before there was a token."""
+    from ray import _raylet
+
+    ray_internals: Any = _raylet
+    ray_internals.Config.initialize("")
+    ray_internals.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _local_environment() -> dict[str, str]:
