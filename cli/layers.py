@@ -95,7 +95,7 @@ CODE_COLUMNS = (
 
 def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
     """One line per layer and architecture, with `totals` one more per architecture for all layers."""
-    several = any(len(build.parts) > 1 for build in detail.builds)
+    several = any(len(build.parts_of(arch)) > 1 for build in detail.builds for arch in build.archs(detail.job.options))
     rows: list[list[str | Text]] = []
     position = -1
     for build in detail.builds:
@@ -103,13 +103,13 @@ def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
         if build.position == position:  # the same layer, for other architectures
             first = [""] * len(first)
         position = build.position
-        first.append(str(len(build.parts)))
         codes = codes_of(detail, build)
         for code in codes:
-            rows.append([*first, code.arch, *_cells(code, len(build.parts))])
+            parts = len(build.parts_of(code.arch))
+            rows.append([*first, str(parts), code.arch, *_cells(code, parts)])
             first = [""] * len(first)
         if not codes:
-            rows.append([*first, "-", "to come", "", "", "", ""])
+            rows.append([*first, str(len(build.parts)), "-", "to come", "", "", "", ""])
     if totals:
         rows += _total_rows(detail)
     shown = [i for i, column in enumerate(LAYER_COLUMNS) if several or column.name != "PARTS"]
@@ -136,7 +136,7 @@ def code_table(detail: JobDetail, width: int) -> Text:
     """One line per layer: what the rewriter made of its template."""
     rows: list[list[str]] = []
     for build in detail.builds:
-        made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts))]
+        made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts_of(code.arch)))]
         if not made:
             continue
         template_seconds = max(code.template_seconds for code in made)
@@ -288,11 +288,11 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
         "nonzeros": build.nonzeros,
         "sparsity": _sparsity(build),
         "weights_digest": build.weights,
-        "parts": [_groups(part) for part in build.parts],
+        "parts": [_groups(part) for part in max(map(build.parts_of, build.archs(options)), key=len)],
         "cubins": [
             {
                 "arch": result.arch,
-                "part": _groups(build.parts[result.part]),
+                "part": _groups(build.parts_of(result.arch)[result.part]),
                 "outcome": str(result.outcome),
                 "template_hit": result.template_seconds == 0,
                 "template_seconds": result.template_seconds,

@@ -170,7 +170,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "spec": layer.build.spec.to_json(),
                 "archs": list(layer.archs),
                 "tiling": layer.build.tiling.to_json(),
-                "parts": len(layer.build.parts),
+                "parts": max(len(layer.build.parts_of(arch)) for arch in layer.archs),
                 "weights": layer.build.spec.weights_count,
                 "nonzeros": layer.build.nonzeros,
                 "multiply_adds": multiply_adds_of(layer.build),

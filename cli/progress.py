@@ -75,6 +75,11 @@ class CompileProgress(Progress):
             first = targets[0]
             self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].cubin_name(first.arch, first.part)}"
 
+    def cut(self, job: Job, build: Build, plan: Plan) -> None:
+        """See Progress."""
+        self._total -= 1
+        self.planned([job], {build.id: build}, plan)
+
     def submitted(self, request: Request) -> None:
         """See Progress."""
         if not self._started:

@@ -145,7 +145,7 @@ def _cubins(report: JobReport, layer: LayerReport) -> Markup:
                 element("td", size(sum(result.cubin_bytes for result in there)) if there else "-"),
                 element("td", f"{registers}, {size(spilled)} spilled" if spilled else registers),
                 element("td", duration(sum(result.ptxas_seconds for result in there)) if there else "-"),
-                element("td", _state(results, len(variant.build.parts))),
+                element("td", _state(results, len(variant.build.parts_of(arch)))),
             )
         )
     return element("table", head, *rows, class_="cubins")

@@ -39,7 +39,7 @@ def arch_totals(detail: JobDetail) -> list[ArchTotal]:
             ArchTotal(
                 arch=arch,
                 cubins=len(there),
-                cubins_of=sum(len(build.parts) for build in detail.builds if arch in build.archs(options)),
+                cubins_of=sum(len(build.parts_of(arch)) for build in detail.builds if arch in build.archs(options)),
                 hits=sum(result.outcome is Outcome.HIT for result in there),
                 ptxas_seconds=sum(result.ptxas_seconds for result in there),
                 registers=max((result.registers for result in there), default=0),

@@ -31,6 +31,8 @@ LOOPED_STREAMS = 2.5
 """How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
 PART_INSTRUCTIONS = 40_000
 """Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
+DIRECT_INSTRUCTIONS = 1_000_000
+"""The same of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
 LAYER_INSTRUCTIONS = 60_000
 """Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
 CODE_BYTES = 16_000_000
@@ -180,6 +182,11 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     while len(parts) > 1 and _largest(streams, fewer := _evenly(streams, len(parts) - 1)) <= limit:
         parts = fewer
     return parts
+
+
+def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
+    """Whether a layer may be one cubin where ptxas does not make it."""
+    return float(_stream_instructions(tiled(spec, tiling), nonzeros).sum()) <= DIRECT_INSTRUCTIONS
 
 
 def _evenly(streams: NDArray[np.float64], count: int) -> tuple[Part, ...]:

@@ -23,6 +23,8 @@ PACKED = 2.9
 """How much longer an instruction takes of a float16 layer."""
 LOW_LEVEL = 0.88
 """Time of ptxas at -O1 as a share of that at -O3."""
+DIRECT_SECONDS, SECONDS_PER_INSTRUCTION = 0.1, 2e-6
+"""Without ptxas: of a cubin, with what is read and written for it, and of each instruction."""
 
 
 def nvcc_seconds(spec: LayerSpec, tiling: Tiling) -> float | None:
@@ -35,3 +37,8 @@ def ptxas_seconds(spec: LayerSpec, instructions: float, optimisation: int) -> fl
     seconds = SECONDS_OF_KERNEL * math.pow(instructions / 10_000, GROWTH)
     seconds *= PACKED if spec.data_type == "float16" else 1.0
     return PTXAS_SECONDS + seconds * (LOW_LEVEL if optimisation <= 1 else 1.0)
+
+
+def direct_seconds(instructions: float) -> float:
+    """CPU seconds for one kernel that is assembled without ptxas."""
+    return DIRECT_SECONDS + SECONDS_PER_INSTRUCTION * instructions

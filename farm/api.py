@@ -15,11 +15,13 @@ from typing import Self
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
 from codegen.models import read_model
+from codegen.spec import LayerSpec
+from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, find_toolchain
 from farm.bundle import write_bundle
 from farm.compiled import CompiledModel, check_succeeded, compiled_model
 from farm.coordination.coordinator import Coordinator, open_coordinator
-from farm.coordination.plan import plan
+from farm.coordination.plan import assembler_of, plan
 from farm.coordination.progress import Progress
 from farm.errors import CancelledError, JobFailedError
 from farm.executors import open_executor
@@ -139,7 +141,14 @@ class Farm(Keeper, Reader):
     ) -> list[NewJob]:
         options = replace(options, archs=check_archs(options.archs, toolchain))
         book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
-        common = partial(new_job, options=options, namespace=self._settings.namespace, store=store, book=book)
+
+        admissions = self._ledger.admissions.known()
+
+        def is_direct(spec: LayerSpec, tiling: Tiling, arch: str) -> bool:
+            return assembler_of(options, spec, tiling, arch, toolchain, admissions)[0] == "direct"
+
+        namespace = self._settings.namespace
+        common = partial(new_job, options=options, namespace=namespace, store=store, book=book, is_direct=is_direct)
         return [common(each, name=name or each.name) for each in checkpoints]
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:

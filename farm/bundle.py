@@ -94,12 +94,12 @@ def write_bundle(
 
 def _path(build: Build, result: BuildResult, folder: str) -> str:
     """Path of a cubin within the bundle; parts count from 1 there."""
-    part = f".part{result.part + 1}" if len(build.parts) > 1 else ""
+    part = f".part{result.part + 1}" if len(build.parts_of(result.arch)) > 1 else ""
     return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
 
 
 def _ptx_path(build: Build, kernel: KernelPtx, folder: str) -> str:
-    part = f".part{kernel.result.part + 1}" if len(build.parts) > 1 else ""
+    part = f".part{kernel.result.part + 1}" if len(build.parts_of(kernel.result.arch)) > 1 else ""
     return f"{folder}/{kernel.virtual_arch}{part}.ptx"
 
 

@@ -119,7 +119,7 @@ class Build:
     """Digest of the blob with weights and bias."""
     nonzeros: int
     parts: tuple[Part, ...]
-    """In order; each is one cubin per architecture."""
+    """In order; each is one cubin per architecture but for the next ones."""
     residual: str = ""
     """Name of the tensor that is added to the output; empty without one."""
     rows: int | None = 1
@@ -128,20 +128,27 @@ class Build:
     """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
     choices: tuple[TilingChoice, ...] = ()
     """One for each architecture it is for; empty: for all of the job's, by the cost model."""
+    whole: tuple[str, ...] = ()
+    """Architectures for which the layer is one cubin, whatever its parts: ptxas, which needs them, does not make it."""
 
     def archs(self, options: BuildOptions) -> tuple[str, ...]:
         """Those of the job's that it is for."""
         return tuple(choice.arch for choice in self.choices) or options.archs
 
+    def parts_of(self, arch: str) -> tuple[Part, ...]:
+        """In order; each is one cubin for this architecture."""
+        return (Part(self.parts[0].first, self.parts[-1].end),) if arch in self.whole else self.parts
+
     def cubin_name(self, arch: str, part: int) -> str:
         """What people call one of its cubins: `conv1 sm_90`, or `conv1 sm_90 part 2 of 3`; parts count from 0."""
-        several = f" part {part + 1} of {len(self.parts)}" if len(self.parts) > 1 else ""
+        count = len(self.parts_of(arch))
+        several = f" part {part + 1} of {count}" if count > 1 else ""
         return f"{self.layer} {arch}{several}"
 
 
 def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:
     """Number of cubins of a whole job: its layers' parts times architectures."""
-    return sum(len(build.parts) * len(build.archs(options)) for build in builds)
+    return sum(len(build.parts_of(arch)) for build in builds for arch in build.archs(options))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def _of_layer(
         if ptx is None:
             raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
         try:
-            made = rewrite(Template.from_ptx(ptx), weights, build.parts[result.part]).ptx
+            made = rewrite(Template.from_ptx(ptx), weights, build.parts_of(newest)[result.part]).ptx
         except TemplateError as error:
             raise UsageError(
                 f"{build.layer}: its stored template is of no use ({error}): run farm compile again"

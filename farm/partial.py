@@ -30,7 +30,7 @@ def whole_part(detail: JobDetail) -> tuple[JobDetail, tuple[MissingLayer, ...]]:
         for arch in build.archs(detail.job.options):
             of_arch = [each for each in of_build if each.arch == arch]
             there = [each for each in of_arch if each.cubin is not None and each.launch is not None]
-            if len(there) == len(build.parts):
+            if len(there) == len(build.parts_of(arch)):
                 results += there
                 continue
             errors = [each.error for each in of_arch if each.error]

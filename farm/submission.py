@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.choice import choose_parts
+from codegen.choice import choose_parts, fits_one_cubin
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer, Weights
@@ -18,6 +18,8 @@ from farm.jobs import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.contract import Store
 from farm.tuning.book import NO_RECORDS, TuningBook
 
+IsDirect = Callable[[LayerSpec, Tiling, str], bool]
+"""Whether a layer is assembled directly for an architecture."""
 DENSE_BELOW = 0.5
 """Sparsity under which the dense libraries are faster."""
 
@@ -46,11 +48,12 @@ def new_job(
     name: str,
     store: Store | None,
     book: TuningBook = NO_RECORDS,
+    is_direct: IsDirect = lambda *_: False,
 ) -> NewJob:
     """Stores the weights and what is left of the model, and gives the job for the ledger.
 
-    Tilings come from the book's records, else from the cost model. Without a store the weights are only named, for a
-    job that is not to be run.
+    Tilings come from the book's records, else from the cost model. `is_direct` says what is assembled without ptxas.
+    Without a store the weights are only named, for a job that is not to be run.
     A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
     `strict`.
     """
@@ -63,7 +66,7 @@ def new_job(
         key = (layer.spec, layer.weights, layer.likely_rows)
         try:
             if key not in divided:  # layers may share their weights, hundreds of them
-                divided[key] = _divided(layer, options, store, book)
+                divided[key] = _divided(layer, options, store, book, is_direct)
             builds += _builds(job_id, position, layer, divided[key])
         except TilingError as error:
             skipped.append(_skipped(layer, str(error)))
@@ -100,24 +103,27 @@ class _Division:
     weights: str
     """Their digest."""
     nonzeros: int
-    tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[TilingChoice, ...]], ...]
-    """For each tiling that the layer has on some architecture its parts and why it was chosen: mostly one for all."""
+    tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
+    """For each tiling that the layer has on some architecture, mostly one for all: its parts, for which architectures
+    they are one, and why it was chosen.
+    """
 
 
-def _divided(layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook) -> _Division:
+def _divided(
+    layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook, is_direct: IsDirect
+) -> _Division:
     """Stores the weights and chooses the tilings. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_kernel
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
         by_tiling.setdefault(tiling, []).append(choice)
-    tilings = (
-        (
-            tiling,
-            choose_parts(layer.spec, tiling, nonzeros),
-            tuple(choices) if len(by_tiling) > 1 or any(each.gpu or each.note for each in choices) else (),
-        )
-        for tiling, choices in by_tiling.items()
-    )
+    tilings = []
+    for tiling, choices in by_tiling.items():
+        parts = choose_parts(layer.spec, tiling, nonzeros)
+        cut = len(parts) > 1 and fits_one_cubin(layer.spec, tiling, nonzeros)
+        whole = tuple(each.arch for each in choices if cut and is_direct(layer.spec, tiling, each.arch))
+        told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
+        tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
     return _Division(weights, layer.weights.nonzeros, tuple(tilings))
 
@@ -141,8 +147,9 @@ def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[
             rows=layer.rows,
             folded=layer.folded,
             choices=choices,
+            whole=whole,
         )
-        for tiling, parts, choices in division.tilings
+        for tiling, parts, whole, choices in division.tilings
     ]
 
 

@@ -74,11 +74,12 @@ def verify_on_cpu(
             made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
             archs.setdefault(made, []).append(arch)
         for made, names in archs.items():
-            layer = (made, build.weights, build.parts, build.rows)
+            parts = build.parts_of(names[0])
+            layer = (made, build.weights, parts, build.rows)
             if layer not in verified:
-                verified[layer] = _verify_kernels(store, build, made, batch, seed)
+                verified[layer] = _verify_kernels(store, build, parts, made, batch, seed)
             ordered, where = tuple(sorted(names, key=arch_number)), "machine code" if made.cubins else "emulator"
-            yield LayerVerification(build.layer, len(build.parts), ordered, where, verified[layer])
+            yield LayerVerification(build.layer, len(parts), ordered, where, verified[layer])
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[Bui
     return found
 
 
-def _verify_kernels(store: Store, build: Build, made: _Made, batch: int, seed: int) -> Verification:
+def _verify_kernels(
+    store: Store, build: Build, parts: tuple[Part, ...], made: _Made, batch: int, seed: int
+) -> Verification:
     weights = _weights(store, build)
     cubins = [_cubin(store, build, result) for result in made.cubins] or None
     text = find_template(store, made.template_key)
@@ -110,13 +113,13 @@ def _verify_kernels(store: Store, build: Build, made: _Made, batch: int, seed: i
         raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
     try:
         template = Template.from_ptx(text)
-        for part, digest in zip(build.parts, made.ptx, strict=True):
+        for part, digest in zip(parts, made.ptx, strict=True):
             if blob_digest(rewrite(template, weights, part).ptx) != digest:
                 return _wrong(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
         images = batch * (build.rows or 1)
-        return verify_layer(template, weights, build.parts, made.launches, cubins=cubins, batch=images, seed=seed)
+        return verify_layer(template, weights, parts, made.launches, cubins=cubins, batch=images, seed=seed)
     except TemplateError as error:
         return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:
@@ -139,7 +142,7 @@ def verify_on_gpu(
             made = _by_arch(build, results).get(arch, [])
             if made:
                 verification = _verify_cubins(store, device, build, made, batch * (build.rows or 1), seed)
-                yield LayerVerification(build.layer, len(build.parts), (arch,), device.name, verification)
+                yield LayerVerification(build.layer, len(build.parts_of(arch)), (arch,), device.name, verification)
 
 
 def verification_work(

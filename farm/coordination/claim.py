@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farm.coordination.plan import Target
 from farm.jobs import Build, Job, Status, count_cubins
@@ -47,6 +47,13 @@ class Claim:
         )
         reason = f"{len(self.faults)} of {self.total} cubins failed: {self.first_failure}"
         return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, self.faults[0])
+
+    def cut(self, build_id: int, arch: str) -> Build:
+        """A layer is no longer one cubin for an architecture."""
+        build = self.builds[build_id]
+        build = replace(build, whole=tuple(each for each in build.whole if each != arch))
+        self.builds[build_id] = build
+        return build
 
     def cubin_name(self, target: Target) -> str:
         """What people call it."""

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from codegen.assemble import level_of
 from codegen.errors import CodegenError
+from codegen.machine.admission import NOTHING_ADMITTED
 from codegen.toolchain import Toolchain
 from farm.coordination.claim import Claim
 from farm.coordination.clock import Clock
 from farm.coordination.pace import Prospect
-from farm.coordination.plan import Plan, Target, plan
+from farm.coordination.plan import Plan, Target, no_longer_whole, plan, plan_of
 from farm.coordination.progress import Progress, Standing
 from farm.coordination.retries import LOWER_LEVEL, Retries
 from farm.coordination.run import CubinDone, Event, Retried, Submitted, TemplateDone
@@ -53,6 +54,8 @@ class Claims:
         self._results: list[BuildResult] = []
         self._runs: list[TemplateRun] = []
         self._events: list[tuple[str, str, str]] = []
+        self._to_cut: list[tuple[Target, str]] = []
+        """Layers that cannot be one cubin after all, and why."""
         self._ended: set[str] = set()
         self._ended_cubins = 0
         """Of jobs that have ended since there was none."""
@@ -67,12 +70,15 @@ class Claims:
 
     def begin(self, job_ids: Sequence[str], toolchain: Toolchain) -> Plan:
         """Reads claimed jobs and plans them together. One that cannot be planned ends, and no other with it."""
-        begun = []
+        begun, admissions = [], self._ledger.admissions.known()
         for job_id in job_ids:
             claim = Claim(self._ledger.job(job_id), {each.id: each for each in self._ledger.builds(job_id)})
             self._claims[job_id] = claim
             if claim.job.tries > 1:
                 self._ledger.forget_results(job_id, holder=self._coordinator)
+            for build in list(claim.builds.values()):
+                for arch, reason in no_longer_whole(build, claim.job.options, toolchain, admissions):
+                    self._cut(claim, build.id, arch, reason)
             begun.append(claim)
         try:
             todo = self._plan(begun, toolchain)
@@ -123,7 +129,7 @@ class Claims:
     def _take_retried(self, retried: Retried) -> None:
         retry, request = retried.retry, retried.retry.request
         if isinstance(request, TemplateRequest):
-            told = [(claim, _template_name(request)) for claim in self._of(retried.targets)]
+            told = [(claim, request.name) for claim in self._of(retried.targets)]
         else:
             found = [(self._claims.get(target.job), target) for target in retried.targets]
             told = [(claim, claim.cubin_name(target)) for claim, target in found if claim is not None]
@@ -136,7 +142,7 @@ class Claims:
         self._progress.retried(retry)
 
     def _take_template(self, done: TemplateDone) -> None:
-        result, name = done.result, _template_name(done.request)
+        result, name = done.result, done.request.name
         claims = self._of(done.targets)
         if result.failure is None and not result.hit:
             job = claims[0].job.id if claims else ""
@@ -144,7 +150,7 @@ class Claims:
         new = [claim for claim in claims if result.key not in claim.template_seconds]
         for claim in new:
             if result.failure is not None:
-                self._say(claim, "error", _explain(name, result.failure))
+                self._say(claim, "error", result.failure.about(name))
             else:
                 claim.template_seconds[result.key] = result.seconds
                 self._say(claim, "info", f"{name}: {'hit' if result.hit else f'made in {result.seconds:.1f} s'}")
@@ -153,7 +159,30 @@ class Claims:
         if new:
             self._progress.template_done(result)
 
+    def cut(self, toolchain: Toolchain) -> list[Plan]:
+        """What takes the place of layers that cannot be one cubin: their parts, which ptxas does."""
+        plans = []
+        admissions = self._ledger.admissions.known() if self._to_cut else NOTHING_ADMITTED
+        for target, reason in self._to_cut:
+            if (claim := self._claims.get(target.job)) is not None:
+                build = self._cut(claim, target.build, target.arch, reason)
+                claim.left += len(build.parts_of(target.arch)) - 1
+                plans.append(plan_of(claim.job, build, target.arch, toolchain, admissions))
+                self._ledger.record_keys("cubin", plans[-1].cubin_fields)
+                self._progress.cut(claim.job, build, plans[-1])
+        self._to_cut = []
+        return plans
+
+    def _cut(self, claim: Claim, build_id: int, arch: str, reason: str) -> Build:
+        build = claim.cut(build_id, arch)
+        self._ledger.running.cut(build, claim.total, holder=self._coordinator)
+        self._say(claim, "warning", f"{build.layer} {arch}: {len(build.parts)} cubins instead of one: {reason}")
+        return build
+
     def _take_cubin(self, done: CubinDone) -> None:
+        if (failure := done.result.failure) is not None and failure.fault is Fault.PARTS:
+            self._to_cut += [(target, failure.message) for target in done.targets]
+            return
         for i, target in enumerate(done.targets):
             if (claim := self._claims.get(target.job)) is not None:
                 # The others get what the first one built.
@@ -181,7 +210,7 @@ class Claims:
             build_result = replace(known, outcome=Outcome.FAILED, error=made.message, command=made.command)
             claim.faults.append(made.fault)
             claim.first_failure = claim.first_failure or f"{name}: {made.message}"
-            self._say(claim, "error", _explain(name, made))
+            self._say(claim, "error", made.about(name))
         else:
             facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas}
             build_result = replace(known, **facts)
@@ -310,13 +339,3 @@ class Claims:
 
 def _builds(claims: Sequence[Claim]) -> dict[int, Build]:
     return {build.id: build for claim in claims for build in claim.builds.values()}
-
-
-def _template_name(request: TemplateRequest) -> str:
-    return f"template {request.spec}, {request.virtual_arch}"
-
-
-def _explain(name: str, failure: Failure) -> str:
-    """All that is known of a failure, for the log."""
-    parts = (f"{name} failed: {failure.message}", failure.command, failure.stderr)
-    return "\n".join(part for part in parts if part)

@@ -155,6 +155,7 @@ class Coordinator:
             if run.busy:
                 events = run.step()
                 claims.take(events)
+                run.add_parts(claims.cut(self._toolchain))
                 claims.at_work(run.pieces.at_work())
                 pace.observe(events, self._executor.running())
             run.release(claims.write())

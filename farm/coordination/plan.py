@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
-from codegen.machine.admission import NOTHING_ADMITTED, Admissions, assembler_for
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
 from codegen.operators import template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
-from codegen.tool_time import NVCC_MOST_SECONDS, nvcc_seconds, ptxas_seconds
+from codegen.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
-from farm.jobs import Build, Job, NewJob
+from farm.jobs import Build, BuildOptions, Job, NewJob
 from farm.worker.requests import CubinRequest, TemplateRequest
 
 
@@ -76,17 +75,9 @@ def plan(
     for job, builds in work:
         options = ptxas_options(job.options.optimisation)
         for build in builds:
-            for (number, part), arch in product(enumerate(build.parts), build.archs(job.options)):
+            for (number, part), arch in _parts(build, job.options):
                 of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
-                assembler, reason = assembler_for(
-                    job.options.assembler,
-                    build.spec,
-                    build.tiling,
-                    arch,
-                    toolchain.ptxas_version,
-                    admissions,
-                    optimisation=job.options.optimisation,
-                )
+                assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, admissions)
                 of_cubin = cubin_key(
                     template.key,
                     build.weights,
@@ -101,9 +92,20 @@ def plan(
                 if key not in cubins:
                     instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
                     seconds = ptxas_seconds(build.spec, instructions, job.options.optimisation)
-                    cost = _cost(build, part)
+                    cost, whole = _cost(build, part), arch in build.whole
+                    if whole:
+                        seconds = direct_seconds(instructions)
                     cubins[key] = CubinRequest(
-                        template, build.weights, part, arch, options, key, cost, seconds=seconds, assembler=assembler
+                        template,
+                        build.weights,
+                        part,
+                        arch,
+                        options,
+                        key,
+                        cost,
+                        seconds=seconds,
+                        assembler=assembler,
+                        whole=whole,
                     )
                 targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason))
                 if template.key not in template_fields:
@@ -117,6 +119,39 @@ def plan(
         template_fields=template_fields,
         cubin_fields=cubin_fields,
     )
+
+
+def assembler_of(
+    options: BuildOptions, spec: LayerSpec, tiling: Tiling, arch: str, toolchain: Toolchain, admissions: Admissions
+) -> tuple[Assembler, str]:
+    """Who assembles a layer of a job for an architecture, and why not whom was asked for."""
+    version, level = toolchain.ptxas_version, options.optimisation
+    return assembler_for(options.assembler, spec, tiling, arch, version, admissions, optimisation=level)
+
+
+def no_longer_whole(
+    build: Build, options: BuildOptions, toolchain: Toolchain, admissions: Admissions
+) -> tuple[tuple[str, str], ...]:
+    """The architectures for which a layer was to be one cubin and ptxas, which wants parts, makes it now; and why."""
+    found = [
+        (arch, assembler_of(options, build.spec, build.tiling, arch, toolchain, admissions)) for arch in build.whole
+    ]
+    return tuple((arch, reason) for arch, (assembler, reason) in found if assembler != "direct")
+
+
+def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, admissions: Admissions) -> Plan:
+    """The plan of one build for one of its architectures."""
+    only = replace(job, options=replace(job.options, archs=(arch,)))
+    return plan([(only, [replace(build, choices=())])], toolchain, admissions)
+
+
+def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Part], str]]:
+    """Each part with its number and an architecture, those of all architectures beside each other."""
+    archs = build.archs(options)
+    for number in range(max(len(build.parts_of(arch)) for arch in archs)):
+        for arch in archs:
+            if number < len(parts := build.parts_of(arch)):
+                yield (number, parts[number]), arch
 
 
 def _cost(build: Build, part: Part) -> int:

@@ -34,6 +34,9 @@ class Progress:
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
         """What is to be done for these jobs, builds by their id; nothing was looked up yet."""
 
+    def cut(self, job: Job, build: Build, plan: Plan) -> None:
+        """A layer of this job becomes the cubins of this plan instead of one."""
+
     def submitted(self, request: Request) -> None:
         """A worker has it, or will soon."""
 

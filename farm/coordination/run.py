@@ -120,6 +120,12 @@ class Run:
         for request in plan.cubins:
             self.pieces.ask(request, plan.targets[request.key])
 
+    def add_parts(self, plans: Iterable[Plan]) -> None:
+        """Takes on what jobs that are here already need instead of something else."""
+        for each in plans:
+            for request in each.cubins:
+                self.pieces.ask(request, each.targets[request.key])
+
     def release(self, job_ids: Collection[str]) -> None:
         """Forgets jobs that have ended, gives up what nobody else wants, and ends the tools that build it."""
         given_up = list(chain.from_iterable(self.pieces.release(job_id) for job_id in job_ids))

@@ -95,7 +95,7 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
         "tiling": build.tiling.to_json(),
         "weights": build.weights,
         "nonzeros": build.nonzeros,
-        "parts": [[part.first, part.end] for part in build.parts],
+        "parts": parts_json(build),
         "residual": build.residual,
         "rows": build.rows or 0,
         "folded": list(build.folded),
@@ -103,8 +103,15 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
     }
 
 
+def parts_json(build: Build) -> Any:
+    """The parts of a build; as an object only where some architectures need none."""
+    parts = [[part.first, part.end] for part in build.parts]
+    return {"parts": parts, "whole": list(build.whole)} if build.whole else parts
+
+
 def build_of_row(row: Any) -> Build:
     """A build."""
+    parts = row.parts if isinstance(row.parts, dict) else {"parts": row.parts, "whole": []}
     return Build(
         id=row.id,
         job=row.job,
@@ -116,7 +123,8 @@ def build_of_row(row: Any) -> Build:
         tiling=Tiling(**row.tiling),
         weights=row.weights,
         nonzeros=row.nonzeros,
-        parts=tuple(Part(first, end) for first, end in row.parts),
+        parts=tuple(Part(first, end) for first, end in parts["parts"]),
+        whole=tuple(parts["whole"]),
         residual=row.residual,
         rows=row.rows or None,
         folded=tuple(row.folded),

@@ -8,9 +8,11 @@ from typing import Any
 
 from sqlalchemy import Engine, and_, func, update
 
+from farm.jobs import Build
 from farm.ledger.engine import patient, writing
 from farm.ledger.moves import held_by, locked
-from farm.ledger.tables import jobs, now
+from farm.ledger.rows import parts_json
+from farm.ledger.tables import builds, jobs, now
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class RunningJobs:
                 ends_at = None if outlook.left_seconds is None else now() + outlook.left_seconds
                 said = {"running": outlook.running, "ends_at": ends_at}
                 connection.execute(update(jobs).where(rows, jobs.c.id == job_id).values(said))
+
+    @patient
+    def cut(self, build: Build, total: int, *, holder: str) -> None:
+        """A build's parts are others now, and its job has so many cubins."""
+        with writing(self._engine, self._wait_seconds) as connection:
+            rows = locked(connection, and_(jobs.c.id == build.job, held_by(holder)))
+            if connection.execute(update(jobs).where(rows).values(total=total)).rowcount:
+                connection.execute(update(builds).where(builds.c.id == build.id).values(parts=parts_json(build)))
 
     def _set(self, job_ids: Collection[str], holder: str, said: Mapping[str, Any]) -> None:
         with writing(self._engine, self._wait_seconds) as connection:

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.spec import LIKELY_ROWS
-from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from codegen.tool_time import direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
 from farm.coordination.plan import Plan, plan
-from farm.jobs import Build, BuildOptions, NewJob
+from farm.jobs import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
 from farm.store.contract import Store
 from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
@@ -94,17 +97,18 @@ def forecast(
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
     todo = plan([(job, job.builds) for job in jobs], toolchain, admissions)
     there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
-    kernels = {
-        (job.id, build.id): _kernels(build, model, job.options)
+    streams = {
+        (job.id, build.id): _streams(build, model)
         for job, model in zip(jobs, checkpoints, strict=True)
         for build in job.builds
     }
-    requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in kernels}
+    requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in streams}
+    levels = {job.id: job.options.optimisation for job in jobs}
     of_cubin: dict[str, _Kernel] = {}
     for request in todo.cubins:
         for target in todo.targets[request.key]:
             requests[target.job, target.build].append(request)
-            of_cubin[request.key] = kernels[target.job, target.build][target.part]
+            of_cubin[request.key] = _kernel(streams[target.job, target.build], request, levels[target.job])
     missing = [request for request in todo.cubins if request.key not in there]
     templates = {request.template.key: request.template for request in missing if request.template.key not in there}
     nvcc = [nvcc_seconds(template.spec, template.tiling) for template in templates.values()]
@@ -118,7 +122,7 @@ def forecast(
             cubins=len(asked),
             cubins_there=sum(request.key in there for request in asked),
             template_there=all(request.template.key in there for request in asked),
-            code_bytes=sum(kernel.code_bytes for kernel in kernels[job.id, build.id]),
+            code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
             ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in asked if request.key not in there),
             kernel_microseconds=predict_microseconds(tiled(build.spec, build.tiling), batch, density),
         )
@@ -138,17 +142,17 @@ def forecast(
     )
 
 
-def _kernels(build: Build, model: Checkpoint, options: BuildOptions) -> list[_Kernel]:
-    """The kernel of each part."""
+def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
+    """[K groups]: machine instructions of each."""
     [weights] = [layer.weights for layer in model.layers if layer.name == build.layer]
-    streams = stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
-    return [
-        _Kernel(
-            INSTRUCTION_BYTES * int(streams[part.first : part.end].sum()),
-            ptxas_seconds(build.spec, float(streams[part.first : part.end].sum()), options.optimisation),
-        )
-        for part in build.parts
-    ]
+    return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
+
+
+def _kernel(streams: NDArray[np.float64], request: CubinRequest, optimisation: int) -> _Kernel:
+    instructions = float(streams[request.part.first : request.part.end].sum())
+    by_ptxas = ptxas_seconds(request.template.spec, instructions, optimisation)
+    seconds = direct_seconds(instructions) if request.whole else by_ptxas
+    return _Kernel(INSTRUCTION_BYTES * int(instructions), seconds)
 
 
 def _templates_there(todo: Plan, store: Store) -> set[str]:

@@ -70,6 +70,8 @@ def find_cubin(store: Store, key: str) -> CubinResult | None:
     if record is None:
         return None
     try:
+        if "in_parts" in record:
+            return CubinResult(key, Failure(Fault.PARTS, str(record["in_parts"])), hit=True)
         if "error" in record:
             failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
             return CubinResult(key, failure, hit=True)
@@ -104,6 +106,10 @@ def _recorded_facts(toolchain: Toolchain, store: Store) -> ToolFacts | None:
     except (KeyError, TypeError):
         pass  # written by something else: asked again
     return None
+
+
+class PartsNeededError(FarmError):
+    """A whole layer that the assembler refuses: more than ptxas is given at once."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +211,9 @@ class Worker:
         kernel = rewritten.kernel
         try:
             cubin, assembler, fallback = self._machine_code(request, kernel.ptx)
+        except PartsNeededError as error:
+            self._put_record(CUBIN_STAGE, request.key, {"in_parts": str(error)})
+            return CubinResult(request.key, Failure(Fault.PARTS, str(error)))
         except ToolError as error:
             error.command = f"farm cache get {self._store.put(kernel.ptx)} -o kernel.ptx && {error.command}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
@@ -238,6 +247,8 @@ class Worker:
             try:
                 return maker.assemble(request, template, weights, limits), request.assembler, ""
             except MachineCodeError as error:
+                if request.whole:
+                    raise PartsNeededError(str(error)) from error
                 fallback = str(error)
         return assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback
 

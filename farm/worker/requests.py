@@ -18,6 +18,8 @@ TEMPLATE_BYTES = 512 * 2**20
 CUBIN_BYTES = 64 * 2**20
 MULTIPLY_ADD_BYTES = 12_000
 """ptxas 13.0 took 30 MiB and, for each multiply-add, 6 to 8 KB at -O3 and up to 12 KB at -O1."""
+DIRECT_BYTES = 1_000
+"""The assembler took 500 to 900 bytes for each multiply-add."""
 
 
 def _memory_class(needed_bytes: int) -> int:
@@ -40,6 +42,11 @@ class TemplateRequest:
     """Memory limit of the tool; None: what the worker's settings say."""
     seconds: float = 0.0
     """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
+
+    @property
+    def name(self) -> str:
+        """What a log calls it."""
+        return f"template {self.spec}, {self.virtual_arch}"
 
     @property
     def memory_bytes(self) -> int:
@@ -68,11 +75,14 @@ class CubinRequest:
     """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
     assembler: Assembler = "ptxas"
     """Who shall make the machine code; what the direct assembler cannot do, ptxas does."""
+    whole: bool = False
+    """The layer has parts for ptxas: what cannot be assembled directly as one cubin comes back, to be cut into them."""
 
     @property
     def memory_bytes(self) -> int:
         """Estimated peak of the worker and its tool together; one tried again needs more than half of its new limit."""
-        tool = max(CUBIN_BYTES + MULTIPLY_ADD_BYTES * self.cost, (self.memory_limit_bytes or 0) // 2)
+        each = DIRECT_BYTES if self.whole else MULTIPLY_ADD_BYTES
+        tool = max(CUBIN_BYTES + each * self.cost, (self.memory_limit_bytes or 0) // 2)
         return _memory_class(WORKER_BYTES + tool)
 
 
@@ -92,6 +102,8 @@ class Fault(StrEnum):
     """A process or a machine died: may go well the next time, and elsewhere."""
     AWAY = "away"
     """The store does not answer: waited for."""
+    PARTS = "parts"
+    """The layer cannot be one cubin: it is cut into parts, which goes well."""
     LOST = "lost"
     """The store has lost what cannot be made again."""
     FARM = "farm"
@@ -112,6 +124,11 @@ class Failure:
     command: str = ""
     """To run the failed tool again by hand."""
     stderr: str = ""
+
+    def about(self, name: str) -> str:
+        """All that is known of what failed, for the log."""
+        parts = (f"{name} failed: {self.message}", self.command, self.stderr)
+        return "\n".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)

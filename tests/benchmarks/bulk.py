@@ -133,6 +133,6 @@ def pairs_of(farm: Farm, checkpoints: Sequence[Checkpoint]) -> list[Pair]:
         for build in detail.builds:
             for result in detail.results_of(build):
                 times[result.cubin_key] += 1
-                pair = Pair(layers[build.layer], build.tiling, build.parts[result.part], result.arch, 0)
+                pair = Pair(layers[build.layer], build.tiling, build.parts_of(result.arch)[result.part], result.arch, 0)
                 pairs.setdefault(result.cubin_key, pair)
     return [replace(pair, times=times[key]) for key, pair in pairs.items()]
