@@ -84,7 +84,7 @@ def test_full_templates_are_left_to_ptxas(farm: Farm, capsys: pytest.CaptureFixt
     [job] = farm.compile([checkpoint(layer("conv1", spec=SMALLER))], replace(DIRECT, form="full"))
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["inspect", job.id]) == 0
-    assert "0 of 1 cubin assembled directly, the others by ptxas\n" in capsys.readouterr().out
+    assert "machine code by ptxas: the assembler knows rolled templates, not full ones\n" in capsys.readouterr().out
 
 
 def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
