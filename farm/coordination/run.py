@@ -169,7 +169,7 @@ class Run:
             return None
         try:
             if isinstance(request, CubinRequest):
-                return find_cubin(self._store, request.key)
+                return find_cubin(self._store, request.key, whole=request.whole)
             there = find_template(self._store, request.key) is not None
             return TemplateResult(request.key, hit=True) if there else None
         except StoreUnavailableError as error:

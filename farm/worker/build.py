@@ -64,13 +64,16 @@ def find_template(store: Store, key: str) -> str | None:
         return None  # written by something else: made again
 
 
-def find_cubin(store: Store, key: str) -> CubinResult | None:
-    """A cubin made before, or ptxas' refusal of it. A record whose blob is gone counts as none."""
+def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | None:
+    """A cubin made before, or ptxas' refusal of it; of a `whole` layer also that it has to be cut into parts.
+
+    A record whose blob is gone counts as none.
+    """
     record = store.get_record(CUBIN_STAGE, key)
     if record is None:
         return None
     try:
-        if "in_parts" in record:
+        if whole and "in_parts" in record:
             return CubinResult(key, Failure(Fault.PARTS, str(record["in_parts"])), hit=True)
         if "error" in record:
             failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
@@ -203,7 +206,7 @@ class Worker:
         Raises CodegenError and FarmError.
         """
         self._check_cubin(request)
-        if not self._recache and (found := find_cubin(self._store, request.key)) is not None:
+        if not self._recache and (found := find_cubin(self._store, request.key, whole=request.whole)) is not None:
             return found
         rewritten = self._kernels.get(
             (request.template.key, request.weights, request.part), lambda: self._rewrite(request)
