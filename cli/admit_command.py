@@ -30,7 +30,7 @@ def admit(
         int, typer.Option("--layers", metavar="N", min=1, help="Layers to draw of each data type.")
     ] = 2000,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="DURATION", help="Begin no layer after this long, as in 90s.")
+        str | None, typer.Option("--budget", metavar="DURATION", help="Stop after this long, as in 90s.")
     ] = None,
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Number of the first layer: another range has others.")

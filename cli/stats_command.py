@@ -35,7 +35,10 @@ def _print(found: Statistics, console: Console) -> None:
     table = plain_table(console.width)
     for name in ("STAGE", "HITS", "MISSES", "HIT RATE", "TOOL", "SPENT", "SAVED"):
         table.add_column(name, justify="left" if name in ("STAGE", "TOOL") else "right")
-    for stage, tool, values in (("template", "nvcc", found.template), ("cubin", "ptxas", found.cubin)):
+    stages = [("template", "nvcc", found.template), ("cubin", "ptxas", found.cubin)]
+    if found.skeleton.hits or found.skeleton.misses:
+        stages.insert(1, ("skeleton", "ptxas", found.skeleton))
+    for stage, tool, values in stages:
         rate = "-" if values.rate is None else f"{values.rate:.1%}"
         times = duration(values.spent_seconds), duration(values.saved_seconds)
         table.add_row(stage, f"{values.hits:,}", f"{values.misses:,}", rate, tool, *times)
@@ -44,7 +47,8 @@ def _print(found: Statistics, console: Console) -> None:
     share = f" of {fmas:,} ({found.fmas_deleted / fmas:.1%})" if fmas else ""
     console.print(f"FMAs deleted  {found.fmas_deleted:,}{share}")
     console.print(f"cubins        {size(found.built_bytes)} built, {size(found.hit_bytes)} from the cache", end="")
-    console.print(f", {found.failed:,} failed" if found.failed else "")
+    without = f", {found.direct:,} of {found.cubin.misses:,} assembled without ptxas" if found.direct else ""
+    console.print((f", {found.failed:,} failed" if found.failed else "") + without)
     since = "" if found.since is None else f" since {found.since.astimezone():%Y-%m-%d %H:%M:%S}"
     console.print(f"counted       all results in the ledger{since}")
 
@@ -53,7 +57,9 @@ def _json(found: Statistics) -> dict[str, Any]:
     return {
         "since": found.since.isoformat() if found.since else None,
         "template": _stage_json(found.template),
+        "skeleton": _stage_json(found.skeleton),
         "cubin": _stage_json(found.cubin),
+        "direct": found.direct,
         "failed": found.failed,
         "fmas_kept": found.fmas_kept,
         "fmas_deleted": found.fmas_deleted,

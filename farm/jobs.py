@@ -175,6 +175,8 @@ class BuildResult:
     """0 when the template was a hit."""
     rewrite_seconds: float = 0.0
     ptxas_seconds: float = 0.0
+    skeleton_seconds: float = 0.0
+    """0 when the template's skeleton was there, or not needed."""
     error: str = ""
     command: str = ""
     """To run the failed tool again by hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from codegen.machine.stream import streams
 from codegen.operators import tiled
 from codegen.operators.stream import bits, values
 from codegen.rewrite import added_up_after
+from codegen.spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
@@ -87,8 +89,19 @@ class DirectAssembler:
         nonzero = (kernels != 0) & (patterns != 0)
         added = added_up_after(layer, nonzero) & bool(marked.sums.wide)
         made = streams(marked, skeleton, patterns, nonzero, added)
+        constant = made.untouched.reshape(len(kernels), -1, layer.sums) & every.exists[chosen][:, np.newaxis]
+        if _is_computed_by_ptxas(layer.spec) and constant.any():
+            raise MachineCodeError(
+                "an activation of an output channel without weights, which ptxas rounds otherwise than a GPU does"
+            )
         # To add -0.0 changes nothing, not even the sign of a zero: what ptxas is given has no addition there.
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
         data = splice(self.frame, part.first, made, GroupValues(kept, every.exists[chosen]))
         prove(CubinFile.read(data))
         return Cubin(data, self.arch, skeleton.file.registers, skeleton.spill_bytes, time.perf_counter() - began)
+
+
+def _is_computed_by_ptxas(spec: LayerSpec) -> bool:
+    """Whether a sum that is a constant goes through what ptxas then computes itself, not as MUFU does."""
+    before = takewhile(lambda step: not isinstance(step, AddResidual), spec.epilogue)
+    return any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)

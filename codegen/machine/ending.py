@@ -47,7 +47,7 @@ class Ending:
     def of(words: Words, opcodes: NDArray[np.int64], sums: Sums, pinned: NDArray[np.int64], end: slice) -> Ending:
         """Looks from the last marker to the end of the leaf. Raises MachineCodeError if anything is not as expected."""
         one = int(word.DESTINATION.get(words)[end.start])
-        biases = _biases(words, opcodes, end, one)
+        biases = _biases(words, opcodes, end, one, sums)
         none = np.zeros(0, dtype=np.int64)
         count = len(sums.registers)
         if not sums.packed:
@@ -64,14 +64,14 @@ class Ending:
         return Ending(biases, splits, none, splits)
 
 
-def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int) -> Biases:
-    """The words that multiply something with the one and add a placeholder."""
+def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int, sums: Sums) -> Biases:
+    """The words that multiply something with the one and add a placeholder: its register has other uses after them."""
     adds = end.start + np.flatnonzero(opcodes[end] == word.FFMA_IMMEDIATE_ADDEND)
     # FFMA d, a, b, immediate: b lies where c does otherwise.
     a, b = word.SOURCE_A.get(words)[adds], word.SOURCE_C.get(words)[adds]
-    chosen = (a == one) != (b == one)
-    added_to = np.where(a == one, b, a)
     numbers = word.IMMEDIATE.get(words)[adds] - FIRST_BIAS
+    chosen = ((a == one) != (b == one)) & np.isin(numbers, list(sums.in_row))
+    added_to = np.where(a == one, b, a)
     return Biases(adds[chosen], added_to[chosen], numbers[chosen])
 
 

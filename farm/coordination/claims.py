@@ -212,8 +212,9 @@ class Claims:
             claim.first_failure = claim.first_failure or f"{name}: {made.message}"
             self._say(claim, "error", made.about(name))
         else:
+            skeleton_seconds = 0.0 if hit else result.skeleton_seconds
             facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas}
-            build_result = replace(known, **facts)
+            build_result = replace(known, **facts, skeleton_seconds=skeleton_seconds)
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"
             self._say(claim, "info", f"{name}: {known.outcome.value}{level}, {how}")

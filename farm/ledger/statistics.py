@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, or_, select
 
 from farm.jobs import Outcome
 from farm.ledger.engine import insert_or_replace, patient, reading, writing
@@ -53,7 +53,11 @@ class Statistics:
     since: datetime | None
     template: StageStatistics
     """A job that found all its cubins looked for no template."""
+    skeleton: StageStatistics
+    """A job looks for one for each template and architecture of which it builds a cubin without ptxas."""
     cubin: StageStatistics
+    direct: int
+    """Of the cubins that were built, those without ptxas."""
     failed: int
     """Cubins that could not be made."""
     fmas_kept: int
@@ -115,6 +119,7 @@ def _statistics(connection: Connection, counted: ColumnElement[bool], counted_ru
         "saved_seconds": _sum_if(hit, results.c.ptxas_seconds),
         "fmas_kept": _sum_if(or_(hit, built), results.c.fmas_kept),
         "fmas_deleted": _sum_if(or_(hit, built), results.c.fmas_deleted),
+        "direct": func.count(case((and_(built, results.c.assembler == "direct"), 1))),
         "built_bytes": _sum_if(built, results.c.cubin_bytes),
         "hit_bytes": _sum_if(hit, results.c.cubin_bytes),
     }
@@ -122,6 +127,8 @@ def _statistics(connection: Connection, counted: ColumnElement[bool], counted_ru
     return Statistics(
         since=None,
         template=_templates(connection, counted, counted_runs),
+        skeleton=_skeletons(connection, counted),
+        direct=row.direct,
         cubin=StageStatistics(row.hits, row.built, float(row.spent_seconds), float(row.saved_seconds)),
         failed=row.failed,
         fmas_kept=int(row.fmas_kept),
@@ -133,6 +140,33 @@ def _statistics(connection: Connection, counted: ColumnElement[bool], counted_ru
 
 def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.coalesce(func.sum(case((which, column), else_=0)), 0)
+
+
+def _skeletons(connection: Connection, counted: ColumnElement[bool]) -> StageStatistics:
+    """What one usually takes is known from all that were made, also from those that are not counted."""
+    of_skeleton = results.c.template_key, results.c.arch
+    seconds = results.c.skeleton_seconds
+    usual = (
+        select(*of_skeleton, func.max(seconds).label("seconds")).group_by(*of_skeleton).having(func.max(seconds) > 0)
+    ).subquery()
+    found = (
+        select(
+            *of_skeleton, func.sum(seconds).label("seconds"), func.sum(case((seconds > 0, 1), else_=0)).label("made")
+        )
+        .where(counted, results.c.outcome == Outcome.BUILT, results.c.assembler == "direct")
+        .group_by(results.c.job, *of_skeleton)
+        .subquery()
+    )
+    same = and_(usual.c.template_key == found.c.template_key, usual.c.arch == found.c.arch)
+    hit = found.c.made == 0
+    columns = (
+        func.count(case((hit, 1))),
+        func.coalesce(func.sum(found.c.made), 0),
+        func.coalesce(func.sum(found.c.seconds), 0.0),
+        _sum_if(hit, usual.c.seconds),
+    )
+    hits, made, spent, saved = connection.execute(select(*columns).select_from(found.outerjoin(usual, same))).one()
+    return StageStatistics(int(hits), int(made), float(spent), float(saved))
 
 
 def _templates(

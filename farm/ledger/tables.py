@@ -129,6 +129,7 @@ results = Table(
     Column("template_seconds", Double, nullable=False),
     Column("rewrite_seconds", Double, nullable=False),
     Column("ptxas_seconds", Double, nullable=False),
+    Column("skeleton_seconds", Double, nullable=False),
     Column("error", _Words, nullable=False),
     Column("command", _Words, nullable=False),
     Column("optimisation", Integer, nullable=False),

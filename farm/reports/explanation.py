@@ -191,6 +191,8 @@ def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, t
 
 def _in_words(field: str, then: str, now: str) -> str:
     name = field.removeprefix("template.")
+    if name == "machine" and not (then and now):
+        return "its machine code is made by ptxas now" if then else "its machine code is not made by ptxas now"
     if name in _DIGESTS:
         return f"{_DIGESTS[name]} changed ({then[:8] or '-'} -> {now[:8] or '-'})"
     if name in _NAMES:

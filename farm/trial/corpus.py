@@ -39,8 +39,8 @@ from codegen.verify import random_input
 
 LAYERS_OF_SHAPE = 24
 """Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
-MOST_WEIGHTS = 4096
-"""Of a drawn shape: ptxas takes a tenth of a second for such layers."""
+MOST_WEIGHTS = 2048
+"""Of a drawn shape: ptxas takes a tenth of a second for most such layers."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
 STEPS: tuple[Step, ...] = (

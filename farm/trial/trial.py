@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -37,7 +38,7 @@ class TrialPlan:
     first: int = 0
     """Number of the first; a shape has LAYERS_OF_SHAPE."""
     seconds: float | None = None
-    """No shape is begun after so many; None: no limit."""
+    """What is not compared after so many is left out; None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,11 @@ def try_on(bench: Bench, makers: Source, plan: TrialPlan, ptxas: str, *, ahead: 
     """Tries layers on a bench until there are enough, time is up, or its GPU stops."""
     data_types = claimed_types(bench.arch)
     yield Started(bench.name, bench.arch, bench.driver, ptxas, data_types, plan.layers * len(data_types))
+    end = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
     begun = _begun(makers, plan, data_types)
     waiting = set(islice(begun, ahead))
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+    while waiting and (left := end - time.monotonic()) > 0:
+        done, waiting = wait(waiting, None if math.isinf(left) else left, FIRST_COMPLETED)
         for future in done:
             waiting |= set(islice(begun, 1))
             made = future.result()
@@ -144,10 +146,9 @@ def try_on(bench: Bench, makers: Source, plan: TrialPlan, ptxas: str, *, ahead: 
 
 
 def _begun(makers: Source, plan: TrialPlan, data_types: tuple[DataType, ...]) -> Iterator[Future[MadeShape]]:
-    end = None if plan.seconds is None else time.monotonic() + plan.seconds
     left = dict.fromkeys(data_types, plan.layers)
     for number, data_type in numbers(data_types, plan.first // LAYERS_OF_SHAPE):
-        if not any(left.values()) or (end is not None and time.monotonic() >= end):
+        if not any(left.values()):
             return
         if variants := min(LAYERS_OF_SHAPE, left[data_type]):
             left[data_type] -= variants

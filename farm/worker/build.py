@@ -239,7 +239,8 @@ class Worker:
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
         warnings, self._warnings = self._warnings, []
-        return CubinResult(request.key, facts, warning="; ".join(warnings))
+        seconds = self._direct.take_made_seconds()
+        return CubinResult(request.key, facts, warning="; ".join(warnings), skeleton_seconds=seconds)
 
     def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
         """The cubin, who made it, and why ptxas had to."""

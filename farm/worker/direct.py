@@ -28,12 +28,18 @@ class DirectBuilds:
         self._toolchain = toolchain
         self._stage = RefusableStage(SKELETON_STAGE, store, put_record, recache=recache)
         self._assemblers: Recent[str, DirectAssembler] = Recent(4)
+        self._made_seconds = 0.0
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
         key = skeleton_key(request.template.key, request.arch, request.options, self._toolchain.ptxas_version).digest
         assembler = self._assemblers.get(key, lambda: self._assembler(key, request, template, limits))
         return assembler.assemble(weights, request.part)
+
+    def take_made_seconds(self) -> float:
+        """What ptxas took for the skeletons that were made since this was last asked."""
+        seconds, self._made_seconds = self._made_seconds, 0.0
+        return seconds
 
     def _assembler(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> DirectAssembler:
         found = self._stage.found(key)
@@ -50,4 +56,5 @@ class DirectBuilds:
             self._stage.refuse(key, reason)
             raise MachineCodeError(reason) from error
         self._stage.keep(key, made.data, seconds=made.seconds)
+        self._made_seconds += made.seconds
         return made.data

@@ -206,6 +206,8 @@ class CubinResult:
     """Key of the cubin that was asked for, where that took too long and this one was built at a lower level."""
     warning: str = ""
     """What went wrong on the way and was put right, in words."""
+    skeleton_seconds: float = 0.0
+    """What ptxas took for its template's skeleton; 0 where that was there, or is not needed."""
 
     @property
     def asked(self) -> str:

@@ -142,3 +142,23 @@ def admit(settings: Settings, *records: AdmissionRecord) -> None:
 def test_another_name_for_the_assembler_is_refused() -> None:
     with pytest.raises(UsageError, match="--assembler fast: it is auto, ptxas, direct or patch"):
         assembler_of("fast")
+
+
+def test_statistics_and_explanations_know_of_skeletons_and_of_who_made_the_code(
+    farm: Farm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    farm.compile([NET], DIRECT)
+    again = checkpoint(layer("conv1", seed=8), layer("conv2", spec=SMALLER, seed=9))
+    farm.compile([again], DIRECT)
+    found = farm.statistics()
+    assert (found.skeleton.misses, found.skeleton.hits, found.direct, found.cubin.misses) == (2, 2, 4, 4)
+    assert found.skeleton.saved_seconds == pytest.approx(found.skeleton.spent_seconds)
+    assert found.skeleton.spent_seconds > 0
+    assert run(["stats"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^skeleton +2 +2 +50\.0% +ptxas ", shown, re.MULTILINE)
+    assert ", 4 of 4 assembled without ptxas\n" in shown
+    farm.compile([NET], replace(DIRECT, assembler="ptxas"))
+    assert run(["explain", "latest/conv1"]) == 0
+    assert "its machine code is made by ptxas now" in capsys.readouterr().out
+    assert farm.statistics().skeleton.hits == 2

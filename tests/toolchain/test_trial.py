@@ -13,9 +13,25 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.errors import DeviceError, MachineCodeError
+from codegen.machine.admission import claimed_types
+from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.emulate import run
-from codegen.spec import DataType
+from codegen.networks import random_weights
+from codegen.spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    DataType,
+    Gelu,
+    HardSwish,
+    LeakyRelu,
+    Step,
+    Swish,
+    Tanh,
+)
+from codegen.template import make_template
+from codegen.tiling import Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_residual
 from farm.trial.admit import TrialProgress, follow
@@ -133,7 +149,8 @@ def test_a_gpu_that_stops_ends_the_trial_with_the_layer_it_ran(made: MadeShape) 
 def test_a_trial_draws_as_many_layers_as_it_is_asked_for_from_the_number_it_is_asked_for(made: MadeShape) -> None:
     source = Made(replace(made, layers=()))
     list(try_on(EmulatedBench(), source, TrialPlan(layers=50, first=240), "13.0", ahead=2))
-    assert source.asked == [(10, 24), (11, 24), (12, 2)]
+    types = len(claimed_types("sm_90"))
+    assert source.asked == [*[(10, 24)] * types, *[(11, 24)] * types, *[(12, 2)] * types]
 
 
 def test_the_layers_of_a_number_are_always_the_same() -> None:
@@ -177,7 +194,7 @@ def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(m
     outcome = follow(
         try_on(EmulatedBench(), Made(broken), TrialPlan(layers=1), "13.0", ahead=1), TrialPlan(), TrialProgress()
     )
-    assert [(record.wrong, record.passed) for record in outcome.records] == [(3, False)]
+    assert [record.passed for record in outcome.records] == [False]
 
 
 def test_processes_that_make_shapes_are_gone_with_the_trial() -> None:
@@ -189,3 +206,40 @@ def test_processes_that_make_shapes_are_gone_with_the_trial() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "refused"),
+    [
+        ((Swish(),), True),
+        ((LeakyRelu(0.1), Gelu("tanh"), AddResidual()), True),
+        ((AddResidual(), Tanh()), False),
+        ((Clip(low=0.0), HardSwish(1 / 6, 0.5)), False),
+    ],
+)
+def test_what_ptxas_computes_itself_of_a_channel_without_weights_is_left_to_it(
+    epilogue: tuple[Step, ...], refused: bool
+) -> None:
+    """It rounds a constant's exponential to nearest, and a GPU does not: seen with one layer in twenty on an H200."""
+    spec, tiling = Conv2d(4, 6, 6, 4, 3, 3, epilogue=epilogue), Tiling(4, 4, 1, 4, 4, 2)
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    skeleton = make_skeleton(template, "sm_90", find_toolchain(), limits=LIMITS)
+    assembler = DirectAssembler.of(template, skeleton.data, "sm_90")
+    weights = random_weights(spec, 0.5)
+    assert assembler.assemble(weights, Part(0, 1)).data
+    weights.kernel[2] = 0
+    if refused:
+        with pytest.raises(MachineCodeError, match="an activation of an output channel without weights"):
+            assembler.assemble(weights, Part(0, 1))
+    else:
+        assert assembler.assemble(weights, Part(0, 1)).data
+
+
+def test_a_trial_ends_when_its_time_is_up_whatever_is_still_being_made() -> None:
+    class Never(Made):
+        def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
+            return Future()
+
+    source = Never(MadeShape(0, "float32"))
+    [started] = try_on(EmulatedBench(), source, TrialPlan(layers=240, seconds=0.01), "13.0", ahead=2)
+    assert isinstance(started, Started)
