@@ -2,13 +2,15 @@
 
 The terms: instructions to issue, loads from shared memory, the instruction stream against three levels of instruction
 caches, latency of a lone warp, L2 and DRAM traffic. The constants were fitted to 1,300 kernels of the ten operators of
-Dong et al. and of layers of ResNet-50 measured on one H200 (two batches, sparsity 0.9); BENCHMARKS.md says how well the
-first choice does.
+Dong et al. and of layers of ResNet-50 measured on one H200 with their code in the caches (two batches, sparsity 0.9).
+In a network it is not, as other layers run between two runs of one: then the first blocks fetch all of theirs, at a
+rate fitted to kernels of five networks timed so. BENCHMARKS.md says how well the first choice does.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from codegen.operators import AnyTiled
@@ -30,6 +32,8 @@ CACHED_INSTRUCTIONS, CACHED_PER_CLOCK = 6517, 0.303
 """What the multiprocessor's own cache holds (about 104 KB), and how fast the rest of that comes."""
 DISTANT_PER_CLOCK = 0.168
 """How fast what is beyond comes, from the L2 cache."""
+COLD_PER_CLOCK = 0.11
+"""How fast all of it comes to a multiprocessor's first blocks in a network, where other layers ran before."""
 WARP_CLOCKS = 2.0
 """Clocks per instruction of a warp that has its scheduler to itself."""
 LOAD_CLOCKS = 0.706
@@ -115,8 +119,12 @@ def _fetch_clocks(code: float) -> float:
     return near / NEAR_PER_CLOCK + cached / CACHED_PER_CLOCK + (code - near - cached) / DISTANT_PER_CLOCK
 
 
-def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
-    """The time of one launch on an H200, all parts of the layer at once."""
+def _cold_fetch_clocks(code: float) -> float:
+    return max(_fetch_clocks(code), code / COLD_PER_CLOCK)
+
+
+def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool = True) -> float:
+    """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches."""
     work, launch = layer.work, layer.launch
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
@@ -132,12 +140,12 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
     load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else LOAD_CLOCKS
     tile_bytes = 4 * work.threads * stream.loads if work.unstaged else work.tile_bytes
 
-    def wave_clocks(blocks_here: int) -> float:
+    def wave_clocks(blocks_here: int, fetch_clocks: Callable[[float], float] = _fetch_clocks) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
         issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
         loads = stream.loads * work.conflicts * warps * blocks_here * load_clocks
-        terms = (issue, loads, _fetch_clocks(stream.code * streams), stream.instructions * WARP_CLOCKS)
+        terms = (issue, loads, fetch_clocks(stream.code * streams), stream.instructions * WARP_CLOCKS)
         together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
             together *= LONE_BLOCK
@@ -147,7 +155,13 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
 
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident
-    clocks = full_waves * wave_clocks(resident) + wave_clocks(math.ceil(rest / MULTIPROCESSORS))
+    last = math.ceil(rest / MULTIPROCESSORS)
+    first = resident if full_waves else last
+    clocks = wave_clocks(first, _cold_fetch_clocks if cold else _fetch_clocks)
+    if full_waves:
+        clocks += wave_clocks(last)
+    if full_waves > 1:
+        clocks += (full_waves - 1) * wave_clocks(resident)
     moved = blocks * tile_bytes + batch * work.output_bytes
     l2 = moved / L2_BYTES_PER_MICROSECOND
     dram = batch * (work.input_bytes + work.output_bytes) / DRAM_BYTES_PER_MICROSECOND

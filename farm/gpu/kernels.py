@@ -42,6 +42,7 @@ class BuiltLayer:
     kernels: tuple[tuple[bytes, Launch], ...]
     """Cubin and launch of each part."""
     predicted_microseconds: float
+    """With the code in the caches, as it is measured."""
     facts: dict[str, Any]
     """For the JSON document."""
 
@@ -76,7 +77,9 @@ class KernelPool:
         self._with_ptx = with_ptx
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
-        self._pool = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
+        self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
+        """Each waits for its tools, so that the parts of a large layer are made side by side."""
+        self._tools = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
 
     def __enter__(self) -> Self:
         return self
@@ -84,11 +87,12 @@ class KernelPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
+        for pool in (self._layers, self._tools):
+            pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
 
     def begin(self, compile_peer: Callable[[str, Toolchain], Made]) -> Future[Made]:
         """Runs something else on the pool's threads, for its architecture and with its tools: a peer's own kernels."""
-        return self._pool.submit(compile_peer, self._arch, self._toolchain)
+        return self._tools.submit(compile_peer, self._arch, self._toolchain)
 
     @property
     def workers(self) -> int:
@@ -106,7 +110,7 @@ class KernelPool:
 
         Once it is not wanted any more, it ends before its next kernel.
         """
-        return self._pool.submit(self._build, case, accumulate, tiling, wanted)
+        return self._layers.submit(self._build, case, accumulate, tiling, wanted)
 
     def _build(
         self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool]
@@ -122,15 +126,15 @@ class KernelPool:
             template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
-            worker = self._worker()
-            made = [self._make_cubin(worker, template, weights, part, wanted) for part in parts]
+            making = [self._tools.submit(self._make_cubin, template, weights, part, wanted) for part in parts]
+            made = [each.result() for each in making]
             cubins = [self._store.get(each.cubin) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
         if None in cubins:
             raise NotBuiltError("the store has lost a cubin that was just made")
         density = case.weights.nonzeros / spec.weights_count
-        predicted = predict_microseconds(tiled(spec, tiling), case.images, density)
+        predicted = predict_microseconds(tiled(spec, tiling), case.images, density, cold=False)
         kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True) if cubin is not None)
         facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
@@ -155,7 +159,7 @@ class KernelPool:
             if future is None:
                 future = self._templates[request.key] = Future()
         if mine:
-            failure = self._worker().build(request).failure
+            failure = self._tools.submit(self._worker().build, request).result().failure
             if failure is None:
                 future.set_result(None)
             else:
@@ -163,13 +167,13 @@ class KernelPool:
         future.result()
 
     def _make_cubin(
-        self, worker: Worker, template: TemplateRequest, weights: str, part: Part, wanted: Callable[[], bool]
+        self, template: TemplateRequest, weights: str, part: Part, wanted: Callable[[], bool]
     ) -> CubinFacts:
         if not wanted():
             raise NotBuiltError("it was given up")
         key = cubin_key(template.key, weights, part, self._arch, self._options, self._toolchain.ptxas_version)
         request = CubinRequest(template, weights, part, self._arch, self._options, key.digest, 0)
-        made = worker.build_cubin(request).made
+        made = self._worker().build_cubin(request).made
         if isinstance(made, Failure):
             raise NotBuiltError(_words(made))
         return made

@@ -130,6 +130,6 @@ def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Seq
                 break  # what was measured is the time of another batch
             for record in records:
                 if (record.key, record.gpu, record.tiling) == (key, choice.gpu, build.tiling):
-                    return KernelTime(record.microseconds, record.gpu, measured=True)
+                    return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
     density = build.nonzeros / build.spec.weights_count
     return KernelTime(predict_microseconds(tiled(build.spec, build.tiling), batch, density), MODEL_GPU, measured=False)

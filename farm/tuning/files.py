@@ -14,8 +14,8 @@ from farm.tuning.record import TuningRecord, record_of_json
 
 SCHEMA_VERSION = 1
 """Version of the file, raised whenever it would mislead a reader of the old one. JSON Schema: tuning.schema.json."""
-SHIPPED = ("h200.json",)
-"""Beside this module; exported after `farm tune --op all` on the GPU that each is named after."""
+SHIPPED = ("h200.json", "h200_networks.json")
+"""Beside this module; exported after `farm tune` on the GPU that each is named after: `--op all`, and of networks."""
 
 
 def document_of(records: Iterable[TuningRecord]) -> dict[str, Any]:

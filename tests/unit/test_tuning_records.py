@@ -19,7 +19,7 @@ from farm.jobs import BuildOptions, NewJob, TilingChoice
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
 from farm.tuning.book import TuningBook
-from farm.tuning.files import document_of, read_records, shipped_records
+from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
 from farm.tuning.record import TuningRecord, record_of_json
 from tests.samples import SMALL, checkpoint, layer
 from tests.tuning_samples import GPU, other_tiling, record
@@ -62,9 +62,15 @@ def test_the_order_of_an_export_depends_on_the_records_alone() -> None:
 
 
 def test_the_records_that_ship_keep_to_the_schema_and_can_be_read() -> None:
-    document = json.loads(files("farm.tuning").joinpath("h200.json").read_text())
-    Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
-    assert len(shipped_records()) == len(document["records"])
+    documents = [json.loads(files("farm.tuning").joinpath(name).read_text()) for name in SHIPPED]
+    for document in documents:
+        Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
+    assert len(shipped_records()) == sum(len(document["records"]) for document in documents)
+
+
+def test_the_records_of_networks_that_ship_were_chosen_as_in_a_network() -> None:
+    records = read_records(files("farm.tuning").joinpath("h200_networks.json").read_text(), "h200_networks.json")
+    assert all(record.cold_microseconds is not None and record.slower >= 1.0 for record in records)
 
 
 def changed(**values: Any) -> Callable[[dict[str, Any]], object]:

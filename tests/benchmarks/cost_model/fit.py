@@ -31,6 +31,7 @@ FITTED = (
     "CACHED_INSTRUCTIONS",
     "CACHED_PER_CLOCK",
     "DISTANT_PER_CLOCK",
+    "COLD_PER_CLOCK",
     "WARP_CLOCKS",
     "LOAD_CLOCKS",
     "CHUNK_INSTRUCTIONS",
@@ -75,10 +76,11 @@ class Quality:
 
 
 def layers_of(points: Sequence[Point]) -> list[list[Point]]:
-    """The tilings of each layer at each batch."""
-    found: dict[tuple[str, str, int], list[Point]] = defaultdict(list)
+    """The tilings of each layer at each batch that were measured in the same way."""
+    found: dict[tuple[str, str, int, str, bool], list[Point]] = defaultdict(list)
     for point in points:
-        found[point.network, point.layer, point.images].append(point)
+        key = point.network, point.layer, point.images, point.spec.data_type, point.as_in_network
+        found[key].append(point)
     return list(found.values())
 
 
@@ -88,7 +90,10 @@ def quality(layers: Sequence[Sequence[Point]], figure: str) -> Quality:
     for tilings in layers:
         measured = np.array([getattr(each, f"{figure}_microseconds") for each in tilings])
         predicted = np.array(
-            [prediction.predict_microseconds(divided(p.spec, p.tiling), p.images, p.density) for p in tilings]
+            [
+                prediction.predict_microseconds(divided(p.spec, p.tiling), p.images, p.density, cold=figure == "cold")
+                for p in tilings
+            ]
         )
         slower.append(measured[predicted.argmin()] / measured.min())
         error.append(np.log(predicted / measured))
