@@ -10,3 +10,12 @@ from importlib.resources import files
 def rest_ptx() -> bytes:
     """Made of rest.cu by nvcc, when that was last changed; tests/toolchain/test_rest_kernels.py says how."""
     return files("farm.runtime").joinpath("rest.ptx").read_bytes()
+
+
+@lru_cache(maxsize=8)
+def rest_entry(name: str) -> bytes:
+    """One of them alone, which the driver has compiled in a moment."""
+    text = rest_ptx().decode()
+    head = text[: text.index(".visible .entry")]
+    begin = text.index(f".visible .entry {name}(")
+    return (head + text[begin : text.index("\n}\n", begin) + 3]).encode()

@@ -53,6 +53,22 @@ __device__ __forceinline__ float together(float value) {
     return values[0];
 }
 
+// A window of a size that the compiler knows: all that it reads is on its way at once.
+template <int SIZE, typename E>
+__device__ __forceinline__ float largest_of(const E* plane, int y0, int x0, int height, int width) {
+    float result = __uint_as_float(0xff800000);
+#pragma unroll
+    for (int wy = 0; wy < SIZE; wy++)
+#pragma unroll
+        for (int wx = 0; wx < SIZE; wx++) {
+            const int y = y0 + wy, x = x0 + wx;
+            if (y < 0 || y >= height || x < 0 || x >= width) continue;
+            const float value = get(plane + y * width + x);
+            result = value > result || value != value ? value : result;
+        }
+    return result;
+}
+
 template <typename E, bool LARGEST>
 __device__ __forceinline__ void pool(
     const E* input, E* output, unsigned blocks, unsigned channels, int height, int width, int out_height,
@@ -63,6 +79,11 @@ __device__ __forceinline__ void pool(
     const int place = i - channel * out_height * out_width, row = place / out_width, column = place - row * out_width;
     const int y0 = row * stride_y - top, x0 = column * stride_x - left;
     const E* const plane = input + ((size_t)image * channels + channel) * height * width;
+    E* const place_out = output + ((size_t)image * channels + channel) * out_height * out_width + place;
+    if (LARGEST && window_height == window_width && dilation_y == 1 && dilation_x == 1) {
+        if (window_width == 2) return put(place_out, largest_of<2>(plane, y0, x0, height, width));
+        if (window_width == 3) return put(place_out, largest_of<3>(plane, y0, x0, height, width));
+    }
     float result = LARGEST ? __uint_as_float(0xff800000) : 0;
     int padded = 0, present = 0;
 #pragma unroll 1
@@ -80,7 +101,7 @@ __device__ __forceinline__ void pool(
         }
     }
     if (!LARGEST) result /= (float)(counts_padding ? padded : present);
-    put(output + ((size_t)image * channels + channel) * out_height * out_width + place, result);
+    put(place_out, result);
 }
 
 // A block for each row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, GpuLayer, forget, register
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.places import Place, places_of
+from farm.torch.pooling import own_max_pool
 
 MOST_PARAMETERS = 64
 """Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
@@ -43,26 +44,38 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
     for layer in layers.values():
         layer.load(where)
-    return module_of(network, bundle.layers, dict(layers)).to(where).eval()
+    return module_of(network, bundle.layers, dict(layers), OPERATORS | {"MaxPool": own_max_pool}).to(where).eval()
 
 
-def module_of(network: Network, layers: Mapping[str, BundledLayer], compute: Mapping[str, Compute]) -> fx.GraphModule:
-    """A network whose compiled layers are computed by given functions. Raises UsageError.
+def module_of(
+    network: Network,
+    layers: Mapping[str, BundledLayer],
+    compute: Mapping[str, Compute],
+    operators: Mapping[str, Callable[..., Any]] = OPERATORS,
+) -> fx.GraphModule:
+    """A network whose compiled layers are computed by given functions, and the rest by operators. Raises UsageError.
 
     A function that is a module becomes a part of the network, so that torch.compile sees into it; others are called by
     the operator of compiled layers.
     """
-    unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in OPERATORS})
+    unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in operators})
     if unknown:
         raise UsageError(f"farm.torch does not run {', '.join(unknown)}: use another runtime for the network around")
-    return _Builder(network, layers, compute).module()
+    return _Builder(network, layers, compute, operators).module()
 
 
 class _Builder:
     """Writes the network as a graph of PyTorch's calls."""
 
-    def __init__(self, network: Network, layers: Mapping[str, BundledLayer], compute: Mapping[str, Compute]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        layers: Mapping[str, BundledLayer],
+        compute: Mapping[str, Compute],
+        operators: Mapping[str, Callable[..., Any]],
+    ) -> None:
         self._network = network
+        self._operators = operators
         self._layers = layers
         self._compute = compute
         self._root = nn.Module()
@@ -157,7 +170,7 @@ class _Builder:
             name: self._stored(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
-        return self._graph.call_function(OPERATORS[node.operator], tuple(arguments), {**attributes, **more})
+        return self._graph.call_function(self._operators[node.operator], tuple(arguments), {**attributes, **more})
 
     def _parameter(self, name: str) -> object:
         """Numbers, where they are known now."""

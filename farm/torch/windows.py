@@ -18,7 +18,7 @@ _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.
 def convolution(x: T, weight: T, bias: T | None = None, **attributes: Any) -> T:
     """Conv."""
     extent = list(weight.shape[2:])
-    strides, dilations, begins, ends = _window(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x, extent, attributes)
     if begins != ends:
         x, begins = _padded(x, begins, ends, 0.0), [0] * len(extent)
     return _CONVOLUTIONS[len(extent)](x, weight, bias, strides, begins, dilations, attributes.get("group", 1))
@@ -65,7 +65,7 @@ def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
     if outputs > 1:
         raise NotImplementedError("MaxPool's indices are not computed by farm.torch")
     extent = list(attributes["kernel_shape"])
-    strides, dilations, begins, ends = _window(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x, extent, attributes)
     ceil = bool(attributes.get("ceil_mode", 0))
     if begins != ends or any(2 * pad > size for pad, size in zip(begins, extent, strict=True)):
         low = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -76,7 +76,7 @@ def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
 def average_pool(x: T, **attributes: Any) -> T:
     """AveragePool: the mean of a window, its pads counted or not; what lies beyond them never counts."""
     extent = list(attributes["kernel_shape"])
-    strides, dilations, begins, ends = _window(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x, extent, attributes)
     inside = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     counted = _padded(inside, begins, ends, 1.0 if attributes.get("count_include_pad", 0) else 0.0)
     padded = _padded(x, begins, ends, 0.0)
@@ -104,8 +104,8 @@ def _overhang(size: int, begin: int, end: int, stride: int, reach: int) -> int:
     return max(0, (windows - 1) * stride + reach - padded)
 
 
-def _window(x: T, extent: Sequence[int], attributes: Any) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, and pads before and after."""
+def window_of(x: T, extent: Sequence[int], attributes: Any) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, and pads before and after, of a convolution or pooling with these attributes."""
     rank = len(extent)
     strides = list(attributes.get("strides") or [1] * rank)
     dilations = list(attributes.get("dilations") or [1] * rank)

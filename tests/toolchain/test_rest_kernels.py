@@ -10,7 +10,7 @@ import farm.runtime
 from codegen.assemble import assemble
 from codegen.template import canonical
 from codegen.toolchain import ToolLimits, find_toolchain, run_tool
-from farm.runtime.kernels import rest_ptx
+from farm.runtime.kernels import rest_entry, rest_ptx
 
 SOURCE = Path(farm.runtime.__file__).parent / "rest.cu"
 
@@ -28,3 +28,10 @@ def test_the_ptx_becomes_code_for_every_gpu(arch: str) -> None:
     toolchain = find_toolchain()
     code = assemble(rest_ptx(), arch, toolchain)
     assert code.spill_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["max_pool_float32", "max_pool_bfloat16", "gemm_float16"])
+def test_one_kernel_alone_becomes_code(name: str) -> None:
+    code = assemble(rest_entry(name), "sm_90", find_toolchain())
+    assert name.encode() in code.data
+    assert b"softmax" not in code.data

@@ -75,6 +75,8 @@ ONE = {
     "neg": one("Neg"),
     "max pool": one("MaxPool", **WINDOW),
     "max pool padded": one("MaxPool", **WINDOW, pads=[1, 0, 1, 1]),
+    "max pool of three": one("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    "max pool of two": one("MaxPool", kernel_shape=[2, 2], strides=[2, 1]),
     "max pool dilated": one("MaxPool", kernel_shape=[2, 2], dilations=[3, 2]),
     "max pool up": one("MaxPool", **WINDOW, ceil_mode=1),
     "max pool same": one("MaxPool", **WINDOW, auto_pad="SAME_UPPER"),
