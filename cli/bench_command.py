@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from cli.bench_results import draw, show
 from cli.exit_codes import JOB_FAILED, OK
+from cli.graphchallenge_command import graphchallenge
 from cli.network_command import network
 from cli.options import accumulator_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
@@ -183,6 +184,7 @@ def paper(
 
 
 app.command("network")(network)
+app.command("graphchallenge")(graphchallenge)
 
 
 @app.command("plot")

@@ -174,7 +174,7 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
     streams = _stream_instructions(tiled(spec, tiling), nonzeros)
     count = math.ceil(float(streams.sum()) / PART_INSTRUCTIONS)
-    if count <= 1 or tiling.form == "full":
+    if count <= 1 or tiling.form == "full" or tiling.listed:  # one kernel: its blocks fill the GPU
         return (Part(0, len(streams)),)
     parts = _evenly(streams, count)
     # Streams are whole: often fewer parts are hardly larger.

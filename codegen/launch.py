@@ -38,7 +38,8 @@ class Launch:
     multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear. Convolutions
     have an int32 `output_step`, the elements from one image of the output to the next, so that they may write channels
     of a larger tensor: such an output may begin at any element. Kernels of listed columns also have `count`, how many
-    columns there are, `places`, where the input of each is, and `marks`, a byte for each; all are pointers.
+    columns there are, `places`, where the input of each is (null: in its own place), and `marks`, a byte for each;
+    all are pointers.
     """
 
     kernel: str
@@ -56,7 +57,7 @@ class Launch:
     def images_limit(self) -> int:
         """The most images that one launch takes."""
         sizes = zip(self.grid, MOST_BLOCKS, strict=True)
-        return min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
+        return min([MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images)])
 
     def grid_at(self, batch: int) -> tuple[int, int, int]:
         """The grid for a batch. Raises LaunchError for a grid that no GPU takes."""

@@ -6,7 +6,7 @@
 // blockIdx.z = group. A sparse multi-layer perceptron is such a convolution, whose columns are rows of the batch.
 //
 // With LISTED the columns of all images count as one row of them, of which the kernel computes the first `count[0]`, the
-// input of each being where `places` says. A thread goes on with the column a grid's width further: the rewriter closes
+// input of each being where `places` says, in its own place where that is null. A thread goes on with the column a grid's width further: the rewriter closes
 // that loop (`farm.turn`). `marks` gets a 1 for each column with an output that is not zero.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
@@ -38,7 +38,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     int column;
     asm volatile("mov.u32 %0,%1; // farm.turn %2" : "=r"(column) : "r"(blockIdx.x * THREADS + threadIdx.x), "r"(step));
     asm volatile("{ .reg .pred p; setp.ge.s32 p,%0,%1; @p exit; }" :: "r"(column), "r"(columns) : "memory");
-    const int place = places[column];
+    int place = column;
+    asm volatile("{ .reg .pred p; setp.ne.u64 p,%1,0; @p ld.global.nc.s32 %0,[%2]; }"
+                 : "+r"(place) : "l"(places), "l"(places + column));
     const Element* in = input + (long long)(place / WIDTH) * (CHANNELS * WIDTH) + place % WIDTH;
     Element* out[] = {output + (long long)(column / WIDTH) * output_step + group * (GROUP_KERNELS * WIDTH) + column % WIDTH};
     const bool inside = true;

@@ -32,15 +32,21 @@ LEAST_TILE_ROWS = 32
 
 def read_tsv_network(path: Path | str) -> Checkpoint:
     """Reads a manifest, or a folder with one or with the challenge's files. Raises CheckpointError, naming the file."""
-    manifest = read_manifest(Path(path))
-    matrices: dict[tuple[Path, int, int], SparseMatrix] = {}
+    manifest, matrices = read_matrices(Path(path))
+    return sparse_network(manifest.name, str(path), manifest.neurons, matrices, manifest.biases, manifest.clip)
+
+
+def read_matrices(path: Path) -> tuple[Manifest, tuple[SparseMatrix, ...]]:
+    """The same as it is in the files: a matrix for each layer, of one file the same one. Raises CheckpointError."""
+    manifest = read_manifest(path)
+    read: dict[tuple[Path, int, int], SparseMatrix] = {}
     layers = []
     for i, file in enumerate(manifest.files):
         key = (file, manifest.neurons[i], manifest.neurons[i + 1])
-        if key not in matrices:
-            matrices[key] = read_triples(*key)
-        layers.append(matrices[key])
-    return sparse_network(manifest.name, str(path), manifest.neurons, layers, manifest.biases, manifest.clip)
+        if key not in read:
+            read[key] = read_triples(*key)
+        layers.append(read[key])
+    return manifest, tuple(layers)
 
 
 def sparse_network(

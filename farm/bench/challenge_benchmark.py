@@ -1,0 +1,204 @@
+"""One call of `farm bench graphchallenge`: a network's layers by compiled kernels, by index and by cuSPARSE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codegen.errors import CodegenError
+from codegen.toolchain import find_toolchain
+from farm.bench.challenge_kernels import INDEX_KERNELS, cases_of, compile_kernels, tilings_of
+from farm.bench.contenders import GENERATED
+from farm.bench.environment import network_environment
+from farm.bench.results import Measurement, Results, write_results
+from farm.errors import FarmError, UsageError
+from farm.executors.contract import Notice, no_notice
+from farm.executors.gpu import open_gpu
+from farm.extras import way_out
+from farm.gpu.challenge import Challenge, Outcome, edge_table, grouped_table
+from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
+from farm.gpu.workload import CaseKey
+from farm.settings import Settings
+from farm.store import open_store
+from farm.worker.build import known_toolchain
+
+if TYPE_CHECKING:
+    from codegen.tiling import Tiling
+    from farm.torch.challenge import ChallengeGpu, Run
+
+KIND = "graphchallenge"
+INDEX, CUSPARSE = "index", "cusparse"
+PEERS = (INDEX, CUSPARSE)
+TOLERANCE = 1e-4
+"""Norm of the error over norm of the float64 reference: beyond this a contender is wrong, its time void."""
+BLOCKS = (132, 264)
+"""Of a launch of kernels that go over all columns, about."""
+HELD_BYTES = 48 * 1024
+"""That a block of an index kernel may have of shared memory."""
+Told = Callable[[Measurement], None]
+
+
+@dataclass(frozen=True)
+class ChallengePlan:
+    """How a network is measured."""
+
+    peers: tuple[str, ...] = PEERS
+    file: Path | None = None
+    """Where the results are kept as they come."""
+
+
+def benchmark_challenges(
+    settings: Settings,
+    challenges: Sequence[Challenge],
+    plan: ChallengePlan,
+    tell: Told,
+    *,
+    local: bool = False,
+    notice: Notice = no_notice,
+) -> Results:
+    """Measures all networks on the cluster's GPU, or with `local` on this machine's.
+
+    Raises DeviceError and NoWorkerError without a GPU, UsageError without torch there; what a contender cannot do is a
+    measurement with a reason.
+    """
+    results = Results({}, {"kind": KIND, "peers": list(plan.peers)})
+    with open_gpu(settings, local=local, notice=notice) as gpu:
+        for event in gpu.run(partial(challenge_work, challenges=challenges, peers=plan.peers)):
+            if isinstance(event, Measurement):
+                results = replace(results, measurements=(*results.measurements, event))
+                tell(event)
+            else:
+                results = replace(results, environment=event)
+            if plan.file:
+                write_results(plan.file, results)
+    return results
+
+
+def challenge_work(
+    settings: Settings, challenges: Sequence[Challenge], peers: Sequence[str]
+) -> Generator[dict[str, Any] | Measurement, None, None]:
+    """Tells where it runs, then each contender's measurement. Raises DeviceError, and UsageError without torch."""
+    try:
+        from farm.torch.challenge import ChallengeGpu
+        from farm.torch.measuring import NetworkGpu
+    except ImportError as error:
+        raise UsageError(f"cuSPARSE is called by PyTorch, which is missing ({error}): {way_out('torch')}") from None
+    device = NetworkGpu()
+    yield network_environment(device.facts(), device.versions())
+    store = open_store(settings)
+    toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
+    with KernelPool(settings, store, toolchain, device.arch) as pool:
+        for challenge in challenges:
+            checkpoint = challenge.checkpoint()
+            cases = cases_of(challenge, checkpoint)
+            built = [
+                (tiling, {digest: pool.submit(case, tiling=tiling) for digest, case in cases.items()})
+                for tiling in tilings_of(challenge, checkpoint)
+            ]
+            groups = {group for _, group in INDEX_KERNELS if challenge.neurons % group == 0}
+            helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
+            session = ChallengeSession(challenge, ChallengeGpu(challenge, checkpoint, helpers))
+            yield session.best(GENERATED, session.compiled(built))
+            if INDEX in peers:
+                yield session.best(INDEX, session.indexed())
+            if CUSPARSE in peers:
+                yield session.best(CUSPARSE, [("SpMM in CSR, then bias, clip and marks in one", session.gpu.cusparse)])
+            del session
+            device.release()
+
+
+Variant = tuple[str, Callable[[], "Run"]]
+"""What it is, in words, and what runs it."""
+
+
+class ChallengeSession:
+    """Measures one network on one GPU: of each contender the variant that is right and fastest."""
+
+    def __init__(self, challenge: Challenge, gpu: ChallengeGpu) -> None:
+        self._challenge = challenge
+        self.gpu = gpu
+        self._layers = challenge.checkpoint().layers
+
+    def best(self, contender: str, variants: Sequence[Variant] | Iterator[Variant]) -> Measurement:
+        """The fastest that is right; if none is, why the last is not."""
+        key = CaseKey(self._challenge.name, len(self._challenge.rows), self._layers[0].weights.sparsity, "float32")
+        found: Measurement | None = None
+        reason, tried = "no variant fits", 0
+        try:
+            for note, run in variants:
+                try:
+                    made = run()
+                except (CodegenError, FarmError, RuntimeError) as error:  # torch's are RuntimeErrors
+                    reason = f"{note}: {error}".removeprefix(": ")
+                    continue
+                tried += 1
+                if wrong := wrongness(made, self.gpu.reference):
+                    return Measurement(key, contender, None, wrong, note, _finite(made.relative_error))
+                if found is None or found.microseconds is None or made.microseconds < found.microseconds:
+                    facts = rates(self._challenge, self.gpu.reference, made.microseconds)
+                    found = Measurement(
+                        key, contender, made.microseconds, note=note, relative_error=made.relative_error, facts=facts
+                    )
+        except NotBuiltError as error:
+            reason = str(error)
+        if found is None:
+            return Measurement(key, contender, None, reason)
+        return replace(found, facts={**found.facts, "variants": tried})
+
+    def compiled(self, built: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]]) -> Iterator[Variant]:
+        """By the layers' own kernels, as they are built."""
+        for tiling, layers in built:
+            kernels = {digest: future.result().kernels[0] for digest, future in layers.items()}
+            code = sum(len(cubin) for cubin, _ in kernels.values())
+            groups = -(-self._challenge.neurons // tiling.group_kernels)
+            for across in sorted({max(1, blocks // groups) for blocks in BLOCKS}):
+                note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}, {across * groups} blocks"
+                note += f", {code / len(kernels) / 1e6:.2f} MB of code a layer"
+                yield note, partial(self.gpu.compiled, kernels, across)
+
+    def indexed(self) -> Iterator[Variant]:
+        """By index."""
+        plain = {layer.weights.digest: layer.weights.kernel for layer in self._layers}
+        for entry, group in INDEX_KERNELS:
+            if self._challenge.neurons % group:
+                continue
+            table_of = grouped_table if entry == "index_layer" else edge_table
+            tables = {digest: table_of(each.reshape(len(each), -1), group) for digest, each in plain.items()}
+            entry_bytes = 4 * group + 4 if entry == "index_layer" else 8
+            if max(table.most for table in tables.values()) * entry_bytes > HELD_BYTES:
+                continue
+            groups = self._challenge.neurons // group
+            for across in sorted({max(1, blocks // groups) for blocks in (*BLOCKS, 528)}):
+                note = f"{entry}, groups of {group}, {across * groups} blocks"
+                yield note, partial(self.gpu.indexed, entry, group, tables, entry_bytes, across)
+
+
+def wrongness(run: Run, reference: Outcome) -> str:
+    """Why what a contender gave is not the network's output; empty if it is."""
+    if not run.same_rows:
+        return f"wrong: {run.rows} rows are left, and not the {len(reference.alive)} of float64"
+    if not run.relative_error <= TOLERANCE:
+        return f"wrong: relative error {run.relative_error:.1e}, {TOLERANCE:.0e} is allowed"
+    return ""
+
+
+def rates(challenge: Challenge, reference: Outcome, microseconds: float) -> dict[str, Any]:
+    """Multiply-adds a second, of all rows and of those that are not zero, and what is to be known of these."""
+    nominal = len(challenge.rows) * challenge.edges
+    return {
+        "layers": len(challenge.matrices),
+        "edges": challenge.edges,
+        "nominal_teraedges_per_second": round(nominal / microseconds / 1e6, 2),
+        "live_teraedges_per_second": round(reference.live_edges(challenge) / microseconds / 1e6, 3),
+        "live_share": round(reference.live_edges(challenge) / nominal, 5),
+        "converged_share": round(reference.converged_share, 5),
+        "rows_left": len(reference.alive),
+    }
+
+
+def _finite(error: float) -> float | None:
+    return error if error == error else None

@@ -1,0 +1,75 @@
+"""The kernels that `farm bench graphchallenge` measures: the layers' own, and those of challenge.cu."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+
+from codegen.arch import virtual_arch
+from codegen.assemble import assemble
+from codegen.layers import Checkpoint, FloatArray
+from codegen.scratch import ScratchFolder
+from codegen.tiling import Tiling
+from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
+from codegen.tsv.network import tile_rows
+from farm.gpu.challenge import Challenge, grouped_table
+from farm.gpu.workload import Case, CaseKey
+
+SOURCE = "challenge.cu"
+TILINGS = ((8, 1024), (16, 1024), (16, 512), (32, 512), (64, 512), (128, 256))
+"""Outputs of a K group of the compiled kernels, and threads of a block."""
+INDEX_KERNELS = (("index_layer", 16), ("index_layer", 32), ("index_edges", 16), ("index_edges", 32))
+"""Kernels of challenge.cu and the outputs of their groups."""
+LOAD_COST, MOST_COST = 5.0, 1.5
+"""A load in units of multiply-adds, and how much more than the least a tiling may cost that is tried."""
+MOST_TILINGS = 4
+CHUNK_CHANNELS = 32
+
+
+def listed_tiling(group: int, threads: int, neurons: int) -> Tiling:
+    """Of a compiled layer whose columns are listed."""
+    return Tiling(threads, 1, 1, group, min(neurons, CHUNK_CHANNELS), stages=0, listed=True)
+
+
+def tilings_of(challenge: Challenge, checkpoint: Checkpoint) -> list[Tiling]:
+    """Those worth a try: in larger groups an input serves more outputs, of smaller ones each has less code."""
+    kernel = plain_kernel(checkpoint, 0)
+    groups = [(group, threads) for group, threads in TILINGS if challenge.neurons % group == 0]
+    edges = len(challenge.matrices[0].values)
+    costs = {group: 1 + LOAD_COST * len(grouped_table(kernel, group).inputs) / edges for group, _ in groups}
+    cheap = [(group, threads) for group, threads in groups if costs[group] <= MOST_COST * min(costs.values())]
+    return [listed_tiling(group, threads, challenge.neurons) for group, threads in cheap[:MOST_TILINGS]]
+
+
+def plain_kernel(checkpoint: Checkpoint, layer: int) -> FloatArray:
+    """[outputs, inputs] of a layer."""
+    kernel = checkpoint.layers[layer].weights.kernel
+    return kernel.reshape(len(kernel), -1)
+
+
+def cases_of(challenge: Challenge, checkpoint: Checkpoint) -> dict[str, Case]:
+    """What is to be built, by the digests of the layers' weights: layers share them."""
+    spec = checkpoint.layers[0].spec
+    cases = {}
+    for weights in {id(layer.weights): layer.weights for layer in checkpoint.layers}.values():
+        key = CaseKey(challenge.name, len(challenge.rows), weights.sparsity, "float32")
+        cases[weights.digest] = Case(key, spec, weights)
+    return cases
+
+
+def compile_ptx(challenge: Challenge, group: int, virtual: str, toolchain: Toolchain) -> str:
+    """The PTX of challenge.cu for a network and groups of so many outputs. Raises ToolError."""
+    width, neurons = tile_rows(challenge.neurons), challenge.neurons
+    macros = [f"-DWIDTH={width}", f"-DNEURONS={neurons}", f"-DCLIP={float(challenge.clip)!r}f", f"-DGROUP={group}"]
+    with ScratchFolder("bench") as scratch, as_file(files("farm.bench").joinpath(SOURCE)) as source:
+        output = scratch / "kernel.ptx"
+        run_tool(
+            [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros, f"-arch={virtual}", "-o", output, source],
+            limits=DEFAULT_LIMITS,
+            scratch=scratch,
+        )
+        return output.read_text()
+
+
+def compile_kernels(challenge: Challenge, group: int, arch: str, toolchain: Toolchain) -> bytes:
+    """Their machine code. Raises ToolError."""
+    return assemble(compile_ptx(challenge, group, virtual_arch(arch), toolchain).encode(), arch, toolchain).data
