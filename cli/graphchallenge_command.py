@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.bench_results import show
 from cli.exit_codes import JOB_FAILED, OK
-from cli.graphchallenge_tables import challenge_table, progress_line, reason_lines
+from cli.graphchallenge_tables import progress_line
 from cli.options import names_of, numbers_of
-from cli.render import print_json, stderr, stdout
+from cli.render import stderr, stdout
 from cli.workload import Compilers, Local, Quiet, Seed
 from farm.errors import UsageError
 
@@ -118,13 +119,7 @@ def _measure(
 
     plan = ChallengePlan(peers, Path(json_to) if json_to not in (None, "-") else None)
     results = benchmark_challenges(settings, challenges, plan, tell, local=local, notice=notice)
-    if json_to == "-":
-        print_json(results.to_json())
-    else:
-        stdout().print(Text(results.title, style="bold"))
-        stdout().print(challenge_table(results.measurements, stdout().width))
-        for line in reason_lines(results.measurements):
-            stdout().print(Text(line, style="yellow"), soft_wrap=True)
+    show(results, as_json=json_to == "-", folder=None)
     wrong = any(each.contender == "generated" and each.reason.startswith("wrong:") for each in results.measurements)
     return JOB_FAILED if wrong else OK
 

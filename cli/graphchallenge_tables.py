@@ -10,7 +10,7 @@ from rich.text import Text
 from cli.tables import Column, fitted_table
 
 if TYPE_CHECKING:
-    from farm.bench.results import Measurement
+    from farm.bench.results import Measurement, Results
 
 COLUMNS = (
     Column("NETWORK", least=12),
@@ -47,9 +47,10 @@ def _cells(row: Measurement, own: float | None) -> list[str]:
     ]
 
 
-def reason_lines(measurements: Sequence[Measurement]) -> list[str]:
-    """Why a contender has no time."""
-    return [f"{each.case.operator}, {each.contender}: {each.reason}" for each in measurements if each.reason]
+def challenge_tables(results: Results, width: int) -> list[Text]:
+    """The table, and why a contender has no time."""
+    reasons = (f"{each.case.operator}, {each.contender}: {each.reason}" for each in results.measurements if each.reason)
+    return [challenge_table(results.measurements, width), *(Text(reason, style="yellow") for reason in reasons)]
 
 
 def progress_line(row: Measurement) -> str:

@@ -14,12 +14,12 @@ from codegen.toolchain import find_toolchain
 from farm.bench.challenge_kernels import INDEX_KERNELS, cases_of, compile_kernels, tilings_of
 from farm.bench.contenders import GENERATED
 from farm.bench.environment import network_environment
-from farm.bench.results import Measurement, Results, write_results
+from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.extras import way_out
-from farm.gpu.challenge import Challenge, Outcome, edge_table, grouped_table
+from farm.gpu.challenge import Challenge, Outcome, Run, edge_table, grouped_table
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
 from farm.settings import Settings
@@ -28,9 +28,8 @@ from farm.worker.build import known_toolchain
 
 if TYPE_CHECKING:
     from codegen.tiling import Tiling
-    from farm.torch.challenge import ChallengeGpu, Run
+    from farm.torch.challenge import ChallengeGpu
 
-KIND = "graphchallenge"
 INDEX, CUSPARSE = "index", "cusparse"
 PEERS = (INDEX, CUSPARSE)
 TOLERANCE = 1e-4
@@ -65,7 +64,7 @@ def benchmark_challenges(
     Raises DeviceError and NoWorkerError without a GPU, UsageError without torch there; what a contender cannot do is a
     measurement with a reason.
     """
-    results = Results({}, {"kind": KIND, "peers": list(plan.peers)})
+    results = Results({}, {"kind": CHALLENGE_KIND, "peers": list(plan.peers)})
     with open_gpu(settings, local=local, notice=notice) as gpu:
         for event in gpu.run(partial(challenge_work, challenges=challenges, peers=plan.peers)):
             if isinstance(event, Measurement):
@@ -111,7 +110,7 @@ def challenge_work(
             device.release()
 
 
-Variant = tuple[str, Callable[[], "Run"]]
+Variant = tuple[str, Callable[[], Run]]
 """What it is, in words, and what runs it."""
 
 

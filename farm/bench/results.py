@@ -16,6 +16,8 @@ from farm.gpu.workload import CaseKey
 SCHEMA_VERSION = 1
 NETWORKS_KIND = "networks"
 """Option `kind` of results whose operators are whole networks."""
+CHALLENGE_KIND = "graphchallenge"
+"""Of those whose operators are networks of the sparse DNN challenge."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Results:
     def of_networks(self) -> bool:
         """Whether its operators are whole networks."""
         return self.options.get("kind") == NETWORKS_KIND
+
+    @property
+    def of_challenge(self) -> bool:
+        """Whether its operators are networks of the sparse DNN challenge."""
+        return self.options.get("kind") == CHALLENGE_KIND
 
     @property
     def title(self) -> str:

@@ -98,6 +98,20 @@ class Outcome:
         return sum(self.converged_rows) / max(1, sum(self.live_rows))
 
 
+@dataclass(frozen=True)
+class Run:
+    """What one way to compute the network gave."""
+
+    microseconds: float
+    """Median of single replays."""
+    rows: int
+    """That are left."""
+    same_rows: bool
+    """As in float64."""
+    relative_error: float
+    """Norm of the difference over norm of the reference; NaN where the rows are others."""
+
+
 def outcome_of(challenge: Challenge) -> Outcome:
     """In float64, by NumPy: for few rows."""
     alive = np.flatnonzero(challenge.rows.any(axis=1))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from codegen.launch import Launch
 from codegen.layers import Checkpoint, FloatArray
 from codegen.tsv.network import tile_rows
-from farm.gpu.challenge import Challenge, IndexTable, Outcome, in_tiles
+from farm.gpu.challenge import Challenge, IndexTable, Outcome, Run, in_tiles
 from farm.gpu.loaded import Module, launch
 from farm.gpu.replay import rest
 
@@ -30,20 +29,6 @@ LISTERS, THREADS, NEURONS_OF_BLOCK = 1024, 256, 32
 Enqueue = Callable[[], None]
 _Layer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """Enqueues layer i: input, output, how many columns, where they are."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one way to compute the network gave."""
-
-    microseconds: float
-    """Median of single replays."""
-    rows: int
-    """That are left."""
-    same_rows: bool
-    """As in float64."""
-    relative_error: float
-    """Norm of the difference over norm of the reference; NaN where the rows are others."""
 
 
 class ChallengeGpu:

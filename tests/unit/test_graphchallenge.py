@@ -1,0 +1,235 @@
+"""The sparse DNN challenge without a GPU: inputs, live rows, tables of indices, who is best, what is shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from cli.graphchallenge_tables import challenge_tables, progress_line
+from cli.main import run
+from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.tsv.network import write_tsv_network
+from farm.bench.challenge_benchmark import ChallengeSession, rates, wrongness
+from farm.bench.challenge_kernels import cases_of, tilings_of
+from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
+from farm.errors import UsageError
+from farm.gpu.challenge import (
+    COMPACTED,
+    Challenge,
+    Run,
+    edge_table,
+    grouped_table,
+    in_tiles,
+    made_challenge,
+    outcome_of,
+    read_challenge,
+)
+from farm.gpu.challenge_rows import digit_rows
+
+NEURONS = 64
+
+
+def challenge(layers: int = 8, rows: int = 50) -> Challenge:
+    matrices = radix_net(NEURONS)
+    x = (np.random.default_rng(0).random((rows, NEURONS)) < 0.25).astype(np.float32)
+    in_turn = tuple(matrices[i % len(matrices)] for i in range(layers))
+    return Challenge("small", NEURONS, in_turn, (-0.3,) * layers, CLIP, x)
+
+
+def test_digits_are_zeros_and_ones_all_different_and_the_same_for_a_seed() -> None:
+    rows = digit_rows(1024, 4000, seed=1)
+    assert rows.shape == (4000, 1024)
+    assert set(np.unique(rows)) == {0, 1}
+    assert 0.1 < rows.mean() < 0.3
+    assert len(np.unique(rows, axis=0)) == 4000
+    assert np.array_equal(rows, digit_rows(1024, 4000, seed=1))
+    assert not np.array_equal(rows, digit_rows(1024, 4000, seed=2))
+
+
+def test_digits_need_a_square_of_neurons_and_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no square of pixels"):
+        digit_rows(2048, 1)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(UsageError, match="scikit-learn, which is not installed"):
+        digit_rows(1024, 1)
+
+
+def test_most_rows_of_a_radix_net_die_and_the_others_converge() -> None:
+    net = made_challenge("radix-net", 1024, 40, digit_rows(1024, 500), 0)
+    outcome = outcome_of(net)
+    assert outcome.live_rows[0] == 500
+    assert list(outcome.live_rows) == sorted(outcome.live_rows, reverse=True)
+    assert 0 < len(outcome.alive) < 50
+    assert (outcome.values == CLIP).all()
+    assert outcome.converged_rows[0] == 0
+    assert outcome.converged_rows[-1] == outcome.live_rows[-1] == len(outcome.alive)
+
+
+def test_rates_count_all_rows_and_apart_from_them_those_that_are_not_zero() -> None:
+    net = challenge()
+    outcome = outcome_of(net)
+    found = rates(net, outcome, 100.0)
+    edges = 32 * NEURONS
+    assert found["edges"] == 8 * edges
+    assert found["nominal_teraedges_per_second"] == round(50 * 8 * edges / 100 / 1e6, 2)
+    assert found["live_teraedges_per_second"] == round(sum(outcome.live_rows) * edges / 100 / 1e6, 3)
+    assert found["live_share"] == round(sum(outcome.live_rows) / (50 * 8), 5)
+
+
+def test_rows_lie_across_in_tiles() -> None:
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    tiles = in_tiles(rows, 4)
+    assert tiles.shape == (2, 3, 4)
+    assert np.array_equal(tiles[0].T, rows[:4])
+    assert tiles[1, :, 0].tolist() == rows[4].tolist()
+    assert not tiles[1, :, 1:].any()
+
+
+@pytest.mark.parametrize("group", [8, 16])
+def test_tables_of_indices_hold_the_layer(group: int) -> None:
+    [matrix] = random_layers(NEURONS, 1, edges=5)
+    kernel = matrix.kernel(NEURONS, NEURONS)
+    grouped, again = grouped_table(kernel, group), np.zeros_like(kernel)
+    assert grouped.most == np.diff(grouped.first).max()
+    for g in range(NEURONS // group):
+        entries = slice(*grouped.first[g : g + 2])
+        again[g * group : (g + 1) * group, grouped.inputs[entries]] = grouped.weights[entries].T
+    assert np.array_equal(again, kernel)
+    edges, again = edge_table(kernel, group), np.zeros_like(kernel)
+    assert edges.most == 5 * group
+    for k in range(NEURONS):
+        entries = slice(*edges.first[k : k + 2])
+        again[k, edges.inputs[entries]] = edges.weights[entries]
+    assert np.array_equal(again, kernel)
+
+
+def test_dead_rows_go_after_each_of_the_first_layers_and_after_the_last() -> None:
+    net = challenge(COMPACTED + 5)
+    assert [i for i in range(COMPACTED + 5) if net.compacts(i)] == [*range(COMPACTED), COMPACTED + 4]
+    assert [i for i in range(COMPACTED + 5) if net.forgets(i)] == [COMPACTED + 4]
+    assert not any(challenge(3).forgets(i) for i in range(3))
+
+
+def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern() -> None:
+    net = made_challenge("radix-net", 1024, 120, np.zeros((1, 1024), np.float32), 0)
+    checkpoint = net.checkpoint()
+    assert len(cases_of(net, checkpoint)) == 6 + 2  # the first and the last are in another order
+    assert min(tiling.group_kernels for tiling in tilings_of(net, checkpoint)) == 8
+    drawn = made_challenge("random", 1024, 2, np.zeros((1, 1024), np.float32), 0)
+    assert {tiling.group_kernels for tiling in tilings_of(drawn, drawn.checkpoint())} == {64, 128}
+
+
+@pytest.mark.parametrize(
+    ("kind", "neurons", "message"), [("dense", 1024, "no network dense"), ("radix-net", 64, "no network of 64 neurons")]
+)
+def test_networks_that_there_are_none_of(kind: str, neurons: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made_challenge(kind, neurons, 2, np.zeros((1, neurons), np.float32), 0)
+
+
+def test_a_network_of_files_must_be_like_the_challenges(tmp_path: Path) -> None:
+    path = write_tsv_network(tmp_path, radix_net(NEURONS), NEURONS, 2, -0.3, None)
+    with pytest.raises(UsageError, match="have a clip"):
+        read_challenge(path, np.zeros((1, NEURONS), np.float32))
+
+
+RIGHT = Run(100.0, 3, True, 1e-7)
+
+
+class Gpu:
+    """What `best` asks of a GPU."""
+
+    def __init__(self, net: Challenge) -> None:
+        self.reference = outcome_of(net)
+
+
+def best(*runs: Run | Exception) -> Measurement:
+    net = challenge()
+
+    def run_of(given: Run | Exception) -> Callable[[], Run]:
+        def run() -> Run:
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+        return run
+
+    session = ChallengeSession(net, cast("Any", Gpu(net)))
+    return session.best("index", [(f"variant {i}", run_of(each)) for i, each in enumerate(runs)])
+
+
+def test_the_fastest_variant_counts() -> None:
+    found = best(RIGHT, Run(50.0, 3, True, 1e-7), Run(70.0, 3, True, 1e-7))
+    assert (found.microseconds, found.note, found.facts["variants"]) == (50.0, "variant 1", 3)
+
+
+def test_a_variant_that_cannot_run_does_not_end_the_others() -> None:
+    assert best(RuntimeError("out of memory"), RIGHT).microseconds == 100.0
+    failed = best(RuntimeError("out of memory"))
+    assert (failed.microseconds, failed.reason) == (None, "variant 0: out of memory")
+    assert best().reason == "no variant fits"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (Run(1.0, 2, False, float("nan")), "wrong: 2 rows are left"),
+        (Run(1.0, 3, True, 1e-3), "wrong: relative error 1.0e-03"),
+        (Run(1.0, 3, True, float("nan")), "wrong: relative error nan"),
+    ],
+)
+def test_who_is_wrong_has_no_time(wrong: Run, reason: str) -> None:
+    found = best(RIGHT, wrong)
+    assert found.microseconds is None
+    assert found.reason.startswith(reason)
+    assert wrongness(RIGHT, outcome_of(challenge())) == ""
+
+
+def test_the_table_has_times_rates_and_speed_ups() -> None:
+    own, peer = best(Run(50.0, 3, True, 1e-7)), best(Run(210.0, 3, True, 1e-7))
+    rows = [replace(own, contender="generated"), replace(peer, contender="cusparse"), best()]
+    table, *reasons = challenge_tables(Results({}, {}, tuple(rows)), 120)
+    text = table.plain.splitlines()
+    assert "LIVE TE/S" in text[0]
+    assert "4.20x" in text[2]
+    assert [reason.plain for reason in reasons] == ["small, index: no variant fits"]
+    assert "converged" in progress_line(rows[0])
+    assert progress_line(rows[2]).endswith("no variant fits")
+
+
+def test_the_file_of_a_run_shows_its_table_again_and_has_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "r.json"
+    write_results(file, Results({"gpu": "H200"}, {"kind": CHALLENGE_KIND}, (best(RIGHT),)))
+    assert run(["bench", "plot", str(file), str(tmp_path / "figures")]) == 2
+    shown = capsys.readouterr()
+    assert "LIVE TE/S" in shown.out
+    assert "has no figures" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no network nothing"),
+        (["--peers", "x"], "there is no x"),
+        (["--layers", "0"], "--layers"),
+        (["--neurons", "1000"], "no square"),
+        (["--inputs", "missing.tsv"], "there is no such file"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "graphchallenge", "--rows", "2", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_matrices_are_taken_as_they_are() -> None:
+    matrix = SparseMatrix(np.array([0]), np.array([1]), np.array([2.0], np.float32))
+    net = Challenge("one", 2, (matrix,), (0.5,), CLIP, np.array([[1, 0], [0, 0]], np.float32))
+    assert outcome_of(net).values.tolist() == [[0.5, 2.5]]
