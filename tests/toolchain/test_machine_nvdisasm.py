@@ -14,13 +14,23 @@ from codegen.arch import supported_archs
 from codegen.machine.assembler import DirectAssembler
 from codegen.machine.elf import CubinFile
 from codegen.machine.operands import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Accesses, operands
-from codegen.machine.word import DESTINATION, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, SOURCE_A, SOURCE_C
+from codegen.machine.word import (
+    DESTINATION,
+    FFMA_IMMEDIATE,
+    HFMA2_IMMEDIATE,
+    HFMA2_MMA_IMMEDIATE,
+    IMMEDIATE,
+    OPCODE,
+    SOURCE_A,
+    SOURCE_C,
+)
 from codegen.operators import stream_count
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
+from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
 
 NVDISASM = find_toolchain().ptxas.parent / "nvdisasm"
 """The wheel puts it beside ptxas."""
@@ -29,6 +39,9 @@ KINDS = (PLAIN, HALVES, "whole rows copied by fours", "whole rows, bfloat16", "f
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;\s+/\* 0x([0-9a-f]{16}) \*/$")
 _SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")
 _STARTS = {"R": 0, "P": PREDICATES, "UR": UNIFORM_REGISTERS, "UP": UNIFORM_PREDICATES}
+_HFMA2 = re.compile(
+    r"HFMA2(\.MMA)? R(\d+), R(\d+)(?:\.reuse)?, (-?[\d.e+-]+), (-?[\d.e+-]+), R(?:(\d+)|Z(?:\.H0_H0)?)$"
+)
 _FFMA = re.compile(r"FFMA R(\d+), R(\d+)(?:\.reuse)?, (-?[\d.e+-]+), R(\d+|Z)")
 
 pytestmark = pytest.mark.skipif(not NVDISASM.is_file(), reason="nvdisasm comes with the development tools")
@@ -75,7 +88,7 @@ def test_the_words_of_a_cubin_are_those_that_nvdisasm_finds(arch: str, tmp_path:
     np.testing.assert_array_equal(CubinFile.read(data).words, np.array(words, dtype=np.uint64))
 
 
-@pytest.mark.parametrize("data", [*KINDS, *(f"directly: {name}" for name in ASSEMBLED)])
+@pytest.mark.parametrize("data", [*KINDS, *(f"directly: {name}" for name in ASSEMBLED + ASSEMBLED_HALVES)])
 def test_the_registers_of_every_word_are_those_that_nvdisasm_names(data: str, tmp_path: Path) -> None:
     direct = data.removeprefix("directly: ")
     code = cubin_for(data, "sm_90") if direct == data else directly(direct)
@@ -109,3 +122,32 @@ def test_multiply_adds_made_without_ptxas_read_as_they_were_meant(name: str, tmp
         assert int(match[2]) == SOURCE_A.get(word)[0]
         assert np.float32(match[3]) == IMMEDIATE.get(word).astype(np.uint32).view(np.float32)[0]
         assert (255 if match[4] == "Z" else int(match[4])) == SOURCE_C.get(word)[0]
+
+
+@pytest.mark.parametrize("name", ["float16, added up in float32", "float16, transposed, added up in float16"])
+def test_packed_multiply_adds_made_without_ptxas_read_as_they_were_meant(name: str, tmp_path: Path) -> None:
+    data = directly(name)
+    texts, _ = disassembled(data, tmp_path)
+    words = CubinFile.read(data).words
+    opcodes = OPCODE.get(words)
+    adds = np.flatnonzero(np.isin(opcodes, (HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE)) & (SOURCE_A.get(words) != 255))
+    assert len(adds)
+    for place in adds.tolist():
+        word = words[place : place + 1]
+        match = _HFMA2.search(texts[place])
+        assert match, texts[place]
+        assert bool(match[1]) == (opcodes[place] == HFMA2_MMA_IMMEDIATE)
+        assert int(match[2]) == DESTINATION.get(word)[0]
+        assert int(match[3]) == SOURCE_A.get(word)[0]
+        upper, lower = (int(IMMEDIATE.get(word)[0]) >> shift & 0xFFFF for shift in (16, 0))
+        assert [np.float16(match[4]), np.float16(match[5])] == [
+            np.uint16(each).view(np.float16) for each in (upper, lower)
+        ]
+        assert int(match[6] or 255) == SOURCE_C.get(word)[0]
+
+
+def test_float32_sums_of_packed_ones_read_as_they_were_meant(tmp_path: Path) -> None:
+    texts, _ = disassembled(directly("float16, long sums of groups"), tmp_path)
+    halves = [text for text in texts if re.fullmatch(r"HADD2\.F32 R\d+, -RZ, R\d+\.H([01])_H\1", text)]
+    sums = [text for text in texts if re.fullmatch(r"FADD R(\d+), R(\1|Z), R\d+", text)]
+    assert len(halves) == len(sums) > 0
