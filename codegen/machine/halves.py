@@ -52,6 +52,20 @@ def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: N
     return matrix
 
 
+def reused(matrix: NDArray[np.bool_], load: NDArray[np.int64], element: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[multiply-adds]: which keep their input for the next one of their unit.
+
+    Each unit has a cache of its own. What is kept and not fetched by the next one stays there: were its register loaded
+    again in between, a later one would find the old input. So the next one has to multiply the same element of a load.
+    """
+    keeps = np.zeros(len(matrix), dtype=np.bool_)
+    for unit in (matrix, ~matrix):
+        places = np.flatnonzero(unit)
+        here, following = places[:-1], places[1:]
+        keeps[here] = (load[here] == load[following]) & (element[here] == element[following])
+    return keeps
+
+
 def added_up(
     packed: NDArray[np.int64], wide: NDArray[np.int64], first: NDArray[np.bool_], free: NDArray[np.int64]
 ) -> Words:

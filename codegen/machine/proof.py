@@ -22,7 +22,15 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.operands import PREDICATES
 from codegen.machine.paths import pending_on_branches
 from codegen.machine.program import ARCHITECTURE, Finding, Places, Program, resource_name
-from codegen.machine.word import ALWAYS, NO_SCOREBOARD, WORD_BYTES, Words
+from codegen.machine.word import (
+    ALWAYS,
+    NO_SCOREBOARD,
+    REUSE,
+    SOURCE_A,
+    WORD_BYTES,
+    ZERO_REGISTER,
+    Words,
+)
 
 _SHOWN = 3
 
@@ -45,7 +53,7 @@ def findings(words: Words, registers: int, jump_targets: Places | None = None) -
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets)
     found = [*_bounds(code, registers), *_waits(code), *_in_order(code), *_overwritten_operands(code)]
-    found += [*pending_on_branches(code)]
+    found += [*pending_on_branches(code), *_kept_operands(code)]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
 
 
@@ -156,3 +164,18 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
     for i in np.flatnonzero(wrong):
         name = resource_name(int(resources[i]))
         yield Finding(int(writer[i]), f"overwrites {name} before word {readers[i]} has read it")
+
+
+def _kept_operands(code: Program) -> Iterator[Finding]:
+    """What a multiply-add of halves keeps of its input, the register still holds when its unit reads it next."""
+    kept = REUSE.get(code.words) & 1 == 1
+    register = SOURCE_A.get(code.words)
+    for name in ("HFMA2", "HFMA2.MMA"):
+        places = np.flatnonzero(code.used.named(name))
+        here, following = places[:-1], places[1:]
+        same = kept[here] & (register[here] == register[following]) & (register[here] != ZERO_REGISTER)
+        here, following = here[same], following[same]
+        writer = code.used.writes.before(register[following], following)
+        for i in np.flatnonzero(writer >= here).tolist():
+            name = resource_name(int(register[here[i]]))
+            yield Finding(int(following[i]), f"reads {name} as word {here[i]} kept it, before it changed")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit
+from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
 from codegen.machine.operands import UNIFORM_ADDRESS
 from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
@@ -111,10 +111,14 @@ def streams(
     waits[at_fma[first[leads]]] = 1 << scoreboard[leads]
     sets[at_load] = scoreboard
     last = at_fma[np.append(segment[1:] != segment[:-1], True)]
+    reuse = np.zeros(total, dtype=np.int64)
     if template.sums.packed:
         matrix = on_matrix_unit(result, addition, last)[at_fma]
         low[at_fma] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
         high[at_fma] |= np.where(is_first & ~matrix, ZERO_ADDEND, 0)
+        reuse[at_fma] = reused(matrix, run, element)
+    else:
+        reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     stall = np.ones(total, dtype=np.int64)
     for distance in range(1, FMA_CYCLES):
         depends = np.flatnonzero(result[:-distance] == addition[distance:])
@@ -122,8 +126,6 @@ def streams(
     settles = np.flatnonzero((waits[1:] >> np.minimum(sets[:-1], word.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLE_CYCLES)
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
-    reuse = np.zeros(total, dtype=np.int64)
-    reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     reuse[last] = 0
     high |= control(stall, sets, waits, reuse)
     by_segment = np.bincount(segment, minlength=segments) + np.bincount(segment[first], minlength=segments)

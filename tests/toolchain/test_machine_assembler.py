@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -212,3 +213,24 @@ def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
     plain = template_for(ASSEMBLED[0], "compute_80")
     with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
         make_skeleton(plain, "sm_80", find_toolchain())
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3, 1.0])
+def test_an_input_is_kept_only_for_the_next_product_of_the_same_unit_with_it(density: float) -> None:
+    name = "float16, several rows a thread, added up in float16"
+    template, weights = template_for(name, "compute_80"), drawn_weights(name, density, seed=1)
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    words = CubinFile.read(
+        DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole).data
+    ).words
+    opcodes, inputs, kept = word.OPCODE.get(words), word.SOURCE_A.get(words), word.REUSE.get(words)
+    flags = 0
+    for unit in (word.HFMA2_IMMEDIATE, word.HFMA2_MMA_IMMEDIATE):
+        places = np.flatnonzero((opcodes == unit) & (inputs != word.ZERO_REGISTER))
+        for here, following in pairwise(places.tolist()):
+            if kept[here]:
+                flags += 1
+                assert inputs[here] == inputs[following]
+                between = word.DESTINATION.get(words[here:following])[opcodes[here:following] == word.LDS]
+                assert inputs[here] not in between
+    assert flags

@@ -14,11 +14,13 @@ from codegen.machine.word import (
     DESTINATION,
     EXIT,
     FFMA_IMMEDIATE,
+    HFMA2_IMMEDIATE,
     LDS,
     NO_SCOREBOARD,
     OPCODE,
     PREDICATE,
     READ_SCOREBOARD,
+    REUSE,
     SCOREBOARDS,
     SOURCE_A,
     STALL,
@@ -170,3 +172,17 @@ def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
         proof.findings(changed(cubin, OPCODE, 5, 0xABC), cubin.registers)
     with pytest.raises(MachineCodeError, match="sm_80"):
         proof.prove(CubinFile.read(cubin_for(PLAIN, "sm_80")))
+
+
+def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() -> None:
+    cubin = CubinFile.read(cubin_for(HALVES, "sm_90"))
+    opcodes = OPCODE.get(cubin.words)
+    products = np.flatnonzero(opcodes == HFMA2_IMMEDIATE)
+    load = next(each for each in np.flatnonzero(opcodes == LDS).tolist() if products[0] < each < products[-1])
+    words = cubin.words
+    before, after = products[products < load][-1], products[products > load][0]
+    for place in (before, after):
+        SOURCE_A.put(words[place : place + 1], DESTINATION.get(words[load : load + 1]))
+    assert not any("kept" in each.reason for each in proof.findings(words, cubin.registers))
+    REUSE.put(words[before : before + 1], 1)
+    assert any(f"as word {before} kept it" in each.reason for each in proof.findings(words, cubin.registers))
