@@ -169,6 +169,8 @@ class Compared:
     outputs: int
     ptxas_microseconds: float
     direct_microseconds: float
+    channels: tuple[int, ...] = ()
+    """Output channels with a difference: of one of them it is the sum that is wrong."""
 
     @property
     def ratio(self) -> float:
@@ -176,7 +178,8 @@ class Compared:
 
     @property
     def line(self) -> str:
-        verdict = "same" if not self.differing else f"{self.differing} of {self.outputs} outputs DIFFER"
+        where = f"outputs DIFFER, in channels {', '.join(map(str, self.channels[:8]))}"
+        verdict = "same" if not self.differing else f"{self.differing} of {self.outputs} {where}"
         faster = self.both.ptxas_seconds / max(self.both.direct_seconds, 1e-9)
         return (
             f"{self.both.layer.name:<40} {self.ptxas_microseconds:9.2f} us ptxas {self.direct_microseconds:9.2f} us "
@@ -200,7 +203,9 @@ def compare(device: Device, both: Both) -> Compared:
         )
     for memory in (source, target, added):
         memory.free()
-    return Compared(both, int((patterns[0] != patterns[1]).sum()), outputs[0].size, *times)
+    differs = patterns[0] != patterns[1]
+    channels = tuple(np.unique(np.nonzero(differs)[1]).tolist())
+    return Compared(both, int(differs.sum()), outputs[0].size, *times, channels)
 
 
 def say(line: str) -> None:
