@@ -175,8 +175,6 @@ class BuildResult:
     """0 when the template was a hit."""
     rewrite_seconds: float = 0.0
     ptxas_seconds: float = 0.0
-    skeleton_seconds: float = 0.0
-    """0 when the template's skeleton was there, or not needed."""
     error: str = ""
     command: str = ""
     """To run the failed tool again by hand."""
@@ -188,6 +186,8 @@ class BuildResult:
     """Why ptxas did what was to be assembled directly, in words."""
     launch: Launch | None = None
     """How to launch the cubin, from its record in the store; None without a cubin or in jobs older than that."""
+    skeleton_seconds: float = 0.0
+    """Of ptxas; 0 when the template's skeleton was there, or not needed."""
 
     @property
     def known_launch(self) -> Launch:
