@@ -14,8 +14,8 @@ OLDEST = 75
 """Turing: templates have no older form, and CUDA 13 no older architecture."""
 OLDEST_WITH_ASYNC_COPIES = 80
 """Ampere: its templates use cp.async."""
-
-
+OLDEST_WITH_CLUSTERS = 90
+"""Hopper: its stationary templates have clusters of up to eight blocks, as all later architectures take them."""
 NEAREST = 3
 """Suggestions for a name that is none."""
 
@@ -59,9 +59,21 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return ", ".join(shown[key] for key in get_close_matches(gpu_key(name), shown, NEAREST))
 
 
-def virtual_arch(arch: str) -> str:
-    """The virtual architecture whose PTX serves a real one, as in compute_80 for sm_90a."""
+def has_clusters(arch: str) -> bool:
+    """Whether blocks of a cluster reach each other's shared memory."""
+    return arch_number(arch) >= OLDEST_WITH_CLUSTERS
+
+
+def virtual_arch(arch: str, *, clusters: bool = False) -> str:
+    """The virtual architecture whose PTX serves a real one, as in compute_80 for sm_90a; or of kernels with clusters.
+
+    Raises ArchError for an architecture that has no such kernels.
+    """
     number = arch_number(arch)
+    if clusters:
+        if not has_clusters(arch):
+            raise ArchError(f"{arch} has no clusters of blocks: sm_{OLDEST_WITH_CLUSTERS} is the oldest that has")
+        return f"compute_{OLDEST_WITH_CLUSTERS}"
     if number < OLDEST:
         raise ArchError(f"there is no template for {arch}: sm_{OLDEST} is the oldest architecture")
     return f"compute_{OLDEST_WITH_ASYNC_COPIES if number >= OLDEST_WITH_ASYNC_COPIES else OLDEST}"

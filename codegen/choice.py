@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from codegen.operators.geometry import fits
 from codegen.operators.registers import REGISTERS
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
+from codegen.parts import cut
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Accumulator, Form, Part, Tiling
@@ -29,10 +29,8 @@ UNEVEN = 1.25
 """How much more than those limits the largest K group of weights pruned unevenly may have."""
 LOOPED_STREAMS = 2.5
 """How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
-PART_INSTRUCTIONS = 40_000
-"""Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
 DIRECT_INSTRUCTIONS = 1_000_000
-"""The same of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
+"""Most instructions of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
 LAYER_INSTRUCTIONS = 60_000
 """Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
 CODE_BYTES = 16_000_000
@@ -61,10 +59,12 @@ def choose_tiling(
     form: Form = "rolled",
     accumulate: Accumulator = "float32",
     code_limit_bytes: int = CODE_BYTES,
+    clusters: bool = False,
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
-    `accumulate` is for float16 layers: what sums of many products are added up in.
+    `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
+    has them.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
     with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
@@ -74,7 +74,7 @@ def choose_tiling(
     layer = lower(spec)
     _check_form(layer, form)
     least_bytes = math.inf
-    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate):
+    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, clusters and form == "rolled"):
         if code_bytes <= code_limit_bytes:
             return replace(tiling, form=form)
         least_bytes = min(least_bytes, code_bytes)
@@ -98,12 +98,13 @@ def ranked_tilings(
     accumulate: Accumulator = "float32",
     *,
     code_limit_bytes: int = CODE_BYTES,
+    clusters: bool = False,
 ) -> tuple[Tiling, ...]:
     """All tilings that fit a layer with these non-zeros per kernel [K], the one predicted to be fastest first.
 
     That is the one that `choose_tiling` takes. Empty where that raises TilingError.
     """
-    fitting = _fitting(lower(spec), batch, nonzeros, accumulate)
+    fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters)
     return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
 
 
@@ -147,12 +148,15 @@ def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[n
 
 
 def _fitting(
-    layer: Lowered[LayerSpec], batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator
+    layer: Lowered[LayerSpec], batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator, clusters: bool
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    ranking = _with_unstaged(layer, *bands, _ranking(layer.spec, *bands, kind))
+    ranking = _ranking(layer.spec, *bands, kind)
+    if clusters and layer.stationary is not None:
+        ranking = _with_clusters(layer.spec, *bands, ranking)
+    ranking = _with_unstaged(layer, *bands, ranking)
     for tiling in (*ranking, *_last_resort(layer, kind)):
         divided = layer.tiled(tiling)
         streams = _stream_instructions(divided, nonzeros)
@@ -173,31 +177,13 @@ def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> floa
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
     streams = _stream_instructions(tiled(spec, tiling), nonzeros)
-    count = math.ceil(float(streams.sum()) / PART_INSTRUCTIONS)
-    if count <= 1 or tiling.form == "full" or tiling.listed:  # one kernel: its blocks fill the GPU
-        return (Part(0, len(streams)),)
-    parts = _evenly(streams, count)
-    # Streams are whole: often fewer parts are hardly larger.
-    limit = 1.05 * _largest(streams, parts)
-    while len(parts) > 1 and _largest(streams, fewer := _evenly(streams, len(parts) - 1)) <= limit:
-        parts = fewer
-    return parts
+    whole = tiling.form == "full" or tiling.listed  # listed: one kernel, whose blocks fill the GPU
+    return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
 
 
 def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
     """Whether a layer may be one cubin where ptxas does not make it."""
     return float(_stream_instructions(tiled(spec, tiling), nonzeros).sum()) <= DIRECT_INSTRUCTIONS
-
-
-def _evenly(streams: NDArray[np.float64], count: int) -> tuple[Part, ...]:
-    middles = np.cumsum(streams) - streams / 2
-    part_of = np.minimum((middles * count / streams.sum()).astype(np.int64), count - 1)
-    edges = [0, *(np.flatnonzero(np.diff(part_of)) + 1).tolist(), len(streams)]
-    return tuple(Part(first, end) for first, end in pairwise(edges))
-
-
-def _largest(streams: NDArray[np.float64], parts: tuple[Part, ...]) -> float:
-    return max(float(streams[part.first : part.end].sum()) for part in parts)
 
 
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
@@ -264,6 +250,20 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
+@lru_cache(maxsize=1024)
+def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[Tiling, ...]) -> tuple[Tiling, ...]:
+    """The ranking with the tilings with clusters among it."""
+    layer = lower(spec)
+    split = [layer.tiled(tiling) for tiling in (layer.stationary.candidates(layer) if layer.stationary else ())]
+    every = [layer.tiled(tiling) for tiling in ranking]
+    every += [each for each in split if _comes_out_even(each) and _block_fits(each)]
+    sizes = [Stream.of(each.work, density).code * each.work.streams for each in every]
+    limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes[: len(ranking)], default=math.inf))
+    fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
+    times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
 def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
     tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
@@ -284,6 +284,8 @@ def _block_fits(layer: AnyTiled) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     if not layer.tiling.stages and layer.layer.unstaged is None:
         return False
+    if layer.tiling.cluster > 1 and (layer.layer.stationary is None or layer.tiling.stages < 2):
+        return False
     work = layer.work
     return (
         work.threads <= 1024
@@ -299,7 +301,7 @@ def _block_fits(layer: AnyTiled) -> bool:
 def _stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
     by_stream = layer.streams.by_stream(nonzeros)
     sums: NDArray[np.int64] = np.asarray(by_stream, dtype=np.int64).sum(axis=1)
-    return sums
+    return np.repeat(sums // layer.streams.shares, layer.streams.shares)
 
 
 def _stream_instructions(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:

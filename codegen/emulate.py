@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import DTYPES
+from codegen.emulator.clusters import Clusters
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory
 from codegen.emulator.grid import Dimensions, chosen_blocks, place, special_registers
@@ -76,10 +77,12 @@ def run(
     entry = _entry(module, kernel)
     if entry.max_threads is not None and prod(block) > entry.max_threads:
         raise EmulationError(f"{entry.name} is compiled for {entry.max_threads} threads, the launch has {prod(block)}")
-    chosen = chosen_blocks(grid, blocks)
+    chosen = chosen_blocks(grid, blocks, entry.cluster)
+    of_cluster = prod(entry.cluster)
     buffers, parameters = _bind(entry, arguments)
     symbols, window_bytes = _layout(module, entry, shared_bytes)
-    together = max(1, _MEMORY_BYTES // (prod(block) * _lane_bytes(entry) + 6 * window_bytes))
+    of_block = prod(block) * _lane_bytes(entry) + 7 * window_bytes
+    together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
     executed: Counter[str] = Counter()
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
@@ -94,6 +97,7 @@ def run(
             shared=shared,
             copies=AsyncCopies(shared, lanes),
             fused=FusedMultiplyAdd(lanes),
+            clusters=Clusters(of_cluster, lanes, shared),
         )
         with np.errstate(all="ignore"):
             schedule = Schedule(machine, entry, prod(block), partial(place, special))

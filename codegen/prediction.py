@@ -54,6 +54,12 @@ L2_BYTES_PER_MICROSECOND = 4.7e6
 DRAM_BYTES_PER_MICROSECOND = 4.0e6
 MEMORY_OVERLAP = 2.64
 LAUNCH_MICROSECONDS = 1.23
+BLOCK_PER_CLOCK = 0.065
+"""Instructions of a stationary stream that come from DRAM while one block of a multiprocessor waits for them."""
+ONE_STREAM_PER_CLOCK, STREAMS_TO_HALVE = 0.25, 110
+"""How fast a stream comes that all multiprocessors follow, and how many different ones halve that."""
+EXCHANGE_CLOCKS = 5000.0
+"""Waiting for the input, and for the sums of a cluster's other blocks."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ def _cold_fetch_clocks(code: float) -> float:
 
 def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool = True) -> float:
     """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches."""
+    if layer.tiling.cluster > 1:
+        return _stationary_microseconds(layer, batch, density, cold=cold)
     work, launch = layer.work, layer.launch
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
@@ -169,3 +177,28 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
     return (
         float(sum(term**MEMORY_OVERLAP for term in (compute, l2, dram)) ** (1 / MEMORY_OVERLAP)) + LAUNCH_MICROSECONDS
     )
+
+
+def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool) -> float:
+    """Of short streams that differ from block to block: in a network their code comes from DRAM."""
+    work, launch = layer.work, layer.launch
+    stream = Stream.of(work, density)
+    warps = math.ceil(work.threads / 32)
+    x, y, streams = (size.at(batch) for size in launch.grid)
+    here = math.ceil(x * y * streams / MULTIPROCESSORS)
+    registers = allocated(registers_of(work)) * warps * 32
+    resident = max(1, min(BLOCKS, REGISTERS // registers, WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)))
+    at_once = min(here, resident)
+    different = min(streams, math.ceil(MULTIPROCESSORS * at_once / (x * y)))
+    rate = ONE_STREAM_PER_CLOCK / (1 + different / STREAMS_TO_HALVE)
+    rate = min(BLOCK_PER_CLOCK * at_once, rate) if cold else rate
+    terms = (
+        stream.instructions * warps * here / ISSUE_PER_CLOCK,
+        stream.loads * work.conflicts * warps * here * LOAD_CLOCKS,
+        stream.code * here / rate,
+        stream.instructions * WARP_CLOCKS,
+    )
+    together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
+    clocks = together + EXCHANGE_CLOCKS * math.ceil(here / resident)
+    l2 = (x * y * streams * work.tile_bytes + batch * work.output_bytes) / L2_BYTES_PER_MICROSECOND
+    return clocks / CLOCKS_PER_MICROSECOND + l2 + LAUNCH_MICROSECONDS

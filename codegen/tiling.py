@@ -38,10 +38,16 @@ class Tiling:
     """Of a kernel without stages: it computes as many columns as a list has, from where that says, and marks those that
     have an output."""
 
+    cluster: int = 1
+    """Blocks that share the input channels of a K group among them and add up their sums: a cluster of the GPU's,
+    from compute_90 on. 1: each block has all channels."""
+
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
         if not self.listed:
             del fields["listed"]
+        if self.cluster == 1:
+            del fields["cluster"]
         return fields
 
 

@@ -57,9 +57,10 @@ def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
     the middle of each edge, and some of the interior, over the images in turn. Every K group runs; where there are
     many, they share the places among them."""
     across = layer.tiles[1]
-    down, images, groups = grid[0] // across, grid[1], grid[2]
-    if down * across * images * groups <= SMALL_GRID:
-        return [(x, y, z) for z in range(groups) for y in range(images) for x in range(down * across)]
+    cluster = layer.tiling.cluster
+    down, images, groups = grid[0] // across, grid[1], grid[2] // cluster
+    if down * across * images * grid[2] <= SMALL_GRID:
+        return [(x, y, z) for z in range(grid[2]) for y in range(images) for x in range(down * across)]
     rng = np.random.default_rng(seed)
     marked = {(r, c) for r in (0, down // 2, down - 1) for c in (0, across // 2, across - 1)}
     blocks = []
@@ -69,7 +70,8 @@ def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
         share = max(PLACES_OF_GROUP, SMALL_GRID // groups)
         for i in range(min(share, len(places))):
             row, column = places[(i + z * share) % len(places)]
-            blocks.append((row * across + column, (i + z) % images, z))
+            place = row * across + column, (i + z) % images
+            blocks += [(*place, z * cluster + rank) for rank in range(cluster)]  # one cannot run without the others
     return blocks
 
 

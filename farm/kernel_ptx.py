@@ -66,4 +66,4 @@ def _of_layer(
                 f"{build.layer}: the rewriter gives other PTX than was assembled (it has changed): "
                 "run farm compile again"
             )
-        yield KernelPtx(result, virtual_arch(newest), made)
+        yield KernelPtx(result, virtual_arch(newest, clusters=build.tiling.cluster > 1), made)

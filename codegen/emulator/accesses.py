@@ -15,7 +15,13 @@ from codegen.emulator.machine import Machine, Mask, Step, expect, selected
 from codegen.emulator.shared_memory import SharedMemory
 from codegen.ptx import Address, Immediate, Operand, Register, Symbol, Vector
 
-_SPACES: Final = {"global": "global", "shared": "shared", "shared::cta": "shared", "param": "param"}
+_SPACES: Final = {
+    "global": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "cluster",
+    "param": "param",
+}
 _HINTS: Final = {"nc", "weak", "volatile", "ca", "cg", "cs", "cv", "lu", "wb", "wt"}
 _HINT_PREFIXES: Final = ("L1::", "L2::64B", "L2::128B", "L2::256B", "L2::evict")
 """Cache hints, which change no result; `L2::cache_hint` is none of them, as it takes an operand."""
@@ -32,7 +38,8 @@ def load_step(machine: Machine, qualifiers: list[str], kind: str, operands: tupl
     if space == "param":
         values = _parameter(machine, source, count * size).view(dtype)
         return lambda mask: _assign(rows, values, selected(mask))
-    memory, addresses = _memory(machine, space), _addresses(machine, source, space)
+    memory = machine.clusters if space == "cluster" else _memory(machine, space)
+    addresses = _addresses(machine, source, space)
 
     def step(mask: Mask) -> None:
         lanes = selected(mask)
@@ -55,6 +62,19 @@ def store_step(machine: Machine, qualifiers: list[str], kind: str, operands: tup
     def step(mask: Mask) -> None:
         lanes = selected(mask)
         memory.store(addresses(lanes), machine.among_all(lanes), size, [value[lanes] for value in values])
+
+    return step
+
+
+def map_step(machine: Machine, operands: tuple[Operand, ...]) -> Step:
+    """`mapa.shared::cluster.u32`: where an address is in the shared memory of another block of the cluster."""
+    target, *rest = expect(operands, 3)
+    row = machine.registers.destination(target, "u32")
+    address, rank = (np.broadcast_to(machine.registers.source(each, "u32"), machine.lanes) for each in rest)
+
+    def step(mask: Mask) -> None:
+        lanes = selected(mask)
+        row[lanes] = machine.clusters.mapped(address[lanes], rank[lanes], machine.among_all(lanes))
 
     return step
 
@@ -158,6 +178,8 @@ def _parameter(machine: Machine, operand: Operand, size: int) -> NDArray[np.uint
 def _memory(machine: Machine, space: str) -> GlobalMemory | SharedMemory:
     if space == "param":
         raise UnsupportedError("parameters are read only")
+    if space == "cluster":
+        raise UnsupportedError("the emulator knows no stores to the shared memory of other blocks")
     return machine.buffers if space == "global" else machine.shared
 
 
@@ -167,7 +189,7 @@ def _addresses(machine: Machine, operand: Operand, space: str) -> Callable[[Sele
         raise UnsupportedError("an address is needed here")
     base = operand.base if operand.base is not None else Immediate(0)
     kind = "u64"
-    if space == "shared" and isinstance(base, Register):
+    if space in ("shared", "cluster") and isinstance(base, Register):
         kind = f"u{8 * machine.registers.row(base.name).dtype.itemsize}"
     row = np.broadcast_to(machine.registers.source(base, kind), machine.lanes)
     offset = DTYPES[kind].type(operand.offset % (1 << (8 * DTYPES[kind].itemsize)))

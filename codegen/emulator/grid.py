@@ -18,18 +18,37 @@ Dimensions = tuple[int, int, int]
 """x, y, z."""
 
 
-def chosen_blocks(grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any] | None) -> NDArray[np.int64]:
-    """[blocks, 3]: those chosen, or all. Raises EmulationError for a grid or a block that no launch has."""
+def chosen_blocks(
+    grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any] | None, cluster: Dimensions = (1, 1, 1)
+) -> NDArray[np.int64]:
+    """[blocks, 3]: those chosen, or all; the blocks of a cluster side by side, in the order of their ranks.
+
+    Raises EmulationError for a grid or a block that no launch has, and for a part of a cluster.
+    """
     if any(size > most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
         raise EmulationError(f"a grid of {grid}: no GPU takes more than {MOST_BLOCKS} blocks")
     if blocks is None:
         x, y, z = (range(size) for size in grid)
-        return np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
-    chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
-    # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
-    chosen = chosen[np.lexsort(chosen.T)]
+        chosen = np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
+    else:
+        chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
+        # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
+        chosen = chosen[np.lexsort(chosen.T)]
+    if cluster != (1, 1, 1):
+        chosen = _by_cluster(grid, chosen, cluster)
     if (outside := np.flatnonzero(((chosen < 0) | (chosen >= np.array(grid))).any(axis=1))).size:
         raise EmulationError(f"block {tuple(chosen[outside[0]].tolist())} is outside of the grid {grid}")
+    return chosen
+
+
+def _by_cluster(grid: Dimensions, chosen: NDArray[np.int64], cluster: Dimensions) -> NDArray[np.int64]:
+    if any(size % of for size, of in zip(grid, cluster, strict=True)):
+        raise EmulationError(f"a grid of {grid} cannot be cut into clusters of {cluster} blocks")
+    of_cluster = chosen // np.array(cluster)
+    chosen = chosen[np.lexsort((*chosen.T, *of_cluster.T))]
+    _, counts = np.unique(chosen // np.array(cluster), axis=0, return_counts=True)
+    if (counts != prod(cluster)).any():
+        raise EmulationError(f"a part of a cluster of {cluster} blocks cannot run without the others")
     return chosen
 
 

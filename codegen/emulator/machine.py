@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.emulator.clusters import Clusters
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory, Selection
@@ -34,6 +35,7 @@ class Machine:
     shared: SharedMemory
     copies: AsyncCopies
     fused: FusedMultiplyAdd
+    clusters: Clusters
     predicated: Counter[str] = field(default_factory=Counter)
     """Opcodes run under a predicate, counted once per lane."""
     first: int = 0

@@ -84,6 +84,8 @@ class Entry:
     """Declared in the body."""
     max_threads: int | None = None
     """Most threads of a block (`.maxntid`)."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """Blocks of a cluster (`.reqnctapercluster`)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ _VARIABLE = re.compile(
 )
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)(?:\s+\.\w+(?:\s+\d+)?)*\s+([\w$%]+)")
 _ENTRY = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?([^{;]*)")
+_CLUSTER = re.compile(r"\.reqnctapercluster\s+(\d+)\s*(?:,\s*(\d+))?\s*(?:,\s*(\d+))?")
 _MAX_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)\s*(?:,\s*(\d+))?\s*(?:,\s*(\d+))?")
 
 
@@ -213,7 +216,8 @@ class _ModuleParser:
     def _entry(self, match: re.Match[str]) -> Entry:
         name, parameters, directives = match.groups()
         body = self._body()
-        limit = _MAX_THREADS.search(directives)
+        limit, cluster = _MAX_THREADS.search(directives), _CLUSTER.search(directives)
+        x, y, z = (int(size or 1) for size in cluster.groups()) if cluster else (1, 1, 1)
         return Entry(
             name,
             tuple(Parameter(each[2], each[1]) for each in _PARAMETER.finditer(parameters or "")),
@@ -222,6 +226,7 @@ class _ModuleParser:
             body.registers,
             tuple(body.variables),
             prod(int(size or 1) for size in limit.groups()) if limit else None,
+            (x, y, z),
         )
 
     def _body(self) -> _Body:

@@ -21,7 +21,7 @@ from codegen.ptx import Immediate, Instruction, Symbol
 _WAITING: Final = 2**31 - 2
 _EXITED: Final = 2**31 - 1
 
-_Control = Literal["branch", "barrier", "exit"]
+_Control = Literal["branch", "barrier", "cluster", "exit"]
 Window = tuple[int, int]
 """First lane and end of whole blocks."""
 
@@ -59,6 +59,7 @@ class Schedule:
         self._numbers = {segment.start: number for number, segment in enumerate(self._segments)}
         self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
         self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
+        self._waits_for_cluster = np.array([segment.control == "cluster" for segment in self._segments])
 
     def run(self, limit: int) -> None:
         """Runs every lane to its end. Raises EmulationError, also after `limit` instructions, each over all lanes."""
@@ -110,7 +111,7 @@ class Schedule:
     def _run_control(self, control: _Control, number: int, machine: Machine, active: NDArray[np.bool_]) -> None:
         lanes = slice(machine.first, machine.first + machine.lanes)
         instruction = self._last(number)
-        destination = {"barrier": _WAITING, "exit": _EXITED}.get(control)
+        destination = {"barrier": _WAITING, "cluster": _WAITING, "exit": _EXITED}.get(control)
         try:
             if control == "barrier":
                 _check_barrier(instruction)
@@ -121,9 +122,19 @@ class Schedule:
                 machine.predicated[instruction.opcode] += int(np.count_nonzero(active))
         except UnsupportedError as reason:
             raise EmulationError(f"{_at(instruction)}: {reason}") from None
-        if control == "barrier":
+        if destination == _WAITING:
             np.copyto(self._barrier[lanes], np.int32(number), where=active)
+        if control == "cluster":
+            self._check_wait(instruction, np.flatnonzero(active) + machine.first)
         np.copyto(self._next[lanes], np.int32(destination), where=active)
+        if control == "exit":
+            self._machine.clusters.end(self._next == _EXITED)
+
+    def _check_wait(self, instruction: Instruction, lanes: NDArray[np.intp]) -> None:
+        try:
+            self._machine.clusters.check_wait(lanes)
+        except FaultError as fault:
+            raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
 
     def _last(self, number: int) -> Instruction:
         """The control of a segment; it is read once, as loops come back to it."""
@@ -160,6 +171,10 @@ class Schedule:
     def _release_barriers(self) -> None:
         """Nobody can run: every lane that has not ended waits, which is right if those of a block wait at one place."""
         waiting = self._next == _WAITING
+        of_cluster = waiting & self._waits_for_cluster[self._barrier]
+        if of_cluster.any() and (passing := self._machine.clusters.passing(of_cluster, self._next == _EXITED)).any():
+            self._go_on(passing)
+            return
         at = np.where(waiting, self._barrier, _WAITING).reshape(-1, self._threads)
         first = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != first) & (at != _WAITING))).size:
@@ -170,10 +185,18 @@ class Schedule:
                 f"{_at(other)}: only a part of the block waits at this barrier: "
                 f"{self._place(lane)} waits at line {here.line}"
             )
+        if (of_cluster == waiting).all():
+            lane = int(np.flatnonzero(of_cluster)[0])
+            here = self._last(int(self._barrier[lane]))
+            reason = "only a part of its cluster arrives at this barrier"
+            raise EmulationError(f"{_at(here)}: {self._place(lane)}: {reason}")
+        self._go_on(waiting & ~of_cluster)
+        self._machine.shared.publish()
+
+    def _go_on(self, lanes: NDArray[np.bool_]) -> None:
         following = self._barrier + 1
         following[following == len(self._segments)] = _EXITED
-        np.copyto(self._next, following, where=waiting)
-        self._machine.shared.publish()
+        np.copyto(self._next, following, where=lanes)
 
 
 def _at(instruction: Instruction) -> str:
@@ -212,4 +235,6 @@ def _control_of(opcode: str) -> _Control | None:
             return "barrier"
         case ["barrier", "cta", "sync", "aligned"]:
             return "barrier"
+        case ["barrier", "cluster", "wait", *how] if how in ([], ["aligned"], ["acquire"], ["acquire", "aligned"]):
+            return "cluster"
     return None

@@ -30,10 +30,14 @@ class SharedMemory:
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
         self._size = size
+        self.threads = threads
+        """Of a block."""
         stride = max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
         data = np.full(blocks * stride // 4, JUNK[4], dtype=np.uint32)
         written = np.zeros(blocks * stride, dtype=np.uint8)
         writer = np.full(blocks * stride, _NOBODY, dtype=np.int32)
+        # Bytes written since the barrier of a cluster: to be read by its own block only.
+        self._private = np.zeros(blocks * stride, dtype=np.bool_)
         block = np.repeat(np.arange(blocks, dtype=np.int64), threads)
         self._lanes = np.arange(blocks * threads, dtype=np.int32)
         sizes = (1, 2, 4, 8)
@@ -41,6 +45,7 @@ class SharedMemory:
         self._written: dict[int, Lanes] = {each: written.view(f"u{each}") for each in sizes}
         self._writer = {each: writer.reshape(-1, each) for each in sizes}
         self._origin = {each: block * (stride // each) for each in sizes}
+        self._stride = stride
         self._unpublished = False
         self._grain = 4
         """Bytes of the smallest store so far: what is written is written in pieces of at least that."""
@@ -62,6 +67,26 @@ class SharedMemory:
         if self._unpublished:
             self._writer[1].fill(_NOBODY)
             self._unpublished = False
+
+    def publish_to_cluster(self) -> None:
+        """The barrier of a cluster: its other blocks see what was written."""
+        self._private.fill(False)
+
+    def load_of(
+        self, blocks: NDArray[np.int64], addresses: Lanes, lanes: Selection, size: int, count: int
+    ) -> list[Lanes]:
+        """Reads as `load` does, of these blocks instead of the lanes' own."""
+        own = self._locate(addresses, lanes, size, count)
+        first = own - self._origin[size][lanes] + blocks * (self._stride // size)
+        for i in range(count):
+            private = self._private.reshape(-1, size)[first + i].any(axis=1) & (first != own)
+            if private.any():
+                position = int(np.flatnonzero(private)[0])
+                raise FaultError(
+                    lane_at(lanes, position),
+                    "shared memory of another block was written since the last barrier of the cluster",
+                )
+        return [self._read(first + i, lanes, size) for i in range(count)]
 
     def begin_copy(self, addresses: Lanes, lanes: Selection, size: int) -> NDArray[np.int64]:
         """Makes the target of a copy undefined until it lands; gives its first words."""
@@ -122,6 +147,7 @@ class SharedMemory:
         self._data[size][index] = value
         self._written[size][index] = _all_written(size)
         self._writer[size][index] = self._lanes[lanes][:, None]
+        self._private.reshape(-1, size)[index] = True
         self._unpublished = True
 
     def _byte(self, index: NDArray[np.int64], lanes: Selection, position: int, size: int) -> int:

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from codegen.emulator.accesses import async_copy_step, load_step, store_step
+from codegen.emulator.accesses import async_copy_step, load_step, map_step, store_step
 from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes, Operation
 from codegen.emulator.faults import UnsupportedError
-from codegen.emulator.machine import Machine, Mask, Step, expect
+from codegen.emulator.machine import Machine, Mask, Step, expect, selected
 from codegen.emulator.operations import operation
 from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
 
@@ -60,6 +60,11 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
             return _generic_address(machine, parts, operands)
         case ["cp", "async", *parts]:
             return async_copy_step(machine, parts, operands)
+        case ["mapa", "shared::cluster", "u32"]:
+            return map_step(machine, operands)
+        case ["barrier", "cluster", "arrive", *how] if set(how) <= {"release", "relaxed", "aligned"}:
+            releases = "relaxed" not in how
+            return lambda mask: machine.clusters.arrive(machine.among_all(selected(mask)), releases=releases)
         case [name, *_] if name in _WITHOUT_EFFECT:
             return lambda _: None
     raise UnsupportedError("the emulator does not know this instruction")

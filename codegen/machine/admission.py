@@ -88,8 +88,9 @@ def assembler_for(
     if choice == "ptxas":
         return "ptxas", ""
     if choice == "patch":
-        if tiling.form == "full" or is_bounded(spec):
+        if tiling.form == "full" or is_bounded(spec) or tiling.cluster > 1:
             what = "a full template" if tiling.form == "full" else "a layer whose inputs have bounds"
+            what = "a kernel with clusters" if tiling.cluster > 1 else what
             return "ptxas", f"{what} has no moulds"
         return "patch", ""
     if reason := unknown(spec, tiling, arch):
@@ -115,6 +116,8 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
     if tiling.stages == 0:
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
+    if tiling.cluster > 1:
+        return "the assembler knows no clusters of blocks"
     if tiling.form != "rolled":
         return "the assembler knows rolled templates, not full ones"
     return ""

@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import conv2d, linear, unstaged
+from codegen.operators import conv2d, linear, stationary, unstaged
 from codegen.operators.geometry import canonical, geometry_of
 from codegen.operators.lowered import AnyTiled, Lowered, Operator, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
@@ -44,7 +44,13 @@ def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
     """The layer that the kernel is made for."""
     spec = canonical(spec)
     geometry = geometry_of(spec)
-    return Lowered(spec, geometry, operator_of(spec), unstaged if unstaged.applies(spec, geometry) else None)
+    return Lowered(
+        spec,
+        geometry,
+        operator_of(spec),
+        unstaged if unstaged.applies(spec, geometry) else None,
+        stationary if stationary.applies(spec, geometry) else None,
+    )
 
 
 def tiled(spec: LayerSpec, tiling: Tiling) -> AnyTiled:

@@ -13,6 +13,8 @@ from codegen.layers import FloatArray, Weights
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair
 from codegen.tiling import Tiling
 
+QUAD = 4
+"""Channels of a stationary stream whose elements of one place lie side by side in shared memory."""
 LEAST_PATCH_ROWS = 4
 """Of a kernel whose rows become channels: of a smaller one, chunks of whole channels take fewer copies."""
 
@@ -222,6 +224,9 @@ class Streams:
 
     A span is what streams share the channels of: one group of a grouped convolution or, where the groups are so small
     that a stream serves several, as many of them.
+
+    A K group may have several streams, its shares: each has some of the channels of all its kernels, and stores some of
+    the kernels. They are neighbours.
     """
 
     span_channels: int
@@ -232,11 +237,14 @@ class Streams:
     chunk_channels: int
     chunks: int
     """Turns of the loop over channels."""
+    shares: int = 1
+    """Streams of a K group."""
 
     @staticmethod
     def of(geometry: Geometry, tiling: Tiling) -> Streams:
         groups = max(1, tiling.group_kernels // geometry.group_kernels) if geometry.groups > 1 else 1
         span_channels, span_kernels = groups * geometry.group_channels, groups * geometry.group_kernels
+        channels = span_channels // tiling.cluster
         return Streams(
             span_channels=span_channels,
             span_kernels=span_kernels,
@@ -244,30 +252,63 @@ class Streams:
             streams_per_span=-(-span_kernels // tiling.group_kernels),
             spans=geometry.groups // groups,
             chunk_channels=tiling.chunk_channels,
-            chunks=-(-span_channels // tiling.chunk_channels),
+            chunks=-(-channels // tiling.chunk_channels),
+            shares=tiling.cluster,
         )
 
     @property
-    def count(self) -> int:
+    def groups(self) -> int:
+        """K groups."""
         return self.spans * self.streams_per_span
 
+    @property
+    def count(self) -> int:
+        return self.groups * self.shares
+
+    @property
+    def channels(self) -> int:
+        """Of a stream."""
+        return self.span_channels // self.shares
+
+    @property
+    def stored_kernels(self) -> int:
+        """Kernels whose outputs a stream stores."""
+        return self.group_kernels // self.shares
+
     def first_kernel(self, stream: int) -> int:
-        span, within = divmod(stream, self.streams_per_span)
-        return span * self.span_kernels + within * self.group_kernels
+        """The first that a stream stores."""
+        group, share = divmod(stream, self.shares)
+        span, within = divmod(group, self.streams_per_span)
+        return span * self.span_kernels + within * self.group_kernels + share * self.stored_kernels
+
+    def stored(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Values of the kernels [K] as [streams, stored_kernels], zero for kernels that do not exist."""
+        return self.by_stream(values).reshape(self.count, self.stored_kernels)
 
     def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Values of the kernels [K, ...] as [streams, group_kernels, ...], zero for kernels that do not exist."""
+        """Values of the kernels [K, ...] as [K groups, group_kernels, ...], zero for kernels that do not exist.
+
+        A K group is one stream, if it has not several shares.
+        """
         spans = values.reshape(self.spans, self.span_kernels, *values.shape[1:])
         missing = self.streams_per_span * self.group_kernels - self.span_kernels
         padded = np.pad(spans, ((0, 0), (0, missing), *((0, 0),) * (values.ndim - 1)))
-        return padded.reshape(self.count, self.group_kernels, *values.shape[1:])
+        return padded.reshape(self.groups, self.group_kernels, *values.shape[1:])
 
 
 def fits(geometry: Geometry, tiling: Tiling) -> bool:
     """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
 
-    A chunk of the others has channels of one group only, and one of a patch rows of one channel.
+    A chunk of the others has channels of one group only, and one of a patch rows of one channel. The blocks of a
+    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels.
     """
+    if tiling.cluster > 1:
+        return (
+            geometry.groups == geometry.patch_rows == 1
+            and geometry.channels % (tiling.cluster * tiling.chunk_channels) == 0
+            and tiling.chunk_channels % QUAD == 0
+            and tiling.group_kernels % tiling.cluster == 0
+        )
     if geometry.groups == 1:
         return geometry.patch_rows == 1 or geometry.patch_rows % tiling.chunk_channels == 0
     if tiling.group_kernels <= geometry.group_kernels:

@@ -54,7 +54,11 @@
 #pragma unroll 1
     do {
         wait_for_copies();
+#if STAGES > CHUNKS && CLUSTER > 1
+        asm volatile("cp.async.commit_group;" ::: "memory");  // all is on its way already
+#else
         copies.fetch((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
+#endif
         const Word* in = (const Word*)window + read_stage * STAGE;
 #if EDGES
         const Word* edge[EDGES];
@@ -75,8 +79,13 @@
 #if DATA_TYPE == FLOAT16 && !FLOAT32_SUMS
 #include "accumulate.h"
 #endif
+#if CLUSTER > 1
+#include "exchange.cuh"
+#else
+#define total sum
+#endif
 #define STORE(p, j, bias, ok, image, offset) \
-    ADD_BIAS(sum[p][j], j, bias);            \
-    FINISH(sum[p][j], j, ok, image, offset)
+    ADD_BIAS(total[p][j], j, bias);          \
+    FINISH(total[p][j], j, ok, image, offset)
 #endif
 #include "epilogue.h"

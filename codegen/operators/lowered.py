@@ -57,10 +57,12 @@ class Lowered(Generic[Spec]):
     operator: Operator = field(repr=False)
     unstaged: Operator | None = field(default=None, repr=False)
     """The operator of tilings without stages, for layers that have them."""
+    stationary: Operator | None = field(default=None, repr=False)
+    """The operator of tilings with clusters, for layers that have them."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
-    _streams: dict[tuple[int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
-    """Likewise, by the kernels of a group and the channels of a chunk."""
+    _streams: dict[tuple[int, int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
+    """Likewise, by the kernels of a group, the channels of a chunk and the blocks of a cluster."""
     _works: dict[Tiling, Work] = field(default_factory=dict, repr=False, compare=False)
     """What streams do, by their tilings with two stages: how many chunks are in flight does not matter to it."""
 
@@ -95,14 +97,16 @@ class Tiled(Generic[Spec]):
     @property
     def operator(self) -> Operator:
         """What generates its kernels."""
-        unstaged = self.layer.unstaged
-        return self.layer.operator if self.tiling.stages or unstaged is None else unstaged
+        layer, tiling = self.layer, self.tiling
+        special = layer.unstaged if not tiling.stages else layer.stationary if tiling.cluster > 1 else None
+        return special or layer.operator
 
     @cached_property
     def streams(self) -> Streams:
-        all_streams, key = self.layer._streams, (self.tiling.group_kernels, self.tiling.chunk_channels)
+        tiling, all_streams = self.tiling, self.layer._streams
+        key = (tiling.group_kernels, tiling.chunk_channels, tiling.cluster)
         if (streams := all_streams.get(key)) is None:
-            streams = all_streams[key] = Streams.of(self.geometry, self.tiling)
+            streams = all_streams[key] = Streams.of(self.geometry, tiling)
         return streams
 
     @property
@@ -113,7 +117,7 @@ class Tiled(Generic[Spec]):
     @cached_property
     def work(self) -> Work:
         """What one stream does."""
-        if not self.tiling.stages:
+        if not self.tiling.stages or self.tiling.cluster > 1:
             return self.operator.work(self)
         works = self.layer._works
         key = self.tiling if self.tiling.stages == 2 else replace(self.tiling, stages=2)

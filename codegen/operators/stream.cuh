@@ -51,6 +51,8 @@ __device__ __forceinline__ void wait_for_copies() {
 
 #if LOOPED
 #include "looped.cuh"
+#elif CLUSTER > 1
+#include "cluster.cuh"
 #else
 // What a thread copies of every chunk. What depends on the channel is an immediate of the instruction, so that a
 // pointer serves all channels of a chunk. `present` says which halves of the word (or whether all of it) lie within the

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.data_types import from_float32
 from codegen.layers import FloatArray, Weights
-from codegen.operators.geometry import Geometry, phase_weights
+from codegen.operators.geometry import QUAD, Geometry, phase_weights
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.operators.steps import step_text
@@ -59,6 +59,14 @@ def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
         for c in range(tiling.chunk_channels)
         for y, uses in rows
     ]
+    if tiling.cluster > 1:
+        # A load brings what as many channels have at one place.
+        quads = range(0, tiling.chunk_channels, QUAD)
+        return [
+            [Tap(c, y, s * geometry.dilation[1], s, uses) for s in columns for c in range(first, first + QUAD)]
+            for first in quads
+            for y, uses in rows
+        ]
     if len(rows) == len(columns) == 1:
         step = POINTWISE_CHANNELS
         return [[tap for one in statements[i : i + step] for tap in one] for i in range(0, len(statements), step)]
@@ -112,9 +120,9 @@ class Values:
     weights: FloatArray
     """[streams, chunks, slots]; channels and kernels beyond the layer's own are zero."""
     biases: FloatArray
-    """[streams, sums of a row]."""
+    """[streams, sums of a row that are stored]."""
     exists: NDArray[np.bool_]
-    """[streams, sums of a row]: whether the kernel is one of the layer's."""
+    """The same: whether the kernel is one of the layer's."""
     bounds: FloatArray
     """[chunks, inputs of the loop, 2]: lowest and highest, of bounded layers; no inputs of others."""
 
@@ -124,16 +132,17 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
     geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
     by_stream = streams.by_stream(phase_weights(layer.spec, weights))
     if tiling.chunk_channels < geometry.group_channels or geometry.groups == 1:
-        missing = streams.chunks * tiling.chunk_channels - streams.span_channels
+        missing = streams.shares * streams.chunks * tiling.chunk_channels - streams.span_channels
         by_stream = np.pad(by_stream, ((0, 0),) * 3 + ((0, missing),) + ((0, 0),) * 2)
     shape = by_stream.shape
-    by_chunk = by_stream.reshape(*shape[:3], streams.chunks, -1, *shape[4:]).transpose(0, 3, 1, 2, 4, 5, 6)
+    by_chunk = by_stream.reshape(*shape[:3], streams.shares * streams.chunks, -1, *shape[4:])
+    by_chunk = by_chunk.transpose(0, 3, 1, 2, 4, 5, 6)  # the shares of a K group are neighbours
     copies = by_chunk.reshape(streams.count, streams.chunks, -1)
     phases = geometry.phase_count
     return Values(
         weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
-        biases=np.repeat(np.asarray(streams.by_stream(weights.bias), dtype=np.float32), phases, axis=1),
-        exists=np.repeat(streams.by_stream(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
+        biases=np.repeat(np.asarray(streams.stored(weights.bias), dtype=np.float32), phases, axis=1),
+        exists=np.repeat(streams.stored(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
         bounds=_bounds(layer, weights),
     )
 
@@ -178,6 +187,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "TILE_WIDTH": tiling.tile_width,
         "TILE_HEIGHT": tiling.tile_height,
         "ROWS": tiling.rows,
+        "CLUSTER": tiling.cluster,
     }
     lines = [f"#define {name} {value}\n" for name, value in {**common, **values}.items()]
     return "".join(lines) + f'#define STEPS "{" ".join(map(step_text, spec.epilogue))} "\n'
@@ -187,13 +197,13 @@ Address = Callable[[Tap], tuple[str, str]]
 """Where an input lies in shared memory: C expressions of a pointer and of the words from it."""
 
 
-def rolled_body(layer: AnyTiled, address: Address) -> str:
-    """The text of body.h."""
+def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Tap]], str] | None = None) -> str:
+    """The text of body.h; `before` writes what stands before a statement, with its inputs."""
     # One statement per row of a channel: the compiler's time grows with statements times results, not with
     # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
     geometry, tiling = layer.geometry, layer.tiling
     halves = layer.spec.data_type == "float16"
-    text, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
+    sums, result, operand = ("packed", "+r", "r") if halves else ("sum", "+f", "f")
     placeholder = FIRST_WEIGHT
     statements = []
     first_tap = 0
@@ -222,9 +232,10 @@ def rolled_body(layer: AnyTiled, address: Address) -> str:
             bounding = [line for i, number in enumerate(numbers) for line in _bounding(number, f"%{len(results) + i}")]
             lines = [f'"{{ .reg .pred p; .reg .f32 b,{registers};\\n"', *bounding, *lines, '"}\\n"']
         first_tap += len(statement)
-        outputs = ", ".join(f'"{result}"({text}[{p}][{j}])' for p, j in results)
+        outputs = ", ".join(f'"{result}"({sums}[{p}][{j}])' for p, j in results)
         inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
-        statements.append("asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs))
+        text = "asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs)
+        statements.append(text if before is None else f"{{\n{before(statement)}{text}}}\n")
     return "".join(statements)
 
 

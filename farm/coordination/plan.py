@@ -76,7 +76,9 @@ def plan(
         options = ptxas_options(job.options.optimisation)
         for build in builds:
             for (number, part), arch in _parts(build, job.options):
-                of_template, template = template_of(build.spec, build.tiling, virtual_arch(arch))
+                of_template, template = template_of(
+                    build.spec, build.tiling, virtual_arch(arch, clusters=build.tiling.cluster > 1)
+                )
                 assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, admissions)
                 of_cubin = cubin_key(
                     template.key,

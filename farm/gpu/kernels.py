@@ -70,7 +70,6 @@ class KernelPool:
         self._store = store
         self._toolchain = toolchain
         self._arch = arch
-        self._virtual = virtual_arch(arch)
         self._options = ptxas_options(optimisation)
         self._optimisation = optimisation
         self._book = book
@@ -122,8 +121,9 @@ class KernelPool:
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
-            key = template_key(spec, tiling, self._virtual, self._toolchain.nvcc_version).digest
-            template = TemplateRequest(spec, tiling, self._virtual, key, template_cost(spec, tiling))
+            virtual = virtual_arch(self._arch, clusters=tiling.cluster > 1)
+            key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
+            template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
             making = [self._tools.submit(self._make_cubin, template, weights, part, wanted) for part in parts]

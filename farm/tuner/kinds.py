@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.arch import has_clusters
 from codegen.choice import choose_parts, ranked_tilings, stream_instructions
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
@@ -87,7 +88,7 @@ def shares_of(kinds: Sequence[Kind]) -> list[float]:
 def _kind(key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
-    ranked = spread(ranked_tilings(spec, case.images, nonzeros, accumulate))
+    ranked = spread(ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch)))
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
         return Kind(key, case, also, (), 0.0, 1.0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.arch import has_clusters
 from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.operators import canonical
 from codegen.spec import LayerSpec, unbounded
@@ -63,7 +64,7 @@ class TuningBook:
         TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
-        of_model: Tiling | None = None
+        of_model: dict[bool, Tiling] = {}
         for arch in options.archs:
             record = self._find(arch, spec, batch, nonzeros, options)
             note = ""
@@ -73,15 +74,18 @@ class TuningBook:
                     found.append((record.tiling, TilingChoice(arch, record.gpu)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
-            of_model = of_model or choose_tiling(
-                spec,
-                batch,
-                nonzeros,
-                form=options.form,
-                accumulate=options.accumulate,
-                code_limit_bytes=options.code_limit_bytes,
-            )
-            found.append((of_model, TilingChoice(arch, note=note)))
+            clusters = has_clusters(arch)
+            if clusters not in of_model:
+                of_model[clusters] = choose_tiling(
+                    spec,
+                    batch,
+                    nonzeros,
+                    form=options.form,
+                    accumulate=options.accumulate,
+                    code_limit_bytes=options.code_limit_bytes,
+                    clusters=clusters,
+                )
+            found.append((of_model[clusters], TilingChoice(arch, note=note)))
         return found
 
     def _find(

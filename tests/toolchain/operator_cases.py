@@ -20,6 +20,7 @@ from codegen.spec import (
     Tanh,
 )
 from codegen.tiling import Tiling
+from tests.toolchain.cluster_cases import CLUSTER_CASES
 from tests.toolchain.half_cases import HALF_CASES
 from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 
@@ -257,4 +258,5 @@ CASES: dict[str, Case] = {
     **_FULL,
     **HALF_CASES,
     **_ACTIVATIONS,
+    **CLUSTER_CASES,
 }

@@ -319,7 +319,7 @@ def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Pat
     tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_kernels=3, chunk_channels=2, stages=3, form=form)
     for name, text in operators.tiled(SPEC, tiling).sources().items():
         (tmp_path / name).write_text(text)
-    template = compile_to_ptx(toolchain, operators.source_path(SPEC), tmp_path, arch)
+    template = compile_to_ptx(toolchain, operators.source_path(SPEC, tiling), tmp_path, arch)
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
     launch = operators.launch_of(SPEC, tiling)

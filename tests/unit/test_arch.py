@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.arch import check_archs, virtual_arch
+from codegen.arch import check_archs, has_clusters, virtual_arch
 from codegen.errors import ArchError
 from codegen.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
 from codegen.toolchain import Toolchain
@@ -77,6 +77,14 @@ def test_no_architecture_at_all_is_an_error(toolchain: Toolchain) -> None:
 )
 def test_turing_has_ptx_of_its_own_and_all_later_share_one(arch: str, virtual: str) -> None:
     assert virtual_arch(arch) == virtual
+
+
+def test_kernels_with_clusters_have_ptx_of_their_own_from_hopper_on() -> None:
+    assert {virtual_arch(arch, clusters=True) for arch in ("sm_90", "sm_90a", "sm_103", "sm_120")} == {"compute_90"}
+    for arch in ("sm_80", "sm_89"):
+        assert not has_clusters(arch)
+        with pytest.raises(ArchError, match=f"{arch} has no clusters of blocks: sm_90 is the oldest that has"):
+            virtual_arch(arch, clusters=True)
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "turing"])

@@ -18,7 +18,6 @@ from codegen.choice import (
     BODY_RESULTS,
     BODY_SLOTS,
     OFFSET_BYTES,
-    PART_INSTRUCTIONS,
     SHARED_BYTES,
     STREAM_BYTES,
     STREAM_MULTIPLY_ADDS,
@@ -33,6 +32,7 @@ from codegen.networks import TEN_OPERATORS
 from codegen.operators import canonical, conv2d, launch_of, lower, stream_count, tiled
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.operators.work import bank_conflicts
+from codegen.parts import PART_INSTRUCTIONS
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Accumulator, Part, Tiling

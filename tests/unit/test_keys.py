@@ -115,6 +115,7 @@ TILING_CHANGES: dict[str, Any] = {
     "form": "full",
     "images": 2,
     "listed": True,
+    "cluster": 2,
 }
 
 

@@ -1,0 +1,26 @@
+    // The blocks of a cluster read each other's sums: this one adds up those of its own kernels. Everybody is through with
+    // the chunks, so that the sums take their memory.
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < ROWS; ++p)
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) tile[(p * SUMS + j) * THREADS + thread] = sum[p][j];
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    float total[ROWS][STORED_KERNELS];
+#pragma unroll
+    for (int g = 0; g < CLUSTER; ++g) {
+        unsigned sums;
+        asm volatile("mapa.shared::cluster.u32 %0,%1,%2;"
+                     : "=r"(sums) : "r"(tile_address + (rank * STORED_KERNELS * THREADS + thread) * 4), "r"(g));
+#pragma unroll
+        for (int p = 0; p < ROWS; ++p)
+#pragma unroll
+            for (int j = 0; j < STORED_KERNELS; ++j) {
+                float share;
+                asm volatile("ld.shared::cluster.f32 %0,[%1];"
+                             : "=f"(share) : "r"(sums + (p * SUMS + j) * THREADS * 4) : "memory");
+                total[p][j] = g == 0 ? share : total[p][j] + share;
+            }
+    }

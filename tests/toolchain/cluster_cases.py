@@ -1,0 +1,40 @@
+"""Convolutions whose channels are split over the blocks of a cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from codegen.spec import Clip, Conv2d, LeakyRelu
+from codegen.tiling import Tiling
+from tests.toolchain.operator_case import PAD, RESIDUAL, Case
+
+_of_hopper = partial(Case, virtual_arch="compute_90")
+
+CLUSTER_CASES: dict[str, Case] = {
+    "a cluster of two, kernels that do not divide": _of_hopper(
+        Conv2d(16, 9, 11, 12, 3, 3, padding=PAD, epilogue=RESIDUAL), Tiling(11, 9, 1, 8, 4, 3, cluster=2)
+    ),
+    "a cluster of eight": _of_hopper(Conv2d(32, 5, 6, 8, 3, 3, padding=PAD), Tiling(6, 5, 1, 8, 4, 2, cluster=8)),
+    "a cluster of four, in tiles, chunks copied as there is room": _of_hopper(
+        Conv2d(48, 9, 11, 9, 3, 3, padding=PAD), Tiling(8, 4, 1, 4, 4, 2, cluster=4)
+    ),
+    "a cluster, two rows a thread, strides and uneven padding": _of_hopper(
+        Conv2d(24, 11, 13, 8, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1), epilogue=(LeakyRelu(0.1),)),
+        Tiling(4, 2, 2, 4, 4, 3, cluster=2),
+    ),
+    "a cluster, several images a block, more chunks than stages": _of_hopper(
+        Conv2d(32, 7, 7, 6, 3, 3, padding=PAD, epilogue=RESIDUAL),
+        Tiling(7, 7, 1, 6, 4, 3, images=2, cluster=2),
+        batch=3,
+    ),
+    "a cluster, dilation, a Clip": _of_hopper(
+        Conv2d(16, 9, 12, 8, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), epilogue=(Clip(-1.0, 1.0),)),
+        Tiling(12, 5, 1, 8, 8, 2, cluster=2),
+    ),
+    "a cluster, a 1x1 kernel": _of_hopper(
+        Conv2d(64, 5, 9, 20, 1, 1, epilogue=RESIDUAL), Tiling(23, 1, 1, 8, 8, 3, cluster=4)
+    ),
+    "a cluster, a 1x1 kernel, stride 2": _of_hopper(
+        Conv2d(32, 9, 8, 16, 1, 1, stride=(2, 2)), Tiling(4, 3, 1, 16, 8, 3, cluster=2)
+    ),
+}

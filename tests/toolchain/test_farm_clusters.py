@@ -1,0 +1,37 @@
+"""A layer split over clusters, through the farm with the real tools."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from jsonschema import Draft202012Validator
+
+from codegen.spec import AddResidual, Clip, Conv2d
+from farm.api import Farm
+from farm.jobs import BuildOptions, Status
+from tests.samples import checkpoint, layer
+
+DEEP = Conv2d(512, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(low=0.0)))
+NET = checkpoint(layer("deep", spec=DEEP, sparsity=0.95))
+OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
+
+
+def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_them(farm: Farm, tmp_path: Path) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    assert job.status is Status.SUCCEEDED
+    older, newer = farm.inspect(job.id).builds
+    assert older.tiling.cluster == 1 < newer.tiling.cluster
+    assert [each.archs for each in farm.verify(job.id)] == [("sm_80",), ("sm_90", "sm_120")]
+    for machine in (False, True):
+        found = list(farm.verify(job.id, machine=machine))
+        assert all(each.verification.ok for each in found)
+        assert {each.where for each in found} == {"emulator"}
+    path = farm.fetch(job.id, tmp_path / "out", ptx=True)
+    manifest = json.loads(path.read_text())
+    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    [split] = [each for each in manifest["layers"][0]["tilings"] if "cluster" in each["tiling"]]
+    assert split["archs"] == ["sm_90", "sm_120"]
+    [again] = farm.compile([NET], OPTIONS)
+    assert again.hits == again.total

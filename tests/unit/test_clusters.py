@@ -1,0 +1,138 @@
+"""Which layers are split over clusters, on which architectures, and how they are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from codegen.choice import choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.layers import Weights
+from codegen.machine.admission import assembler_for
+from codegen.operators import tiled
+from codegen.operators.stream import slots, values
+from codegen.spec import Conv2d, LayerSpec, Linear
+from codegen.tiling import Tiling
+from codegen.verify import sample_blocks
+from farm.coordination.plan import plan
+from farm.jobs import BuildOptions
+from farm.tuning.book import NO_RECORDS
+from farm.tuning.record import tiling_of_json
+from tests.samples import fixed_toolchain
+from tests.unit.test_plan import build, job
+
+PAD = (1, 1, 1, 1)
+DEEP = {
+    "512 x 7 x 7": Conv2d(512, 7, 7, 512, 3, 3, padding=PAD),
+    "256 x 14 x 14": Conv2d(256, 14, 14, 256, 3, 3, padding=PAD),
+    "256 x 14 x 14, stride 2": Conv2d(256, 14, 14, 512, 3, 3, padding=PAD, stride=(2, 2)),
+    "2048 x 7 x 7, 1x1": Conv2d(2048, 7, 7, 512, 1, 1),
+}
+SHALLOW = Conv2d(64, 56, 56, 64, 3, 3, padding=PAD)
+SPLIT = Tiling(7, 7, 1, 16, 8, 3, cluster=4)
+
+
+def tenth(spec: LayerSpec) -> NDArray[np.int64]:
+    return np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_there(name: str) -> None:
+    spec = DEEP[name]
+    nonzeros = tenth(spec)
+    assert choose_tiling(spec, 1, nonzeros, clusters=True).cluster > 1
+    assert choose_tiling(spec, 1, nonzeros).cluster == 1
+    with_clusters = ranked_tilings(spec, 1, nonzeros, clusters=True)
+    assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
+    assert tuple(each for each in with_clusters if each.cluster == 1) == ranked_tilings(spec, 1, nonzeros)
+
+
+@pytest.mark.parametrize("spec", [SHALLOW, *DEEP.values()], ids=["64 x 56 x 56", *DEEP])
+def test_large_batches_and_shallow_layers_keep_their_tilings(spec: LayerSpec) -> None:
+    for batch in (64, 256) if spec != SHALLOW else (1, 64):
+        nonzeros = tenth(spec)
+        assert choose_tiling(spec, batch, nonzeros, clusters=True) == choose_tiling(spec, batch, nonzeros)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_parts_are_whole_clusters(name: str) -> None:
+    spec = DEEP[name]
+    tiling = choose_tiling(spec, 1, tenth(spec), clusters=True)
+    parts = choose_parts(spec, tiling, 8 * tenth(spec))
+    assert all(part.first % tiling.cluster == part.end % tiling.cluster == 0 for part in parts)
+    edges = [parts[0].first, *(part.end for part in parts)]
+    assert edges == sorted({0, *edges})
+    assert edges[-1] == tiled(spec, tiling).streams.count
+
+
+def test_sampled_blocks_are_whole_clusters() -> None:
+    layer = tiled(DEEP["512 x 7 x 7"], replace(SPLIT, group_kernels=32, cluster=8))
+    blocks = set(sample_blocks(layer, layer.launch.grid_at(4), seed=0))
+    assert {(x, y, z // 8 * 8 + rank) for x, y, z in blocks for rank in range(8)} == blocks
+    assert {z for _, _, z in blocks} == set(range(layer.streams.count))
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([4, 8, 12]), st.integers(5, 20))
+def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once(
+    cluster: int, chunk: int, group: int, kernels: int
+) -> None:
+    spec = Conv2d(32, 5, 5, kernels, 3, 3, padding=PAD)
+    weights = Weights(
+        np.arange(1, spec.weights_count + 1, dtype=np.float32).reshape(spec.weights_shape),
+        np.arange(1, kernels + 1, dtype=np.float32),
+    )
+    layer = tiled(spec, Tiling(5, 5, 1, group, chunk, 2, cluster=cluster))
+    made = values(layer, weights)
+    assert made.weights.shape == (layer.streams.count, layer.streams.chunks, len(slots(layer).sums))
+    assert sorted(made.weights[made.weights != 0].tolist()) == weights.kernel.ravel().tolist()
+    assert made.biases[made.exists].tolist() == weights.bias.tolist()
+    firsts = [layer.streams.first_kernel(stream) for stream in range(layer.streams.count)]
+    stored = [kernel for first in firsts for kernel in range(first, first + layer.streams.stored_kernels)]
+    assert stored == list(range(len(stored)))
+    regions = [layer.block_region((0, 0, stream)) for stream in range(layer.streams.count)]
+    assert [k for region in regions for k in range(region.kernels.start, region.kernels.stop)] == list(range(kernels))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, groups=2),
+        Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, data_type="float16"),
+        Conv2d(32, 7, 7, 32, 1, 1, bounded=True),
+        Conv2d(40, 7, 7, 32, 3, 3, padding=PAD),
+        Linear(64, 32),
+    ],
+    ids=["groups", "float16", "bounds", "channels that do not divide", "linear"],
+)
+def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
+    nonzeros = tenth(spec)
+    assert misfit_of(spec, replace(SPLIT, cluster=8), nonzeros)
+    assert all(each.cluster == 1 or each.cluster < 8 for each in ranked_tilings(spec, 1, nonzeros, clusters=True))
+
+
+def test_each_architecture_has_the_tiling_that_it_can_run() -> None:
+    spec = DEEP["256 x 14 x 14"]
+    options = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
+    older, hopper, blackwell = [tiling for tiling, _ in NO_RECORDS.tilings(spec, 1, tenth(spec), options)]
+    assert older.cluster == 1 < hopper.cluster
+    assert hopper == blackwell
+
+
+def test_kernels_with_clusters_are_made_of_their_own_ptx_by_ptxas() -> None:
+    split = replace(build(0, tiling=replace(SPLIT, cluster=2)), spec=Conv2d(16, 7, 7, 16, 3, 3, padding=PAD))
+    made = plan([(job(archs=("sm_90", "sm_100")), [split])], fixed_toolchain())
+    assert {each.virtual_arch for each in made.templates} == {"compute_90"}
+    for choice in ("direct", "patch"):
+        who, why = assembler_for(choice, split.spec, split.tiling, "sm_90", "13.0")
+        assert who == "ptxas"
+        assert "clusters" in why
+
+
+def test_a_record_of_a_tiling_with_clusters_comes_back_and_one_without_is_as_it_was() -> None:
+    assert tiling_of_json(SPLIT.to_json()) == SPLIT
+    assert "cluster" not in replace(SPLIT, cluster=1).to_json()
+    assert tiling_of_json(replace(SPLIT, cluster=1).to_json()).cluster == 1
