@@ -190,11 +190,8 @@ def _pick(lines: Lines, keep: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDA
     """The kept lines of all copies [copies, lines] as text; where each starts in it, and which line it is."""
     picked = np.nonzero(keep)[1]
     lengths = lines.lengths[picked]
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    total = int(ends[-1]) if len(ends) else 0
-    source = np.arange(total) + np.repeat(lines.starts[picked] - starts, lengths)
-    return lines.text[source], starts, picked
+    text = bytearray().join(lines.pieces[picked].tolist())
+    return np.frombuffer(text, dtype=np.uint8), np.cumsum(lengths) - lengths, picked
 
 
 def _patch(text: NDArray[np.uint8], columns: NDArray[np.int64], values: NDArray[np.uint32]) -> None:

@@ -135,6 +135,14 @@ class Lines:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @cached_property
+    def pieces(self) -> NDArray[np.object_]:
+        """[lines]: each as bytes."""
+        ends = self.starts + self.lengths
+        data, pieces = self.text.tobytes(), np.empty(len(self), dtype=np.object_)
+        pieces[:] = [data[start:end] for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)]
+        return pieces
+
 
 @dataclass(frozen=True, eq=False)
 class RolledForm:

@@ -14,6 +14,7 @@ from typing import Self
 
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
+from codegen.machine.admission import NOTHING_ADMITTED
 from codegen.models import read_model
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
@@ -142,7 +143,7 @@ class Farm(Keeper, Reader):
         options = replace(options, archs=check_archs(options.archs, toolchain))
         book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
 
-        admissions = self._ledger.admissions.known()
+        admissions = self._ledger.admissions.known() if options.assembler == "auto" else NOTHING_ADMITTED
 
         def is_direct(spec: LayerSpec, tiling: Tiling, arch: str) -> bool:
             return assembler_of(options, spec, tiling, arch, toolchain, admissions)[0] == "direct"

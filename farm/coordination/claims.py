@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from codegen.assemble import level_of
 from codegen.errors import CodegenError
-from codegen.machine.admission import NOTHING_ADMITTED
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.toolchain import Toolchain
 from farm.coordination.claim import Claim
 from farm.coordination.clock import Clock
@@ -70,12 +70,13 @@ class Claims:
 
     def begin(self, job_ids: Sequence[str], toolchain: Toolchain) -> Plan:
         """Reads claimed jobs and plans them together. One that cannot be planned ends, and no other with it."""
-        begun, admissions = [], self._ledger.admissions.known()
+        begun = []
         for job_id in job_ids:
             claim = Claim(self._ledger.job(job_id), {each.id: each for each in self._ledger.builds(job_id)})
             self._claims[job_id] = claim
             if claim.job.tries > 1:
                 self._ledger.forget_results(job_id, holder=self._coordinator)
+            admissions = self._admissions([claim])
             for build in list(claim.builds.values()):
                 for arch, reason in no_longer_whole(build, claim.job.options, toolchain, admissions):
                     self._cut(claim, build.id, arch, reason)
@@ -97,7 +98,12 @@ class Claims:
 
     def _plan(self, claims: Sequence[Claim], toolchain: Toolchain) -> Plan:
         work = [(claim.job, list(claim.builds.values())) for claim in claims]
-        return plan(work, toolchain, self._ledger.admissions.known())
+        return plan(work, toolchain, self._admissions(claims))
+
+    def _admissions(self, claims: Sequence[Claim]) -> Admissions:
+        """What is known of direct code, for those who leave the choice to the farm."""
+        asked = any(claim.job.options.assembler == "auto" for claim in claims)
+        return self._ledger.admissions.known() if asked else NOTHING_ADMITTED
 
     def _can_be_planned(self, claim: Claim, toolchain: Toolchain) -> bool:
         try:
@@ -162,12 +168,11 @@ class Claims:
     def cut(self, toolchain: Toolchain) -> list[Plan]:
         """What takes the place of layers that cannot be one cubin: their parts, which ptxas does."""
         plans = []
-        admissions = self._ledger.admissions.known() if self._to_cut else NOTHING_ADMITTED
         for target, reason in self._to_cut:
             if (claim := self._claims.get(target.job)) is not None:
                 build = self._cut(claim, target.build, target.arch, reason)
                 claim.left += len(build.parts_of(target.arch)) - 1
-                plans.append(plan_of(claim.job, build, target.arch, toolchain, admissions))
+                plans.append(plan_of(claim.job, build, target.arch, toolchain, self._admissions([claim])))
                 self._ledger.record_keys("cubin", plans[-1].cubin_fields)
                 self._progress.cut(claim.job, build, plans[-1])
         self._to_cut = []

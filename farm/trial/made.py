@@ -20,14 +20,16 @@ from codegen.choice import choose_parts
 from codegen.errors import CodegenError, MachineCodeError
 from codegen.launch import Launch
 from codegen.machine.assembler import DirectAssembler, make_skeleton
+from codegen.operators import launch_of
 from codegen.rewrite import rewrite
 from codegen.spec import DataType
 from codegen.template import make_template
+from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolLimits
 from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape
 
 Kernels = tuple[tuple[bytes, Launch], ...]
-"""Cubin and launch of each part of a layer."""
+"""Cubin and launch of each part of a layer, or of the whole."""
 _END_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 
@@ -84,8 +86,9 @@ def make_both(
     for variant in range(variants):
         name, weights = shape.layer_name(variant), shape.weights(variant)
         parts = choose_parts(shape.spec, shape.tiling, weights.nonzeros_per_kernel)
+        whole = Part(0, parts[-1].end)
         try:
-            direct = [assembler.assemble(weights, part) for part in parts]
+            direct = assembler.assemble(weights, whole)
         except MachineCodeError as error:
             refused[_reason(error)] += 1
             continue
@@ -103,11 +106,11 @@ def make_both(
             MadeLayer(
                 variant,
                 tuple((cubin.data, launch) for cubin, launch in zip(by_ptxas, launches, strict=True)),
-                tuple((cubin.data, launch) for cubin, launch in zip(direct, launches, strict=True)),
+                ((direct.data, launch_of(shape.spec, shape.tiling, whole)),),
             )
         )
         ptxas_seconds += sum(cubin.seconds for cubin in by_ptxas)
-        direct_seconds += sum(cubin.seconds for cubin in direct)
+        direct_seconds += direct.seconds
     return MadeShape(
         number, data_type, shape, tuple(layers), refused, tuple(broken), tuple(failed), ptxas_seconds, direct_seconds
     )

@@ -18,6 +18,7 @@ from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.emulate import run
 from codegen.networks import random_weights
+from codegen.operators import stream_count
 from codegen.spec import (
     AddResidual,
     Clip,
@@ -175,6 +176,15 @@ def test_a_drawn_layer_has_the_mask_that_it_is_named_for() -> None:
 
 def _has_parts(shape: Shape) -> bool:
     return shape.spec.kernels > shape.tiling.group_kernels > 1
+
+
+def test_a_layer_in_parts_for_ptxas_is_tried_as_the_one_cubin_that_jobs_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = next(each for number in range(1, 99) if (each := drawn_shape(number, "float32")) and _has_parts(each))
+    count = stream_count(shape.spec, shape.tiling)
+    monkeypatch.setattr("farm.trial.made.choose_parts", lambda *_: (Part(0, 1), Part(1, count)))
+    made = make_both(shape.number, "float32", 1, "sm_90", find_toolchain(), LIMITS)
+    assert [(len(each.ptxas), len(each.direct)) for each in made.layers] == [(2, 1)]
+    assert not any(each.differing for each in EmulatedBench().compare(shape, made.layers))
 
 
 def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
