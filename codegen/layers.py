@@ -81,7 +81,7 @@ class Layer:
     operator: str = ""
     """The node's, by ONNX's name."""
     reshaped: tuple[str, ...] = ()
-    """Outputs of those of these nodes that only reshape, which the kernel leaves out: elements lie as before."""
+    """Outputs of those of these nodes that only reshape or transpose: the kernel leaves them out, they follow it."""
 
     @property
     def likely_rows(self) -> int:

@@ -15,7 +15,7 @@ from codegen.onnx.graph import Graph
 from codegen.onnx.nodes import ONNX_DOMAINS, Node
 from codegen.onnx.product import Product
 from codegen.onnx.reasons import UnsupportedError
-from codegen.onnx.views import Axes, axes_after, passes, reshapes
+from codegen.onnx.views import Axes, axes_after, axes_transposed, passes, reshapes, transposes
 from codegen.spec import AddResidual, Step
 
 EPSILON = 1e-5
@@ -36,31 +36,36 @@ class _Fusion:
     residual: str = ""
     nodes: list[Node] = field(default_factory=list)
     reshaped: list[str] = field(default_factory=list)
-    """Outputs of those of the nodes that only reshape."""
+    """Outputs of those of the nodes that only reshape or transpose."""
+    is_transposed: bool = False
+    """Whether the elements of the output lie in another order than those of the layer."""
 
     def take(self, taken: Set[int]) -> Sequence[Node]:
         """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
 
-        Nodes before that which only reshape the output are taken with it. A node at a position in `taken` is left.
-        Gives the nodes.
+        Nodes before that which only reshape or transpose the output are taken with it. A node at a position in `taken`
+        is left. Gives the nodes.
         """
-        output, axes = self.output, self.axes
+        before_it = self.output, self.axes, self.is_transposed
         reshaping: list[Node] = []
         try:
-            while not (nodes := self._next(taken, output)) and (node := self._reader(taken)):
+            while not (nodes := self._next(taken, before_it[0])) and (node := self._reader(taken)):
                 if not reshaping and passes(node, self.graph, self.output):
                     nodes = [node]
                     break
-                if not (passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output)):
+                if passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output):
+                    before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
+                    self.axes = axes_after(self.axes, before, after, self.product.spec.kernels)
+                elif transposes(node, self.graph, self.output):
+                    self.axes, self.is_transposed = axes_transposed(self.axes, node), True
+                else:
                     break
                 reshaping.append(node)
-                before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
-                self.axes = axes_after(self.axes, before, after, self.product.spec.kernels)
                 self.output = node.outputs[0]
         except UnsupportedError:  # one of the constants cannot be computed
             nodes = []
         if not nodes:
-            self.output, self.axes = output, axes
+            self.output, self.axes, self.is_transposed = before_it
             return []
         self.output = nodes[-1].outputs[0]
         self.nodes += [*reshaping, *nodes]
@@ -100,7 +105,7 @@ class _Fusion:
 
     def _adds(self, node: Node, reshaped: str) -> bool:
         # What is added cannot depend on this layer: nothing but this node reads the layer's output.
-        added = "" if self.residual else residual(node, self.graph, self.output, reshaped)
+        added = "" if self.residual or self.is_transposed else residual(node, self.graph, self.output, reshaped)
         if added:
             self.residual = added
             self.steps.append(AddResidual())

@@ -19,8 +19,9 @@ LAYER_DOMAIN = "farm"
 LAYER_OPERATOR = "Layer"
 """A compiled layer: its attribute `layer` is its name, its inputs are the layer's input and, if any, its residual.
 
-Its output has the shape that the layer's operator gives it. Where the model reshapes that before the last of the nodes
-that the layer computes, it is reshaped here behind the layer; the residual is of the model's shape, as many elements.
+Its output has the shape that the layer's operator gives it. Where the model reshapes or transposes that before the last
+of the nodes that the layer computes, it is reshaped or transposed here behind the layer; the residual is of the model's
+shape, as many elements.
 """
 
 
@@ -89,7 +90,7 @@ class OnnxRest:
         ]
 
     def _layer_nodes(self, layer: Layer) -> list[NodeProto]:
-        """The layer, then what reshapes its output."""
+        """The layer, then what reshapes or transposes its output."""
         import onnx
 
         reshaping = [self._model.graph.node[self._producers[name]] for name in layer.reshaped]

@@ -44,6 +44,19 @@ def reshapes(node: Node, graph: Graph, tensor: str) -> bool:
     return moved == sorted(moved)
 
 
+def transposes(node: Node, graph: Graph, tensor: str) -> bool:
+    """The same elements in another order of axes, which is known."""
+    return node.operator == "Transpose" and node.input(0) == tensor and graph.size(tensor) is not None
+
+
+def axes_transposed(axes: Axes, node: Node) -> Axes:
+    """Where the kernels are after a Transpose."""
+    if axes.rank is None or axes.channel is None:
+        return axes
+    order = node.integers.get("perm", tuple(reversed(range(axes.rank))))
+    return Axes(axes.rank, order.index(axes.channel % axes.rank))
+
+
 def axes_after(axes: Axes, before: Size | None, after: Size | None, kernels: int) -> Axes:
     """Where the kernels are after a reshape: behind as many elements as before it, if that is known."""
     if after is None:

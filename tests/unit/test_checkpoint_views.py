@@ -117,7 +117,9 @@ LEFT: dict[str, onnx.ModelProto] = {
     "a Transpose that moves elements": conv(
         node("Transpose", "c", "d", perm=[0, 2, 3, 1]), node("Add", "d r", "y"), r=(2, 3, 3, 4)
     ),
-    "a Transpose of all axes": conv(node("Transpose", "c", "d"), node("Relu", "d", "y")),
+    "a factor for each column behind a Transpose": conv(
+        node("Transpose", "c", "d", perm=[0, 1, 3, 2]), node("Mul", "d k", "y"), k=values(3)
+    ),
     "the shape of another tensor": conv(node("Reshape", "r c", "y")),
 }
 

@@ -167,3 +167,33 @@ def test_the_shapes_of_the_tensors_between_are_in_it_as_far_as_they_are_known(tm
     assert network.shapes["x"] == ("N", 3, 10, 10)
     assert network.shapes["c"] == (None, 4, 8, 8)
     assert network.shapes["p"] == (None, 4, 7, 7)
+
+
+TO_LAST = node("Transpose", "c", "d", perm=[0, 2, 3, 1])
+TRANSPOSED = {
+    "a scale and an activation": ([TO_LAST, node("Mul", "k d", "e"), node("Relu", "e", "y")], {"Layer", "Transpose"}),
+    "the reverse of all axes": ([node("Transpose", "c", "d"), node("Sigmoid", "d", "y")], {"Layer", "Transpose"}),
+    "there and back": (
+        [TO_LAST, node("Mul", "d k", "e"), node("Transpose", "e", "f", perm=[0, 3, 1, 2]), node("Relu", "f", "y")],
+        {"Layer", "Transpose"},
+    ),
+    "a scale, then what is added": (
+        [TO_LAST, node("Mul", "d k", "e"), node("Add", "e r", "y")],
+        {"Layer", "Transpose", "Add"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_what_maps_elements_behind_a_transpose_is_in_the_layer_before_it(tmp_path: Path, name: str) -> None:
+    nodes, beside = TRANSPOSED[name]
+    tensors = constants(w=values(4, 3, 3, 3), k=values(4))
+    inputs = [info("input", ("N", 3, 5, 5)), info("r", ("N", 3, 3, 4))]
+    proto = model([node("Conv", "input w", "c", "conv"), *nodes], tensors, inputs=inputs)
+    checkpoint = read_checkpoint(save(tmp_path, proto))
+    assert checkpoint.rest is not None
+    rest = checkpoint.rest.without(checkpoint.layers)
+    assert {each.op_type for each in onnx.load_model_from_string(rest).graph.node} == beside
+    x, r = values(2, 3, 5, 5, seed=2), values(2, 3, 3, 4, seed=3)
+    [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "r": r})
+    np.testing.assert_allclose(outputs_of(rest, checkpoint, x, r=r), expected, rtol=1e-4, atol=1e-5)
