@@ -47,6 +47,6 @@ def cases_of(
         return list(operator_cases(ops, choice))
     if ops:
         raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
-    from codegen.onnx.checkpoint import read_checkpoint
+    from codegen.models import read_model
 
-    return list(model_cases(read_checkpoint(model, input_shapes_of(shapes)), layers, choice))
+    return list(model_cases(read_model(model, input_shapes_of(shapes)), layers, choice))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.workload import cases_of
 from codegen.errors import CheckpointError
 from codegen.layers import Checkpoint, FloatArray
 from codegen.models import read_model
@@ -17,6 +18,7 @@ from codegen.reference import layer_output
 from codegen.tsv.__main__ import main
 from codegen.tsv.network import tile_rows, write_tsv_network
 from codegen.tsv.triples import read_rows, read_triples, write_rows, write_triples
+from farm.gpu.workload import Choice
 from farm.jobs import BuildOptions
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
@@ -213,3 +215,10 @@ def test_a_made_network_can_be_read(
     with pytest.raises(SystemExit):
         main()
     assert "no RadiX-Net has 100 neurons" in capsys.readouterr().err
+
+
+def test_its_layers_can_be_tuned_and_measured_like_any_others(tmp_path: Path) -> None:
+    written(tmp_path, radix_net(NEURONS), layers=3)
+    [case] = cases_of(tmp_path, ["layer2"], [], Choice(batches=(8,)), [])
+    assert case.images == 8
+    assert case.weights.nonzeros == 32 * NEURONS
