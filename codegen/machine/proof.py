@@ -12,6 +12,7 @@ It does not know what the code computes: that is the emulator's to check. Whatev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,15 +168,19 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
 
 
 def _kept_operands(code: Program) -> Iterator[Finding]:
-    """What a multiply-add of halves keeps of its input, the register still holds when its unit reads it next."""
+    """What a multiply-add of halves keeps of its input, the register still holds when its unit reads it next.
+
+    It is kept until the unit reads one of the same bank: registers of odd numbers are a bank, the others another.
+    """
     kept = REUSE.get(code.words) & 1 == 1
     register = SOURCE_A.get(code.words)
-    for name in ("HFMA2", "HFMA2.MMA"):
-        places = np.flatnonzero(code.used.named(name))
+    for name, bank in product(("HFMA2", "HFMA2.MMA"), (0, 1)):
+        reads = code.used.named(name) & (register != ZERO_REGISTER) & (register % 2 == bank)
+        places = np.flatnonzero(reads)
         here, following = places[:-1], places[1:]
-        same = kept[here] & (register[here] == register[following]) & (register[here] != ZERO_REGISTER)
+        same = kept[here] & (register[here] == register[following])
         here, following = here[same], following[same]
         writer = code.used.writes.before(register[following], following)
         for i in np.flatnonzero(writer >= here).tolist():
-            name = resource_name(int(register[here[i]]))
-            yield Finding(int(following[i]), f"reads {name} as word {here[i]} kept it, before it changed")
+            input_name = resource_name(int(register[here[i]]))
+            yield Finding(int(following[i]), f"reads {input_name} as word {here[i]} kept it, before it changed")
