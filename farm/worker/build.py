@@ -32,7 +32,7 @@ from farm.settings import Settings, cores_folder
 from farm.store.contract import Record, Store, blob_digest
 from farm.worker.direct import DirectBuilds
 from farm.worker.moulds import MouldBuilds
-from farm.worker.recent import Recent
+from farm.worker.recent import SHAPES, Recent
 from farm.worker.requests import (
     CubinFacts,
     CubinRequest,
@@ -148,7 +148,7 @@ class Worker:
         self._limits = limits
         self._recache = recache
         """Do not believe what the store says was made before."""
-        self._templates: Recent[str, Template] = Recent(8)
+        self._templates: Recent[str, Template] = Recent(SHAPES)
         self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)

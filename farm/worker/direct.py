@@ -12,7 +12,7 @@ from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.template import Template
 from codegen.toolchain import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
-from farm.worker.recent import Recent
+from farm.worker.recent import SHAPES, Recent
 from farm.worker.refusable import RefusableStage
 from farm.worker.requests import CubinRequest
 
@@ -27,7 +27,7 @@ class DirectBuilds:
     ) -> None:
         self._toolchain = toolchain
         self._stage = RefusableStage(SKELETON_STAGE, store, put_record, recache=recache)
-        self._assemblers: Recent[str, DirectAssembler] = Recent(4)
+        self._assemblers: Recent[str, DirectAssembler] = Recent(SHAPES)
         self._made_seconds = 0.0
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:

@@ -6,6 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+SHAPES = 64
+"""As many layers of different shapes as a network has: each checkpoint of a sweep comes back to them. A template, read,
+takes about half a megabyte, an assembler a third.
+"""
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 

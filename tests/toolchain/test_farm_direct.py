@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from cli.main import run
 from cli.options import assembler_of
+from codegen.machine.assembler import DirectAssembler
 from codegen.machine.elf import CubinFile
 from codegen.machine.proof import prove
+from codegen.template import Template
 from farm.admission.record import AdmissionRecord
 from farm.api import Farm
 from farm.errors import UsageError
@@ -20,6 +23,7 @@ from farm.ledger import open_ledger
 from farm.runtime.bundle import Bundle
 from farm.settings import Settings
 from farm.store import open_store
+from farm.store.contract import blob_digest
 from tests.admission_samples import admission
 from tests.bundle_samples import validator
 from tests.samples import SMALLER, checkpoint, layer
@@ -50,6 +54,31 @@ def test_a_second_checkpoint_of_the_same_shapes_needs_neither_nvcc_nor_ptxas(
     store = open_store(settings)
     for result in farm.inspect(second.id).results:
         prove(CubinFile.read(store.get(str(result.cubin)) or b""))
+
+
+def test_what_all_checkpoints_of_a_sweep_share_is_read_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Counter[str]()
+    from_ptx, of = Template.from_ptx, DirectAssembler.of
+
+    def read_template(ptx: str) -> Template:
+        read[f"template {blob_digest(ptx.encode())}"] += 1
+        return from_ptx(ptx)
+
+    def read_skeleton(template: Template, skeleton: bytes, arch: str) -> DirectAssembler:
+        read[f"skeleton {template.spec}"] += 1
+        return of(template, skeleton, arch)
+
+    shapes = [replace(SMALLER, kernels=kernels) for kernels in range(1, 7)]
+    sweep = [
+        checkpoint(*(layer(f"conv{i}", spec, seed=10 * step + i) for i, spec in enumerate(shapes)), name=f"step{step}")
+        for step in range(3)
+    ]
+    farm.compile(sweep[:1], DIRECT)  # makes the templates and the skeletons
+    monkeypatch.setattr(Template, "from_ptx", read_template)
+    monkeypatch.setattr(DirectAssembler, "of", read_skeleton)
+    jobs = farm.compile(sweep[1:], DIRECT)
+    assert {job.status for job in jobs} == {Status.SUCCEEDED}
+    assert set(read.values()) == {1}
 
 
 def test_bundle_inspect_and_store_say_who_made_the_code(
