@@ -17,7 +17,7 @@ from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.samples import SMALL, checkpoint, layer
 
-OPTIONS = BuildOptions(("sm_80", "sm_90"))
+OPTIONS = BuildOptions(("sm_80", "sm_90"), assembler="ptxas")
 CONV = Conv2d(2, 10, 10, 8, 3, 3)
 LINEAR = Linear(64, 16)
 

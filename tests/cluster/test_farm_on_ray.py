@@ -23,7 +23,7 @@ from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.samples import SMALLER, checkpoint, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
-OPTIONS = BuildOptions(("sm_80", "sm_90"))
+OPTIONS = BuildOptions(("sm_80", "sm_90"), assembler="ptxas")
 
 INTERRUPTED = """
 import sys

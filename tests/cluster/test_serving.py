@@ -24,7 +24,7 @@ from tests.cluster.workplace import workplace
 from tests.samples import SMALLER, checkpoint, layer
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = BuildOptions(("sm_90",))
+OPTIONS = BuildOptions(("sm_90",), assembler="ptxas")
 
 
 @contextmanager
