@@ -55,9 +55,10 @@ def test_two_compiles_at_once_run_no_more_tools_than_the_machine_has_cores(
             "FARM_PTXAS": str(script),
             "FARM_RUNTIME_DIR": str(tmp_path / "run"),
         }
-        command = ["taskset", "-c", ",".join(map(str, cpus)), sys.executable, "-m", "cli.main", "compile", str(model)]
+        farm = [sys.executable, "-m", "cli.main", "compile", str(model), "--assembler", "ptxas"]
+        command = ["taskset", "-c", ",".join(map(str, cpus)), *farm]
         compiles.append(
-            subprocess.Popen([*command, "--arch", "sm_80,sm_90", "--assembler", "ptxas", "--json"], cwd=ROOT, env=environment, stdout=-1)
+            subprocess.Popen([*command, "--arch", "sm_80,sm_90", "--json"], cwd=ROOT, env=environment, stdout=-1)
         )
     try:
         outputs = [each.communicate(timeout=240)[0] for each in compiles]
