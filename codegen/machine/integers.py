@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import Lanes, comparison
 from codegen.emulator.bits import bit_operation
@@ -180,6 +181,17 @@ def _multiply_add_integers(core: Core, word: Instruction, mask: Mask) -> None:
 
 
 def _multiply_add_wide(core: Core, word: Instruction, mask: Mask) -> None:
+    value = _wide_product(core, word)
+    core.write(word.to, (value & _MASK).astype(np.uint32), mask)
+    core.write(word.to + 1, (value >> _32).astype(np.uint32), mask)
+
+
+def _multiply_add_high(core: Core, word: Instruction, mask: Mask) -> None:
+    """IMAD.HI: the upper half of what IMAD.WIDE computes."""
+    core.write(word.to, (_wide_product(core, word) >> _32).astype(np.uint32), mask)
+
+
+def _wide_product(core: Core, word: Instruction) -> NDArray[np.uint64]:
     signed = np.int64 if word.field(73) else np.uint64
     narrow = np.int32 if word.field(73) else np.uint32
     a, b = word.a(core).view(narrow).astype(signed), np.asarray(word.b(core)).view(narrow).astype(signed)
@@ -190,9 +202,8 @@ def _multiply_add_wide(core: Core, word: Instruction, mask: Mask) -> None:
     number, zero = (word.field(32, 6), UNIFORM_ZERO) if uniform else (word.field(64, 8), ZERO_REGISTER)
     lower, upper = (core.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
     c = upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
-    value = (a * b).view(np.uint64) + c
-    core.write(word.to, (value & _MASK).astype(np.uint32), mask)
-    core.write(word.to + 1, (value >> _32).astype(np.uint32), mask)
+    value: NDArray[np.uint64] = (a * b).view(np.uint64) + c
+    return value
 
 
 def _add_two(core: Core, word: Instruction, mask: Mask) -> None:
@@ -222,6 +233,7 @@ INTEGERS: Final[dict[int, Run]] = {
     0x19: _shift,
     0x24: _multiply_add_integers,
     0x25: _multiply_add_wide,
+    0x27: _multiply_add_high,
     0x36: _add_two,
     0x46: _add_and_bound,
     0x82: _move,

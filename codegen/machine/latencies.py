@@ -12,17 +12,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-UNITS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "uniform", "control", "memory")
-"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; memory: all results of an unknown latency."""
+UNITS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "high", "uniform", "control", "memory")
+"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; high: IMAD.HI; memory: all results of an unknown latency."""
 
 _LONGEST: Final = 13
 _REGISTERS: Final[dict[str, dict[str, int]]] = {
-    "float": {"float": 4, "half": 5, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "memory": 4},
-    "half": {"float": 5, "half": 4, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "memory": 5},
-    "matrix": {"float": 10, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 8, "memory": 7},
-    "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "memory": 5},
-    "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "memory": 5},
-    "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "memory": 5},
+    "float": {"float": 4, "half": 5, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "high": 3, "memory": 4},
+    "half": {"float": 5, "half": 4, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "high": 3, "memory": 5},
+    "matrix": {"float": 10, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 8, "high": 8, "memory": 7},
+    "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "high": 3, "memory": 5},
+    "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "high": 2, "memory": 5},
+    "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "high": 4, "memory": 5},
+    "high": {"alu": 5},
 }
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""

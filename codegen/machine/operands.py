@@ -27,7 +27,9 @@ from codegen.machine.word import (
     Words,
 )
 
-Unit = Literal["float", "half", "alu", "integer", "wide", "uniform", "control", "shared", "global", "local", "other"]
+Unit = Literal[
+    "float", "half", "alu", "integer", "wide", "high", "uniform", "control", "shared", "global", "local", "other"
+]
 """What executes an instruction. Results of the units from `shared` on take a time that nobody knows ahead."""
 
 VARIABLE: Final = ("shared", "global", "local", "other")
@@ -97,6 +99,7 @@ SHAPES: Final[dict[int, Shape]] = {
     0x23: Shape("FFMA", "float", 1, 1, 1, 1),
     0x24: Shape("IMAD", "integer", 1, 1, 1, 1, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0x25: Shape("IMAD.WIDE", "wide", 2, 1, 1, 2, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
+    0x27: Shape("IMAD.HI", "high", 1, 1, 1, 2, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0x30: Shape("HADD2", "half", 1, 1, 1),
     0x31: Shape("HFMA2", "half", 1, 1, 1, 1),
     0x35: Shape("HFMA2.MMA", "half", 1, 1, 1, 1),

@@ -11,18 +11,24 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen import emulate as ptx
+from codegen.assemble import assemble
+from codegen.data_types import from_float32
 from codegen.errors import EmulationError
 from codegen.launch import Launch
+from codegen.layers import Weights
 from codegen.machine import emulate
-from codegen.machine.assembler import DirectAssembler
+from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.operands import operands
 from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
 from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
-from codegen.tiling import Part
+from codegen.spec import Linear
+from codegen.template import make_template
+from codegen.tiling import Part, Tiling
+from codegen.toolchain import find_toolchain
 from codegen.verify import poisoned, random_input, random_residual, verify_layer
-from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
+from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
 from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
@@ -169,3 +175,18 @@ def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(
     whole = Part(0, stream_count(case.spec, case.tiling))
     made = DirectAssembler.of(template, skeleton_of(name).data, "sm_90").assemble(weights, whole)
     np.testing.assert_array_equal(bits(computed(name, CubinFile.read(made.data))), bits(expected))
+
+
+def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> None:
+    """Where a thread's inputs lie takes a division by 30 here: IMAD.HI."""
+    spec, tiling = Linear(30, 6, data_type="float16"), Tiling(32, 1, 1, 2, 30, 2, "float16")
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    rng = np.random.default_rng(1)
+    kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
+    weights, whole = Weights(kernel, np.ones(6, np.float32)), Part(0, 3)
+    cubin = assemble(rewrite(template, weights).ptx, "sm_90", find_toolchain()).data
+    assert operands(CubinFile.read(cubin).words).named("IMAD.HI").any()
+    skeleton = make_skeleton(template, "sm_90", find_toolchain())
+    direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
+    for code in (cubin, direct):
+        assert verify_layer(template, weights, [whole], cubins=[code]).ok
