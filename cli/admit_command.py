@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK, UNFINISHED
-from cli.options import seconds_of
+from cli.options import data_types_of, seconds_of
 from cli.render import counted, plain_table, print_json, stderr, stdout
 from cli.workload import Compilers, Local, Quiet
 from farm.errors import UsageError
@@ -35,6 +35,9 @@ def admit(
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Number of the first layer: another range has others.")
     ] = 0,
+    data_type: Annotated[
+        str, typer.Option("--data-type", metavar="TYPE,...", help="Data types to try: float32, float16, bfloat16.")
+    ] = "float32,float16,bfloat16",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the records to a JSON file too.")
     ] = None,
@@ -55,7 +58,7 @@ def admit(
     seconds = None if budget is None else seconds_of("--budget", budget, least=1)
     settings = load_settings(overrides={"jobs": jobs})
     with ShownTrial(stderr(), keep, quiet=quiet or as_json) as shown:
-        outcome = admit_gpu(settings, TrialPlan(layers, first, seconds), shown, local=local)
+        outcome = admit_gpu(settings, TrialPlan(layers, first, seconds, data_types_of(data_type)), shown, local=local)
     if output is not None:
         _write(output, outcome)
     if as_json:

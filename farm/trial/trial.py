@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, get_args
 
 from codegen.errors import DeviceError
 from codegen.machine.admission import ARCHITECTURES, claimed_types
@@ -39,6 +39,8 @@ class TrialPlan:
     """Number of the first; a shape has LAYERS_OF_SHAPE."""
     seconds: float | None = None
     """What is not compared after so many is left out; None: no limit."""
+    data_types: tuple[DataType, ...] = get_args(DataType)
+    """Of these, those that the assembler does on the architecture."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def trial_work(settings: Settings, plan: TrialPlan) -> Generator[TrialEvent, Non
 
 def try_on(bench: Bench, makers: Source, plan: TrialPlan, ptxas: str, *, ahead: int) -> Iterator[TrialEvent]:
     """Tries layers on a bench until there are enough, time is up, or its GPU stops."""
-    data_types = claimed_types(bench.arch)
+    data_types = tuple(each for each in claimed_types(bench.arch) if each in plan.data_types)
     yield Started(bench.name, bench.arch, bench.driver, ptxas, data_types, plan.layers * len(data_types))
     end = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
     begun = _begun(makers, plan, data_types)
