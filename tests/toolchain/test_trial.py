@@ -157,7 +157,7 @@ def test_a_trial_draws_as_many_layers_as_it_is_asked_for_from_the_number_it_is_a
 def test_a_trial_of_some_data_types_draws_no_others(made: MadeShape) -> None:
     source = Made(replace(made, layers=()))
     plan = TrialPlan(layers=24, data_types=("float32",))
-    [started] = try_on(EmulatedBench(), source, plan, "13.0", ahead=2)
+    started, *_ = try_on(EmulatedBench(), source, plan, "13.0", ahead=2)
     assert isinstance(started, Started)
     assert started.data_types == ("float32",)
     assert source.asked == [(0, 24)]
