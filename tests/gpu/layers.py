@@ -122,6 +122,7 @@ ODD_LAYERS = {
     ),
     "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),
+    "pointwise, without stages": OddLayer(replace(POINTWISE, epilogue=ADD_RELU), Tiling(32, 1, 1, 4, 8, 0)),
     "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
     "pointwise, bounded inputs": OddLayer(
         Conv2d(19, 9, 11, 10, 1, 1, epilogue=ADD_RELU, bounded=True), Tiling(32, 1, 1, 4, 8, 2)
