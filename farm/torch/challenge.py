@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -240,7 +241,9 @@ def _pointer(tensor: torch.Tensor | None) -> Any:
 
 def _csr(kernel: FloatArray) -> torch.Tensor:
     """With indices of 32 bits: what cuSPARSE is fastest with."""
-    plain = torch.from_numpy(kernel).cuda().to_sparse_csr()
-    return torch.sparse_csr_tensor(
-        plain.crow_indices().int(), plain.col_indices().int(), plain.values(), size=kernel.shape
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CSR is in beta
+        plain = torch.from_numpy(kernel).cuda().to_sparse_csr()
+        return torch.sparse_csr_tensor(
+            plain.crow_indices().int(), plain.col_indices().int(), plain.values(), size=kernel.shape
+        )
