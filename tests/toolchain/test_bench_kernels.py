@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from codegen.assemble import assemble
 from codegen.layers import Layer
 from codegen.networks import TEN_OPERATORS
+from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from farm.bench.index_kernels import index_cubins
 from farm.errors import StoreError
+from farm.gpu import kernels
 from farm.gpu.kernels import KernelPool, NotBuiltError
 from farm.gpu.sizes import machine_instructions
 from farm.gpu.workload import Choice, operator_cases
@@ -20,6 +24,7 @@ from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
 from farm.worker.build import Worker
+from farm.worker.requests import CubinRequest, CubinResult
 from tests.tuning_samples import GPU, other_tiling, record
 
 
@@ -80,6 +85,21 @@ def test_layers_that_were_given_up_are_not_built_to_the_end(tmp_path: Path) -> N
         with pytest.raises(NotBuiltError, match="given up"):
             pool.submit(case, wanted=lambda: False).result()
         assert pool.submit(case).result().kernels
+
+
+def test_the_parts_of_a_layer_are_made_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, store, toolchain = replace(laptop_settings(tmp_path), jobs=2), MemoryStore(), find_toolchain()
+    [case] = operator_cases(["lenet-conv2"], Choice((64,), (0.9,)))
+    both, made = Barrier(2, timeout=60), Worker.build_cubin
+
+    def made_with_another(worker: Worker, request: CubinRequest) -> CubinResult:
+        both.wait()
+        return made(worker, request)
+
+    monkeypatch.setattr(Worker, "build_cubin", made_with_another)
+    monkeypatch.setattr(kernels, "choose_parts", lambda *_: (Part(0, 1), Part(1, 2)))
+    with KernelPool(settings, store, toolchain, "sm_90") as pool:
+        assert len(pool.submit(case).result().kernels) == 2
 
 
 def test_a_given_tiling_is_taken_instead_of_the_chosen_one(tmp_path: Path) -> None:
