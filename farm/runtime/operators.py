@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.launch import GridSize
 from codegen.onnx.network import NetworkNode
+from farm.runtime.halving import Halving
 from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, Value, attribute_axes
 from farm.runtime.moving import MOVING, numbers_of, scalar_of, strides_of
 from farm.runtime.plan import Rows
@@ -152,10 +153,21 @@ def _pool(kernel: str, lowering: Lowering, node: NetworkNode) -> Sequence[Value]
     extent, strides, dilations, begins, ends, sizes = _window(lowering, node, x.shape[2:])
     channels = x.shape[1]
     output = lowering.new((x.shape[0], channels, *sizes[2 - rank :]), x.dtype)
+    halving = Halving.of((height, width), sizes, extent, strides, dilations, begins)
+    if kernel == "max_pool" and halving is not None:
+        return [_halved(lowering, node, x, output, halving)]
     blocks, grid = lowering.elementwise(channels * prod(sizes))
     arguments: list[Given] = [x, output, blocks, channels, height, width, *sizes, *extent, *strides, *begins, *ends]
     arguments += [*dilations, int(node.attributes.get("count_include_pad", 0))]
     return [lowering.step(node, kernel, arguments, output, grid)]
+
+
+def _halved(lowering: Lowering, node: NetworkNode, x: Value, output: Value, halving: Halving) -> Value:
+    channels = x.shape[1]
+    count = halving.threads(channels)
+    blocks, grid = lowering.elementwise(count)
+    sizes = [halving.height, halving.fours, halving.out_height, halving.top, prod(x.shape[1:])]
+    return lowering.step(node, halving.kernel, [x, output, blocks, count, *sizes], output, grid)
 
 
 def _global_max(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:

@@ -104,6 +104,52 @@ __device__ __forceinline__ void pool(
     put(place_out, result);
 }
 
+// So many elements that lie side by side, at an address that they divide.
+template <typename E, int COUNT>
+struct alignas(COUNT * sizeof(E)) Pack {
+    E values[COUNT];
+};
+
+// The largest of windows of WINDOW by WINDOW, two apart, over maps whose width divides by eight. A window of three has
+// the column to the left of its two. A thread has four outputs of a row: their inputs come in packs of 16 bytes.
+template <typename E, int WINDOW>
+__device__ __forceinline__ void halve(
+    const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,
+    unsigned input_image) {
+    OF_EACH_IMAGE(blocks, count)
+    const unsigned line = i / fours, four = i - line * fours, channel = line / out_height;
+    const int width = 8 * fours, y0 = 2 * (int)(line - channel * out_height) - top;
+    const E* const plane = input + (size_t)image * input_image + (size_t)channel * height * width + 8 * four;
+    constexpr int PACK = 16 / sizeof(E);
+    const float least = __uint_as_float(0xff800000);
+    float largest[4] = {least, least, least, least};
+#pragma unroll
+    for (int wy = 0; wy < WINDOW; wy++) {
+        const int y = y0 + wy;
+        if (y < 0 || y >= height) continue;
+        float values[9];
+        values[0] = WINDOW == 3 && four > 0 ? get(plane + y * width - 1) : least;
+#pragma unroll
+        for (int first = 0; first < 8; first += PACK) {
+            const Pack<E, PACK> pack = *(const Pack<E, PACK>*)(plane + y * width + first);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) values[1 + first + j] = get(pack.values + j);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int wx = 3 - WINDOW; wx < 3; wx++) {
+                const float value = values[2 * j + wx];
+                largest[j] = value > largest[j] || value != value ? value : largest[j];
+            }
+        }
+    }
+    Pack<E, 4> made;
+#pragma unroll
+    for (int j = 0; j < 4; j++) put(made.values + j, largest[j]);
+    *(Pack<E, 4>*)(output + ((size_t)image * count + i) * 4) = made;
+}
+
 // A block for each row.
 template <typename E>
 __device__ __forceinline__ void mean(const E* input, E* output, unsigned length) {
@@ -245,6 +291,16 @@ __device__ __forceinline__ void gemm(
         pool<E, true>(                                                                                                \
             input, output, blocks, channels, height, width, out_height, out_width, window_height, window_width,       \
             stride_y, stride_x, top, left, bottom, right, dilation_y, dilation_x, counts_padding);                    \
+    }                                                                                                                 \
+    extern "C" __global__ void halve_2_##type(                                                                        \
+        const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,   \
+        unsigned input_image) {                                                                                       \
+        halve<E, 2>(input, output, blocks, count, height, fours, out_height, top, input_image);                       \
+    }                                                                                                                 \
+    extern "C" __global__ void halve_3_##type(                                                                        \
+        const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,   \
+        unsigned input_image) {                                                                                       \
+        halve<E, 3>(input, output, blocks, count, height, fours, out_height, top, input_image);                       \
     }                                                                                                                 \
     extern "C" __global__ void average_pool_##type(                                                                   \
         const E* input, E* output, unsigned blocks, unsigned channels, int height, int width, int out_height,         \

@@ -1,4 +1,4 @@
-"""Max pooling on a GPU by the kernel of farm.runtime, which takes about half of PyTorch's time for usual windows."""
+"""Max pooling on a GPU by the kernels of farm.runtime, twice as fast as PyTorch's for usual windows or more."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from farm.gpu.driver import driver
 from farm.gpu.loaded import Module, launch
+from farm.runtime.halving import PACK_BYTES, Halving
 from farm.runtime.kernels import rest_entry
 from farm.runtime.lowering import THREADS
 from farm.torch.layer import DTYPES
@@ -23,7 +24,7 @@ MOST_OUTPUTS = 2**31
 """Of one image: the kernel counts them in 32 bits."""
 _TYPES = {kind: name for name, kind in DTYPES.items()}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
-"""By data type and GPU."""
+"""By name and GPU."""
 _lock = threading.Lock()
 
 
@@ -46,33 +47,51 @@ _LIBRARY.define("max_pool(Tensor x, int window, int[] strides, int[] pads, SymIn
 
 
 def _run(x: torch.Tensor, window: int, strides: list[int], pads: list[int], sizes: list[int]) -> torch.Tensor:
-    x = x.contiguous()
-    images, channels, height, width = x.shape
     output = _empty(x, window, strides, pads, sizes)
     if output.numel() == 0:
         return output
-    blocks = -(-channels * math.prod(sizes) // THREADS)
-    numbers = [blocks, channels, height, width, *sizes, window, window, *strides, *pads, 1, 1, 0]
-    arguments = [ctypes.c_uint64(x.data_ptr()), ctypes.c_uint64(output.data_ptr()), *map(ctypes.c_int32, numbers)]
+    channels, height, width = x.shape[1:]
+    halving = Halving.of([height, width], sizes, [window] * 2, strides, [1, 1], pads[:2])
+    if halving is None:
+        more = [channels, height, width, *sizes, window, window, *strides, *pads, 1, 1, 0]
+        return _launched("max_pool", x.contiguous(), output, channels * math.prod(sizes), more)
+    x, count = _packed(x), halving.threads(channels)
+    more = [count, height, halving.fours, halving.out_height, halving.top, x.stride(0)]
+    return _launched(halving.kernel, x, output, count, more)
+
+
+def _launched(kernel: str, x: torch.Tensor, output: torch.Tensor, threads: int, more: Sequence[int]) -> torch.Tensor:
+    """Of so many threads for each image; `more` are the arguments behind the number of blocks of one."""
+    blocks = -(-threads // THREADS)
+    pointers = [ctypes.c_uint64(x.data_ptr()), ctypes.c_uint64(output.data_ptr())]
+    arguments = [*pointers, *map(ctypes.c_int32, (blocks, *more))]
     with torch.cuda.device(x.device):
-        function = _function(_TYPES[x.dtype], torch.cuda.current_device())
+        function = _function(f"{kernel}_{_TYPES[x.dtype]}", torch.cuda.current_device())
         stream = torch.cuda.current_stream().cuda_stream
-        launch(function, (blocks * images, 1, 1), (THREADS, 1, 1), 0, arguments, stream)
+        launch(function, (blocks * len(x), 1, 1), (THREADS, 1, 1), 0, arguments, stream)
     return output
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """With whole images, which may lie apart as within a Concat's output, where 16 bytes can be loaded at once."""
+    whole = list(x.stride()[1:]) == [x.shape[2] * x.shape[3], x.shape[3], 1]
+    if whole and x.stride(0) * x.element_size() % PACK_BYTES == 0 and x.data_ptr() % PACK_BYTES == 0:
+        return x
+    x = x.contiguous()
+    return x if x.data_ptr() % PACK_BYTES == 0 else x.clone()
 
 
 def _empty(x: torch.Tensor, _window: int, _strides: Sequence[int], _pads: Sequence[int], sizes: Sequence[int]) -> Any:
     return x.new_empty([*x.shape[:2], *sizes])
 
 
-def _function(kind: str, device: int) -> ctypes.c_void_p:
+def _function(name: str, device: int) -> ctypes.c_void_p:
     """Loaded into the current context when it is first used there."""
     with _lock:
-        if (kind, device) not in _functions:
+        if (name, device) not in _functions:
             driver()
-            name = f"max_pool_{kind}"
-            _functions[kind, device] = Module(rest_entry(name)).function(name)
-        return _functions[kind, device]
+            _functions[name, device] = Module(rest_entry(name)).function(name)
+        return _functions[name, device]
 
 
 _LIBRARY.impl("max_pool", _run, "CUDA")

@@ -24,13 +24,20 @@ WINDOWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("shape", [(3, 5, 17, 23), (1, 64, 112, 112), (0, 2, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 17, 23), (1, 64, 112, 112), (5, 7, 19, 40), (0, 2, 8, 8)], ids=str)
 def test_pools_agree_in_every_bit(device: Device, window: dict[str, Any], kind: Any, shape: tuple[int, ...]) -> None:
     x = torch.randn(*shape, device="cuda").to(kind)
     if x.numel():
         x[0, 0, 3, 4] = float("nan")
         x[0, 1] = -float("inf")
     torch.testing.assert_close(own_max_pool(x, **window), max_pool(x, **window), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("window", WINDOWS[:2], ids=str)
+def test_an_image_may_lie_among_others_and_anywhere(device: Device, window: dict[str, Any]) -> None:
+    whole = torch.randn(3, 9, 8, 16, device="cuda")
+    for x in (whole[:, 2:7], whole[:, :, :, 1:9], whole.flatten()[1 : 1 + 9 * 8 * 16].view(1, 9, 8, 16)):
+        torch.testing.assert_close(own_max_pool(x, **window), max_pool(x, **window), rtol=0, atol=0)
 
 
 def test_a_pool_of_channels_last_is_computed_too(device: Device) -> None:
