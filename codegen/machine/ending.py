@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
+from codegen.machine.operands import operands
 from codegen.machine.sums import Sums
 from codegen.machine.word import ZERO_REGISTER, Words
 from codegen.operators.placeholders import FIRST_BIAS
@@ -57,10 +57,11 @@ class Ending:
             numbers = [number for number in sums.in_row for _ in range(2)]
             stores = _stores(words, opcodes, pinned[:count], end)
             return Ending(biases, none, stores, np.append(stores, _in_registers(biases, pinned[count:], numbers)))
-        expected = dict.fromkeys(sums.in_row, sums.positions)
-        if Counter(biases.numbers.tolist()) != expected:
-            raise MachineCodeError("not every half of a sum gets its bias")
         splits = _splits(words, opcodes, pinned, end, one)
+        # A half that lies outside the map is never stored, and gets no bias.
+        found = np.append(biases.words, splits)
+        if others := sorted(_readers(words, end, one) - set(found.tolist())):
+            raise MachineCodeError(f"word {others[0]} reads the last marker, and is no bias of a sum")
         return Ending(biases, splits, none, splits)
 
 
@@ -73,6 +74,15 @@ def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int, sums
     chosen = ((a == one) != (b == one)) & np.isin(numbers, list(sums.in_row))
     added_to = np.where(a == one, b, a)
     return Biases(adds[chosen], added_to[chosen], numbers[chosen])
+
+
+def _readers(words: Words, end: slice, one: int) -> set[int]:
+    """The words that read the one until its register is written again."""
+    used = operands(words[end])
+    writes = used.writes.word[(used.writes.resource == one) & (used.writes.word > 0)]
+    until = int(writes.min()) if len(writes) else end.stop - end.start
+    reads = used.reads.word[(used.reads.resource == one) & (used.reads.word > 0) & (used.reads.word <= until)]
+    return set((reads + end.start).tolist())
 
 
 def _in_registers(biases: Biases, registers: NDArray[np.int64], numbers: list[int]) -> NDArray[np.int64]:

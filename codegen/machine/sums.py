@@ -57,11 +57,6 @@ class Sums:
         """All registers that must stay what they are from chunk to chunk."""
         return self.registers + tuple(register for pair in self.wide for register in pair)
 
-    @property
-    def positions(self) -> int:
-        """Outputs of a thread for each number in a row."""
-        return len(self.in_row) // len(set(self.in_row)) * (2 if self.packed else 1)
-
     def ending(self, line: str, one: str, one_bits: str) -> list[str]:
         """A line of the epilogue, so that it waits for the load of a one: as it is, if nothing of a sum is in it.
 

@@ -23,7 +23,7 @@ from codegen.machine.operands import operands
 from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
 from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Linear
+from codegen.spec import Conv2d, Linear
 from codegen.template import make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import find_toolchain
@@ -190,3 +190,14 @@ def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> Non
     direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
     for code in (cubin, direct):
         assert verify_layer(template, weights, [whole], cubins=[code]).ok
+
+
+def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
+    spec = Conv2d(8, 14, 14, 12, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    template = make_template(spec, Tiling(14, 7, 1, 4, 4, 2, "float16"), "compute_80", find_toolchain(), LIMITS)
+    rng = np.random.default_rng(1)
+    kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
+    weights, whole = Weights(kernel, np.arange(12, dtype=np.float32)), Part(0, 3)
+    skeleton = make_skeleton(template, "sm_90", find_toolchain())
+    direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
+    assert verify_layer(template, weights, [whole], cubins=[direct]).ok
