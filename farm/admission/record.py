@@ -11,8 +11,8 @@ from codegen.keys import assembler_digest
 from codegen.machine.admission import Admission, Admissions
 from codegen.spec import DataType
 
-LEAST_LAYERS = 1000
-"""Fewer admit nothing: what was wrong so far was seen once in hundreds of layers."""
+LEAST_LAYERS = 500
+"""Fewer admit nothing: what was wrong so far was seen in one layer of twenty, at least in one of hundreds."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from codegen.spec import (
 from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
 
-LAYERS_OF_SHAPE = 24
+LAYERS_OF_SHAPE = 40
 """Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
-MOST_WEIGHTS = 2048
+MOST_WEIGHTS = 1024
 """Of a drawn shape: ptxas takes a tenth of a second for most such layers."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
@@ -124,7 +124,7 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
 
 def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     kind, epilogue = rng.random(), _epilogue(rng)
-    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_WEIGHTS))))
+    weights = int(np.exp(rng.uniform(np.log(24), np.log(MOST_WEIGHTS))))
     if kind < 0.25:
         inputs = int(np.clip(np.exp(rng.uniform(np.log(4), np.log(600))), 1, weights))
         return Linear(inputs, max(1, weights // inputs), epilogue, data_type)

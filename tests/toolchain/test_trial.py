@@ -108,7 +108,7 @@ def test_layers_with_odd_masks_give_the_same_bits_both_ways(made: MadeShape) -> 
     ]
     found = tried(made)
     assert found.tried.layers == 12
-    assert found.tried.outputs > 1000
+    assert found.tried.outputs > 500
     assert found.tried.wrong == ()
     assert found.evidence == ()
 
@@ -149,9 +149,9 @@ def test_a_gpu_that_stops_ends_the_trial_with_the_layer_it_ran(made: MadeShape) 
 
 def test_a_trial_draws_as_many_layers_as_it_is_asked_for_from_the_number_it_is_asked_for(made: MadeShape) -> None:
     source = Made(replace(made, layers=()))
-    list(try_on(EmulatedBench(), source, TrialPlan(layers=50, first=240), "13.0", ahead=2))
+    list(try_on(EmulatedBench(), source, TrialPlan(layers=90, first=10 * LAYERS_OF_SHAPE), "13.0", ahead=2))
     types = len(claimed_types("sm_90"))
-    assert source.asked == [*[(10, 24)] * types, *[(11, 24)] * types, *[(12, 2)] * types]
+    assert source.asked == [*[(10, 40)] * types, *[(11, 40)] * types, *[(12, 10)] * types]
 
 
 def test_a_trial_of_some_data_types_draws_no_others(made: MadeShape) -> None:

@@ -66,7 +66,6 @@ def test_one_gpu_that_found_a_difference_counts_more_than_another_that_found_non
 
 def test_what_the_assembler_does_not_know_no_record_admits() -> None:
     assert who(admission(arch="sm_80"), arch="sm_80") == ("ptxas", "the assembler knows sm_90, not sm_80")
-    assert who(admission(data_type="bfloat16"), data_type="bfloat16")[0] == "ptxas"
 
 
 def test_code_is_admitted_at_the_level_at_which_it_was_compared() -> None:
@@ -120,9 +119,8 @@ def test_a_shipped_record_admits_this_assembler_or_says_that_it_is_of_another() 
     records = files.shipped_records()
     stale = [record for record in records if record.sources != assembler_digest()]
     for record in records:
-        assert record.passed
         made_by, reason = who(*records, arch=record.arch, ptxas=record.ptxas, data_type=record.data_type)
-        assert made_by == ("ptxas" if record in stale else "direct")
+        assert made_by == ("direct" if record.passed and record not in stale else "ptxas")
         assert ("another version of the assembler" in reason) == (record in stale)
     if stale:
         pytest.skip(f"admissions.json is of another assembler: farm admit -o farm/admission/{files.SHIPPED} on a GPU")
