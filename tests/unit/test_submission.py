@@ -9,7 +9,8 @@ import pytest
 
 from codegen.errors import TilingError
 from codegen.layers import Checkpoint
-from codegen.spec import LIKELY_ROWS, Linear
+from codegen.machine.admission import CHOICES, AssemblerChoice, unknown
+from codegen.spec import LIKELY_ROWS, Conv2d, Linear
 from codegen.tiling import Part, Tiling
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob
@@ -110,3 +111,16 @@ def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.Monkey
 def test_equal_content_under_another_name_is_another_request() -> None:
     net = checkpoint(layer())
     assert submitted(net, name="a").request_digest != submitted(net, name="b").request_digest
+
+
+def test_whoever_asks_for_the_direct_assembler_gets_no_tiling_that_it_leaves_to_ptxas() -> None:
+    """A layer whose channels ptxas's kernel splits over clusters, which takes ptxas minutes."""
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
+    net = checkpoint(layer("conv", spec=spec))
+    chosen: dict[AssemblerChoice, Tiling] = {}
+    for assembler in CHOICES:
+        options = BuildOptions(("sm_90",), batch=1, tuning=False, assembler=assembler)
+        [build] = new_job(net, options, namespace="", name="net", store=None).builds
+        chosen[assembler] = build.tiling
+    assert chosen["ptxas"].cluster > 1
+    assert not unknown(spec, chosen["direct"], "sm_90")
