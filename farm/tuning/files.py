@@ -15,7 +15,11 @@ from farm.tuning.record import TuningRecord, record_of_json
 SCHEMA_VERSION = 1
 """Version of the file, raised whenever it would mislead a reader of the old one. JSON Schema: tuning.schema.json."""
 SHIPPED = ("h200.json", "h200_networks.json")
-"""Beside this module; exported after `farm tune` on the GPU that each is named after: `--op all`, and of networks."""
+"""Beside this module; exported after `farm tune` on the GPU that each is named after: `--op all`, and of networks.
+
+Records without cubins are of the measurements in tests/benchmarks/cost_model: of each layer the best of six tilings,
+where the cost model's present choice is one of them; cold was made by writing to the L2 cache.
+"""
 
 
 def document_of(records: Iterable[TuningRecord]) -> dict[str, Any]:
