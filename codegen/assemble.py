@@ -16,6 +16,11 @@ PTX_LIMIT_BYTES = 64 * 2**20
 _ELF_HEADER_BYTES = 64
 
 
+CLUSTERED_LEVEL = 1
+"""At most, for kernels of many short streams: above it the time of ptxas grows with the square of their number, for
+code of the same size (64 streams of 680 instructions: 29 s at level 3, 4 s at this one)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cubin:
     """Machine code for one architecture, with what ptxas reports of it."""
@@ -30,9 +35,9 @@ class Cubin:
     """What ptxas took."""
 
 
-def ptxas_options(optimisation: int) -> tuple[str, ...]:
-    """The options at an optimisation level, 0 to 3."""
-    return (f"-O{optimisation}",)
+def ptxas_options(optimisation: int, *, clusters: bool = False) -> tuple[str, ...]:
+    """The options at an optimisation level, 0 to 3, and of a kernel whose channels are split over clusters."""
+    return (f"-O{min(optimisation, CLUSTERED_LEVEL) if clusters else optimisation}",)
 
 
 def level_of(options: tuple[str, ...]) -> int:

@@ -12,7 +12,7 @@ from codegen.tiling import Part
 
 PART_INSTRUCTIONS = 40_000
 """Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
-CLUSTERED_INSTRUCTIONS = 150_000
+CLUSTERED_INSTRUCTIONS = 400_000
 """The same where the channels are split over clusters: the short streams of a layer are to run side by side."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from codegen.arch import virtual_arch
-from codegen.assemble import ptxas_options
+from codegen.assemble import level_of, ptxas_options
 from codegen.choice import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
@@ -73,12 +73,12 @@ def plan(
     template_fields: dict[str, Mapping[str, str]] = {}
     cubin_fields: dict[str, Mapping[str, str]] = {}
     for job, builds in work:
-        options = ptxas_options(job.options.optimisation)
         for build in builds:
+            clusters = build.tiling.cluster > 1
+            options = ptxas_options(job.options.optimisation, clusters=clusters)
             for (number, part), arch in _parts(build, job.options):
-                of_template, template = template_of(
-                    build.spec, build.tiling, virtual_arch(arch, clusters=build.tiling.cluster > 1)
-                )
+                virtual = virtual_arch(arch, clusters=clusters)
+                of_template, template = template_of(build.spec, build.tiling, virtual)
                 assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, admissions)
                 of_cubin = cubin_key(
                     template.key,
@@ -93,7 +93,7 @@ def plan(
                 templates.setdefault(template.key, template)
                 if key not in cubins:
                     instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
-                    seconds = ptxas_seconds(build.spec, instructions, job.options.optimisation)
+                    seconds = ptxas_seconds(build.spec, instructions, level_of(options))
                     cost, whole = _cost(build, part), arch in build.whole
                     if whole:
                         seconds = direct_seconds(instructions)

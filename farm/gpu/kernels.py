@@ -70,7 +70,6 @@ class KernelPool:
         self._store = store
         self._toolchain = toolchain
         self._arch = arch
-        self._options = ptxas_options(optimisation)
         self._optimisation = optimisation
         self._book = book
         self._with_ptx = with_ptx
@@ -171,8 +170,9 @@ class KernelPool:
     ) -> CubinFacts:
         if not wanted():
             raise NotBuiltError("it was given up")
-        key = cubin_key(template.key, weights, part, self._arch, self._options, self._toolchain.ptxas_version)
-        request = CubinRequest(template, weights, part, self._arch, self._options, key.digest, 0)
+        options = ptxas_options(self._optimisation, clusters=template.tiling.cluster > 1)
+        key = cubin_key(template.key, weights, part, self._arch, options, self._toolchain.ptxas_version)
+        request = CubinRequest(template, weights, part, self._arch, options, key.digest, 0)
         made = self._worker().build_cubin(request).made
         if isinstance(made, Failure):
             raise NotBuiltError(_words(made))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.assemble import level_of
 from codegen.choice import stream_instructions
 from codegen.layers import Checkpoint
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions
@@ -103,12 +104,11 @@ def forecast(
         for build in job.builds
     }
     requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in streams}
-    levels = {job.id: job.options.optimisation for job in jobs}
     of_cubin: dict[str, _Kernel] = {}
     for request in todo.cubins:
         for target in todo.targets[request.key]:
             requests[target.job, target.build].append(request)
-            of_cubin[request.key] = _kernel(streams[target.job, target.build], request, levels[target.job])
+            of_cubin[request.key] = _kernel(streams[target.job, target.build], request)
     missing = [request for request in todo.cubins if request.key not in there]
     templates = {request.template.key: request.template for request in missing if request.template.key not in there}
     nvcc = [nvcc_seconds(template.spec, template.tiling) for template in templates.values()]
@@ -148,9 +148,9 @@ def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
     return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
 
 
-def _kernel(streams: NDArray[np.float64], request: CubinRequest, optimisation: int) -> _Kernel:
+def _kernel(streams: NDArray[np.float64], request: CubinRequest) -> _Kernel:
     instructions = float(streams[request.part.first : request.part.end].sum())
-    by_ptxas = ptxas_seconds(request.template.spec, instructions, optimisation)
+    by_ptxas = ptxas_seconds(request.template.spec, instructions, level_of(request.options))
     seconds = direct_seconds(instructions) if request.whole else by_ptxas
     return _Kernel(INSTRUCTION_BYTES * int(instructions), seconds)
 

@@ -126,6 +126,7 @@ def test_kernels_with_clusters_are_made_of_their_own_ptx_by_ptxas() -> None:
     split = replace(build(0, tiling=replace(SPLIT, cluster=2)), spec=Conv2d(16, 7, 7, 16, 3, 3, padding=PAD))
     made = plan([(job(archs=("sm_90", "sm_100")), [split])], fixed_toolchain())
     assert {each.virtual_arch for each in made.templates} == {"compute_90"}
+    assert {each.options for each in made.cubins} == {("-O1",)}
     for choice in ("direct", "patch"):
         who, why = assembler_for(choice, split.spec, split.tiling, "sm_90", "13.0")
         assert who == "ptxas"
