@@ -102,6 +102,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int out
     bool outside[EDGES];
 #pragma unroll
     for (int e = 0; e < EDGES; ++e) outside[e] = (unsigned)(column * STRIDE_X + edge_starts[e]) >= WIDTH;
+#if ROW_EDGES
+    const int edge_rows[EDGES] = EDGE_ROWS;
+#pragma unroll
+    for (int e = 0; e < EDGES; ++e) outside[e] |= (unsigned)(row * STRIDE_Y + edge_rows[e]) >= HEIGHT;
+#endif
 #endif
     const bool has_image[] = {IMAGES == 1 || first_image + image < images, first_image + image + 1 < images};
 #define IN_RANGE(which, dy, dx) \

@@ -98,18 +98,17 @@ def _address(layer: TiledConvolution) -> stream.Address:
     tile, geometry = layer.input_tile, layer.geometry
 
     def address(tap: Tap) -> tuple[str, str]:
-        at_edge = tap.kernel_column in tile.edges
-        pointer = f"edge[{tile.edges.index(tap.kernel_column)}]" if at_edge else "in"
-        # Beside whole rows there are no pads.
-        column = tap.column - (geometry.pad_left if tile.whole_rows else 0)
-        return pointer, f"{tap.channel} * CHANNEL_WORDS + {tap.row} * ROW_WORDS + ({column})"
+        edge = tile.edge(tap.row, tap.kernel_column)
+        row, column = tap.row - geometry.pad_top + tile.rows_above, tap.column - geometry.pad_left * tile.whole_rows
+        pointer = "in" if edge is None else f"edge[{edge}]"
+        return pointer, f"{tap.channel} * CHANNEL_WORDS + ({row}) * ROW_WORDS + ({column})"
 
     return address
 
 
 def _parameters(layer: TiledConvolution) -> str:
     spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
-    starts = [s * geometry.dilation[1] - geometry.pad_left for s in tile.edges]
+    edges = [(edge.row or 0, edge.column * geometry.dilation[1]) for edge in tile.edges]
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "IMAGES": tiling.images,
@@ -122,7 +121,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "STRIDE_X": geometry.stride[1],
         "STEP_Y": geometry.step[0],
         "STEP_X": geometry.step[1],
-        "PAD_TOP": f"({geometry.pad_top})",
+        "PAD_TOP": f"({tile.rows_above})",
         "PAD_LEFT": f"({geometry.pad_left})",
         "UP_Y": geometry.phases[0],
         "UP_X": geometry.phases[1],
@@ -155,7 +154,9 @@ def _parameters(layer: TiledConvolution) -> str:
         "JUMP_AFTER": geometry.patch_rows,
         "PAIR_OFFSET": geometry.image_elements if pair.images == 2 else tiling.tile_width * geometry.stride[1],
         "EDGES": len(tile.edges),
-        "EDGE_STARTS": "{" + ", ".join(map(str, starts)) + "}",
+        "EDGE_STARTS": "{" + ", ".join(str(column - geometry.pad_left) for _, column in edges) + "}",
+        "ROW_EDGES": int(any(edge.row is not None for edge in tile.edges)),
+        "EDGE_ROWS": "{" + ", ".join(str(row - geometry.pad_top) for row, _ in edges) + "}",
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from codegen.operators.geometry import Geometry
 from codegen.operators.pairing import Pairing
@@ -12,6 +13,17 @@ from codegen.tiling import Tiling
 
 BANKS = 32
 """Words of shared memory that one access reaches."""
+MOST_EDGES = 8
+"""Of a tile without rows above and below the map: those of a 3x3 kernel. Each is a register for every stage."""
+
+
+class Edge(NamedTuple):
+    """What a position may read from beside the map, and then reads zeros for."""
+
+    row: int | None
+    """Of the thread's window; None for all rows, if those above and below the map are in shared memory."""
+    column: int
+    """Of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,8 @@ class InputTile:
 
     Where a block computes whole rows, whole rows of the input lie there as they do in memory, without pads beside them:
     copies are long, consecutive positions read consecutive banks. What a position at an edge reads from beside the map
-    it then reads from an area of zeros.
+    it then reads from an area of zeros. Where a block has whole maps, that goes for rows above and below too, if then a
+    chunk is one piece.
     """
 
     whole_rows: bool
@@ -57,8 +70,10 @@ class InputTile:
     passes: int
     pointers: int
     """Pointers per thread."""
-    edges: tuple[int, ...]
-    """Kernel columns that lie beside the map for some position: each has an address of its own."""
+    rows_above: int
+    """Rows of zeros before the first row of the map that it has."""
+    edges: tuple[Edge, ...]
+    """What lies beside the map for some position: each has an address of its own."""
     zero_words: int
     """Words in the area of zeros, behind the stages."""
     zeros_before: int
@@ -68,6 +83,10 @@ class InputTile:
     def copies(self) -> int:
         """Copies per thread and chunk."""
         return self.pointers * self.passes
+
+    def edge(self, row: int, column: int) -> int | None:
+        """The number of the edge that a row of the window and a column of the kernel are at; None of others."""
+        return next((i for i, each in enumerate(self.edges) if each in ((row, column), (None, column))), None)
 
     def shared_words(self, stages: int) -> int:
         return stages * self.stage_words + self.zero_words
@@ -97,13 +116,20 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         and pair.columns == 1
     )
     merged = False
-    edges: tuple[int, ...] = ()
+    rows_above = geometry.pad_top
+    edges: tuple[Edge, ...] = ()
     gap, vector = 0, 1
     if whole_rows:
         row_words = geometry.width
         merged = even and one_row and geometry.pad_top == 0 and height == geometry.height
         chunk = tiling.chunk_channels * plane
-        if merged and chunk % 4 == 0 and geometry.group_channels * plane % 4 == 0:
+        long = chunk % 4 == geometry.group_channels * plane % 4 == 0
+        edges = tuple(Edge(None, s) for s in range(geometry.kernel_width) if _is_beside(geometry, 0, s, rows=False))
+        if not merged and long and even and pair.images == 1 and _unit(plane, 0) == 1:
+            around = _around(geometry, tiling)
+            if around:
+                merged, height, rows_above, edges = True, geometry.height, 0, around
+        if merged and long:
             unit, margin, channel_words = 4, 0, plane
         elif merged:
             unit, margin, channel_words = 1, 0, plane
@@ -112,7 +138,6 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
             unit = _unit(plane, 0 if one_row else step)
             margin = -geometry.pad_top * geometry.width % unit
             channel_words = _up(margin + height * geometry.width, unit)
-        edges = _edges(geometry)
     else:
         one_tile = tiling.tile_width >= geometry.positions_width and pair.columns == 1
         across = 0 if one_tile else tiling.tile_width * geometry.stride[1]
@@ -140,7 +165,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
     stage_words = _up(images * image_words, BANKS if edges else 1)
     last_row = (tiling.rows - 1) * geometry.tile_stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0]
     reach = (tiling.chunk_channels - 1) * channel_words + last_row * row_words
-    zeros_before = _up(max(geometry.pad_left, 0), BANKS)
+    zeros_before = _up(max(geometry.pad_left, 0) + (geometry.pad_top - rows_above) * row_words, BANKS)
     zeros = zeros_before + BANKS + reach + (geometry.kernel_width - 1) * geometry.dilation[1]
     return InputTile(
         whole_rows=whole_rows,
@@ -160,6 +185,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         pass_channels=pass_channels,
         passes=tiling.chunk_channels // pass_channels,
         pointers=pointers,
+        rows_above=rows_above,
         edges=edges,
         zero_words=zeros if edges else 0,
         zeros_before=zeros_before,
@@ -186,10 +212,26 @@ def _unit(length: int, step: int) -> int:
     return next(unit for unit in (4, 2, 1) if length % unit == step % unit == 0)
 
 
-def _edges(geometry: Geometry) -> tuple[int, ...]:
-    last = (geometry.positions_width - 1) * geometry.stride[1]
-    starts = [s * geometry.dilation[1] - geometry.pad_left for s in range(geometry.kernel_width)]
-    return tuple(s for s, start in enumerate(starts) if start < 0 or last + start >= geometry.width)
+def _around(geometry: Geometry, tiling: Tiling) -> tuple[Edge, ...]:
+    """The edges of a tile of whole maps without rows above and below them; empty where that is none for a block."""
+    if tiling.rows != 1 or tiling.tile_height != geometry.positions_height or geometry.pad_top < 0:
+        return ()
+    edges = tuple(
+        Edge(r * geometry.dilation[0], s)
+        for r in range(geometry.kernel_height)
+        for s in range(geometry.kernel_width)
+        if _is_beside(geometry, r, s, rows=True)
+    )
+    return edges if len(edges) <= MOST_EDGES else ()
+
+
+def _is_beside(geometry: Geometry, r: int, s: int, *, rows: bool) -> bool:
+    """Whether an element of the kernel lies beside the map for some position; above and below it if `rows` count."""
+    across = s * geometry.dilation[1] - geometry.pad_left
+    down = r * geometry.dilation[0] - geometry.pad_top
+    last_across = (geometry.positions_width - 1) * geometry.stride[1] + across
+    last_down = (geometry.positions_height - 1) * geometry.stride[0] + down
+    return across < 0 or last_across >= geometry.width or (rows and (down < 0 or last_down >= geometry.height))
 
 
 def _over(count: int, by: int) -> int:
