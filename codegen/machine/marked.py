@@ -34,8 +34,9 @@ from codegen.spec import is_bounded
 from codegen.template import Template
 
 POINTERS = 0x600000
-MOST_POINTERS = 5
-"""The first is the store's address, the others its data: up to four registers."""
+MARKED_TOGETHER = 4
+"""Pointers into shared memory that a marker shows as its data; the first of all is its address."""
+MOST_POINTERS = 1 + 2 * MARKED_TOGETHER
 REACH = 0x40000
 """An address may be so far from its marker's: whatever lies in shared memory is nearer."""
 SUMS = 0x700000
@@ -172,7 +173,7 @@ def _markers(pointers: list[str], sums: Sums, ring_words: int, width: int, deman
     """Those of a chunk, in place of its multiply-adds."""
     loads, stores = _ring(ring_words, width, pointers[0])
     yield from loads
-    yield _pointer_marker(pointers)
+    yield from _pointer_markers(pointers)
     if demand.holds_sums:
         yield from (_store(each, f"{pointers[0]}+{HELD_SUMS}") for each in sums.pinned)
     yield from stores
@@ -182,11 +183,13 @@ def _store(register: str, address: str) -> str:
     return f"st.volatile.shared.b32 [{address}],{register};"
 
 
-def _pointer_marker(pointers: list[str]) -> str:
-    address, *others = pointers
-    data = (others + others)[: next(count for count in (1, 2, 4) if count >= len(others))] or ["0"]
-    vector, names = (f".v{len(data)}", f"{{{','.join(data)}}}") if len(data) > 1 else ("", data[0])
-    return f"st.volatile.shared{vector}.u32 [{address}+{POINTERS}],{names};"
+def _pointer_markers(pointers: list[str]) -> Iterator[str]:
+    address, *all_others = pointers
+    for first in range(0, max(1, len(all_others)), MARKED_TOGETHER):
+        others = all_others[first : first + MARKED_TOGETHER]
+        data = (others + others)[: next(count for count in (1, 2, 4) if count >= len(others))] or ["0"]
+        vector, names = (f".v{len(data)}", f"{{{','.join(data)}}}") if len(data) > 1 else ("", data[0])
+        yield f"st.volatile.shared{vector}.u32 [{address}+{POINTERS}],{names};"
 
 
 def _ring(words: int, width: int, pointer: str) -> tuple[list[str], list[str]]:

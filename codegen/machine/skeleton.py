@@ -124,8 +124,10 @@ class Skeleton:
         if len(set(pinned.tolist())) != len(pinned):
             raise MachineCodeError("two sums are in one register")
         pointed = places.several(places.all_stores, marked.POINTERS, leaf)
-        if len(pointed) != template.chunks:
+        together = [*range(1, template.pointers, marked.MARKED_TOGETHER)] or [1]
+        if len(pointed) != len(together) * template.chunks:
             raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
+        pointed, first = pointed.reshape(template.chunks, -1), pointed[:: len(together)]
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
         if not len(loads) or len(loads) != len(stores) or len(loads) % template.chunks:
             raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
@@ -136,13 +138,14 @@ class Skeleton:
         held = places.several(places.all_stores, marked.HELD_SUMS, leaf).reshape(template.chunks, -1)
         if held.size and (word.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("a sum changes its register from chunk to chunk")
-        in_order = np.concatenate([loads, pointed[:, None], held, stores], axis=1)
+        in_order = np.concatenate([loads, pointed, held, stores], axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
             raise MachineCodeError("the markers of a chunk are not in order")
-        registers = word.SOURCE_B.get(words)[pointed][:, None] + np.arange(-1, template.pointers - 1)
-        registers[:, 0] = word.SOURCE_A.get(words)[pointed]
+        number = np.arange(template.pointers - 1)
+        data = word.SOURCE_B.get(words)[pointed][:, number // marked.MARKED_TOGETHER] + number % marked.MARKED_TOGETHER
+        registers = np.concatenate([word.SOURCE_A.get(words)[first][:, None], data], axis=1)
         offsets = np.zeros(registers.shape, dtype=np.int64)
-        offsets[:, 0] = places.offsets[pointed] - marked.POINTERS
+        offsets[:, 0] = places.offsets[first] - marked.POINTERS
         _check_barriers(opcodes, in_order, leaf)
         ending = Ending.of(words, opcodes, template.sums, pinned, slice(last, leaf_end))
         zeroed = places.several(places.loads, marked.AFTER, leaf)
@@ -165,9 +168,9 @@ class Skeleton:
             group_register=group,
             sums=pinned[:sums],
             wide=pinned[sums:].reshape(-1, 2),
-            splices=pointed,
+            splices=first,
             pointers=registers,
-            uniform=np.where(UNIFORM_ADDRESS.get(words)[pointed] == 0, -1, UNIFORM_C.get(words)[pointed]),
+            uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
             offsets=offsets,
             residuals=_last(branch + np.flatnonzero(opcodes[leaf] == word.LDG), sum(map(len, template.residuals))),
             ring=ring,

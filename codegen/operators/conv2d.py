@@ -217,7 +217,7 @@ def work(layer: TiledConvolution) -> Work:
         sums=sum_registers(layer),
         terms=per_channel * streams.span_channels,
         inputs=used_rows * geometry.kernel_width * streams.span_channels // tile.vector,
-        pointers=tile.pointers,
+        pointers=tile.pointers_held,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
         bounded=used_rows * geometry.kernel_width * streams.span_channels if is_bounded(spec) else 0,

@@ -84,6 +84,11 @@ class InputTile:
         """Copies per thread and chunk."""
         return self.pointers * self.passes
 
+    @property
+    def pointers_held(self) -> int:
+        """Pointers per thread that take registers: those, and the addresses around whole maps, held for each stage."""
+        return self.pointers + (len(self.edges) // 2 if any(edge.row is not None for edge in self.edges) else 0)
+
     def edge(self, row: int, column: int) -> int | None:
         """The number of the edge that a row of the window and a column of the kernel are at; None of others."""
         return next((i for i, each in enumerate(self.edges) if each in ((row, column), (None, column))), None)

@@ -52,6 +52,20 @@ _CONVOLUTIONS = {
         Conv2d(2, 8, 12, 5, 4, 4, stride=(4, 4)), Tiling(3, 2, 1, 3, 2, 2, form="full"), batch=2
     ),
     "a stride larger than the kernel": Case(Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)), Tiling(4, 4, 2, 4, 3, 2)),
+    "whole maps of an odd size, in one piece": Case(
+        Conv2d(8, 7, 9, 5, 3, 3, padding=PAD), Tiling(9, 7, 1, 3, 4, 3, images=2), batch=3
+    ),
+    "whole maps of an odd size, stride 2, without cp.async": Case(
+        Conv2d(8, 9, 7, 5, 3, 3, stride=(2, 2), padding=PAD, epilogue=RESIDUAL),
+        Tiling(4, 5, 1, 5, 4, 2),
+        virtual_arch="compute_75",
+    ),
+    "whole maps of an odd size, uneven padding and a dilation": Case(
+        Conv2d(4, 5, 7, 6, 2, 3, padding=(0, 1, 1, 2), dilation=(2, 1)), Tiling(8, 4, 1, 3, 4, 2)
+    ),
+    "whole maps of an odd size, bfloat16": Case(
+        Conv2d(8, 7, 7, 5, 3, 3, padding=PAD, data_type="bfloat16"), Tiling(7, 7, 1, 5, 8, 2)
+    ),
     "one output": Case(Conv2d(4, 3, 3, 1, 3, 3), Tiling(1, 1, 1, 1, 4, 2), batch=1),
     "a residual and a Relu": Case(
         Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 0, 1, 2), epilogue=RESIDUAL), Tiling(8, 4, 2, 4, 2, 2), batch=3

@@ -20,6 +20,7 @@ LIMITS = ToolLimits(600)
 LARGE: dict[str, LayerSpec] = {
     "vgg16 fc2": Linear(4096, 4096),
     "vit-b/16 patches": Conv2d(3, 224, 224, 768, 16, 16, stride=(16, 16)),
+    "resnet-50 layer4 3x3": Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1)),
 }
 
 

@@ -42,6 +42,7 @@ ASSEMBLED = (
     "a residual and a Relu",
     "whole rows copied by fours",
     "several images a block, a 1x1 kernel",
+    "whole maps of an odd size, in one piece",
     "linear, copied by fours",
 )
 HALVES = (

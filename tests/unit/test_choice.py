@@ -325,6 +325,15 @@ def test_what_has_too_much_code_is_dropped_before_its_launch_is_looked_at(monkey
     assert 0 < len(looked_at) < candidates / 4
 
 
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("channels", [256, 512])
+def test_a_3x3_layer_of_7x7_maps_takes_at_most_24_bytes_a_nonzero(channels: int, batch: int) -> None:
+    spec = Conv2d(channels, 7, 7, channels, 3, 3, padding=PAD)
+    nonzeros = spread(spec, 0.1)
+    tiling = choose_tiling(spec, batch, nonzeros)
+    assert 16 * stream_instructions(spec, tiling, nonzeros).sum() <= 24 * nonzeros.sum()
+
+
 def test_lanes_an_even_distance_apart_conflict() -> None:
     assert bank_conflicts(range(32)) == 1
     assert bank_conflicts([5] * 32) == 1  # one word for all is one access
