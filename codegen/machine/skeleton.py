@@ -128,6 +128,8 @@ class Skeleton:
         if len(pointed) != len(together) * template.chunks:
             raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
         pointed, first = pointed.reshape(template.chunks, -1), pointed[:: len(together)]
+        if (np.diff(pointed, axis=1) != 1).any():
+            raise MachineCodeError("ptxas puts something between two markers of pointers")
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
         if not len(loads) or len(loads) != len(stores) or len(loads) % template.chunks:
             raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
@@ -168,7 +170,7 @@ class Skeleton:
             group_register=group,
             sums=pinned[:sums],
             wide=pinned[sums:].reshape(-1, 2),
-            splices=first,
+            splices=pointed[:, -1],
             pointers=registers,
             uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
             offsets=offsets,
