@@ -14,6 +14,7 @@ from cli.render import counted, duration, size
 from cli.skipped import skipped_lines
 from cli.tables import EXTRA, Column, fitted_table
 from cli.totals import arch_totals
+from codegen.assemble import level_of, ptxas_options
 from codegen.spec import LayerSpec, Linear
 from codegen.tiling import Part
 from farm.jobs import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
@@ -212,18 +213,16 @@ def tuning_lines(builds: Sequence[Build]) -> list[Text]:
 
 
 def lowered_lines(detail: JobDetail) -> list[Text]:
-    """What ptxas took too long for at the level that was asked for."""
-    asked = detail.job.options.optimisation
-    names = {
-        build.cubin_name(result.arch, result.part): result.optimisation
-        for build in detail.builds
-        for result in detail.results_of(build)
-        if result.cubin and result.optimisation != asked
-    }
-    return [
-        Text(f"{name} is built at -O{level}: ptxas ran into its time limit at -O{asked}", style="yellow")
-        for name, level in names.items()
-    ]
+    """What ptxas took too long for at the level that was meant."""
+    lines: dict[str, Text] = {}
+    for build in detail.builds:
+        meant = level_of(ptxas_options(detail.job.options.optimisation, clusters=build.tiling.cluster > 1))
+        for result in detail.results_of(build):
+            if result.cubin and result.optimisation != meant:
+                name = build.cubin_name(result.arch, result.part)
+                text = f"{name} is built at -O{result.optimisation}: ptxas ran into its time limit at -O{meant}"
+                lines[name] = Text(text, style="yellow")
+    return list(lines.values())
 
 
 def assembler_lines(detail: JobDetail) -> list[Text]:

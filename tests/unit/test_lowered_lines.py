@@ -1,0 +1,25 @@
+"""What is told of cubins at a lower level than the job's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cli.layers import lowered_lines
+from farm.jobs import JobDetail, Outcome
+from tests.unit.test_cli_render import detail
+
+
+def at_level_one(*, cluster: int) -> JobDetail:
+    whole = detail(Outcome.BUILT)
+    [build], [result] = whole.builds, whole.results
+    build = replace(build, tiling=replace(build.tiling, cluster=cluster))
+    return JobDetail(whole.job, (build,), (replace(result, optimisation=1),))
+
+
+def test_a_cubin_that_took_ptxas_too_long_is_told() -> None:
+    [line] = lowered_lines(at_level_one(cluster=1))
+    assert line.plain.endswith("sm_80 is built at -O1: ptxas ran into its time limit at -O3")
+
+
+def test_nothing_is_told_of_kernels_with_clusters_which_are_meant_for_that_level() -> None:
+    assert lowered_lines(at_level_one(cluster=8)) == []
