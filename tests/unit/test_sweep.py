@@ -122,7 +122,7 @@ def checkpoint_of(name: str, layers: Sequence[Conv2d], sparsity: float = 0.9) ->
 
 def serve(farm: Farmyard, tools: Tools, progress: Progress, jobs: Sequence[NewJob]) -> float:
     """Gives the seconds that it took."""
-    farm.ledger.record_submission(NewSubmission("sweep", "ada", tuple(jobs)))
+    farm.ledger.record_submission(NewSubmission(f"sweep of {jobs[0].name}", "ada", tuple(jobs)))
     start = tools.clock.now()
     coordinator = Coordinator(
         farm.ledger, farm.store, tools, fixed_toolchain(), farm.settings, progress, clock=tools.clock
@@ -142,7 +142,15 @@ def test_the_jobs_of_a_sweep_end_one_after_the_other_in_the_order_they_were_subm
     assert list(watch.ended) == [job.name for job in SWEEP]
     ended = list(watch.ended.values())
     assert all(0 < after - before < 0.2 * seconds for before, after in pairwise(ended))
+
+
+def test_cubins_whose_templates_are_there_begin_in_the_order_of_their_jobs(farm: Farmyard, clock: PlayedClock) -> None:
+    first, *rest = (checkpoint_of(f"step{i:02}", LAYERS) for i in range(8))
+    serve(farm, Tools(farm, clock), Watch(clock), [first])  # makes the templates of all
+    tools = Tools(farm, clock)
+    serve(farm, tools, Watch(clock), rest)
     cubins = [request.weights for request in tools.submitted if isinstance(request, CubinRequest)]
+    assert len(cubins) == len(tools.submitted)
     names = [bytes.fromhex(each.rstrip("0") + "0" * (len(each.rstrip("0")) % 2)).decode()[:6] for each in cubins]
     assert names == sorted(names)
 
@@ -240,7 +248,7 @@ def test_serve_says_a_line_for_each_template_and_cubin_and_every_so_often_where_
     cubins = len([each for each in slow.submitted if isinstance(each, CubinRequest)])
     assert (len(made), len(built)) == (len(slow.submitted) - cubins, cubins)
     assert re.fullmatch(
-        r"built   step00 step00 conv\d sm_\d\d( part \d of \d)?: rewrite 10 ms, ptxas \S+, 32 .*", built[0]
+        r"built   (step0\d) \1 conv\d sm_\d\d( part \d of \d)?: rewrite 10 ms, ptxas \S+, 32 .*", built[0]
     )
     stands = [line for line in lines if re.fullmatch(rf"\d+/{cubins} cubins, [1-4] running(, ~.* left)?", line)]
     assert len(stands) >= 3
