@@ -11,7 +11,7 @@ from codegen.keys import assembler_digest
 from codegen.machine.admission import Admission, Admissions
 from codegen.spec import DataType
 
-LEAST_LAYERS = 500
+LEAST_LAYERS = 1000
 """Fewer admit nothing: what was wrong so far was seen in one layer of twenty, at least in one of hundreds."""
 
 

@@ -93,4 +93,4 @@ def test_too_few_layers_admit_nothing_and_say_how_many_it_takes(
     [found] = json.loads(capsys.readouterr().out)["data_types"]
     assert (found["admitted"], found["layers"], found["wrong"]) == (False, 24, [])
     assert run(["admit"]) == UNFINISHED
-    assert "500 layers are needed" in capsys.readouterr().out
+    assert "1,000 layers are needed" in capsys.readouterr().out
