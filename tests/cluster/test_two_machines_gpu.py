@@ -124,7 +124,7 @@ def test_tuning_shows_its_progress_here_and_keeps_its_records_in_the_ledger_here
     assert run(TUNE) == OK
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "tuning 2 layers on GPU 0"
-    assert [line.split()[:2] for line in said[1:]] == [["1/2", "lenet-conv1"], ["2/2", "lenet-conv2"]]
+    assert [line.split()[:2] for line in said[1:]] == [["1/2", "lenet-conv2"], ["2/2", "lenet-conv1"]]
     ledger = open_ledger(site.settings)
     assert [(each.gpu, each.tried) for each in ledger.tuning.records()] == [("GPU 0", 3)] * 2
     ledger.close()
