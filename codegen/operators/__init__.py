@@ -11,7 +11,7 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import conv2d, linear, stationary, unstaged
 from codegen.operators.geometry import canonical, geometry_of
-from codegen.operators.lowered import AnyTiled, Lowered, Operator, Tiled
+from codegen.operators.lowered import AnyTiled, GeneralOperator, Lowered, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.tiling import Part, Tiling
@@ -19,12 +19,10 @@ from codegen.tiling import Part, Tiling
 __all__ = [
     "AnyTiled",
     "Lowered",
-    "Operator",
     "Tiled",
     "canonical",
     "launch_of",
     "lower",
-    "operator_of",
     "products_together",
     "source_path",
     "stream_count",
@@ -32,12 +30,7 @@ __all__ = [
     "tiled",
 ]
 
-_OPERATORS: dict[type, Operator] = {Conv2d: conv2d, ConvTranspose2d: conv2d, Linear: linear}
-
-
-def operator_of(spec: LayerSpec) -> Operator:
-    """The operator that computes a layer of this spec."""
-    return _OPERATORS[type(spec)]
+_OPERATORS: dict[type, GeneralOperator] = {Conv2d: conv2d, ConvTranspose2d: conv2d, Linear: linear}
 
 
 def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
@@ -47,7 +40,7 @@ def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
     return Lowered(
         spec,
         geometry,
-        operator_of(spec),
+        _OPERATORS[type(spec)],
         unstaged if unstaged.applies(spec, geometry) else None,
         stationary if stationary.applies(spec, geometry) else None,
     )

@@ -25,17 +25,10 @@ SOURCE = "conv2d.cu"
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def tiles(layer: TiledConvolution) -> tuple[int, int]:
-    """Blocks per image: down and across."""
-    geometry, tiling = layer.geometry, layer.tiling
-    down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
-    return down, -(-geometry.positions_width // (tiling.tile_width * layer.pairing.columns))
-
-
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     """Tiles, images, K groups: the group is slowest so that all multiprocessors follow one stream at a time."""
     spec, tiling = layer.spec, layer.tiling
-    down, across = tiles(layer)
+    down, across = layer.tiles
     groups = layer.streams.count if part is None else part.end - part.first
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
@@ -53,7 +46,7 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     """What the block with this tile, number of images and K group computes; its images may reach beyond the batch."""
     spec, geometry, tiling = layer.spec, layer.geometry, layer.tiling
     tile, image, group = block
-    _, across = tiles(layer)
+    _, across = layer.tiles
     kernel = layer.streams.first_kernel(group)
     # A stream at the end of a span has fewer kernels than the others.
     end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
@@ -129,7 +122,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "CROP_X": geometry.crop[1],
         "OUTPUT_HEIGHT": spec.output_height,
         "OUTPUT_WIDTH": spec.output_width,
-        "TILES_X": tiles(layer)[1],
+        "TILES_X": layer.tiles[1],
         "WHOLE_ROWS": int(tile.whole_rows),
         "ROW_STEP": geometry.row_step,
         "CHANNEL_STEP": geometry.channel_step,

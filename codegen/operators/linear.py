@@ -54,11 +54,6 @@ def row_words(layer: TiledLinear) -> int:
     return channels | 1
 
 
-def tiles(layer: TiledLinear) -> tuple[int, int]:  # noqa: ARG001 - of Operator
-    """Rows are what a batch has of images: one tile each."""
-    return 1, 1
-
-
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     """Rows of the batch, nothing, groups of outputs."""
     spec, tiling = layer.spec, layer.tiling

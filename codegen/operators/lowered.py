@@ -31,9 +31,6 @@ class Operator(Protocol):
     def launch_of(self, layer: Tiled[Any], part: Part | None = None) -> Launch:
         """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
 
-    def tiles(self, layer: Tiled[Any]) -> tuple[int, int]:
-        """Blocks per image and K group: down and across."""
-
     def block_region(self, layer: Tiled[Any], block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
 
@@ -42,6 +39,10 @@ class Operator(Protocol):
 
     def candidates(self, layer: Lowered[Any]) -> Iterator[Tiling]:
         """Tilings worth a look, in a fixed order, whether they fit or not."""
+
+
+class GeneralOperator(Operator, Protocol):
+    """An operator that every layer of its specs can be given to; the others are for layers that suit them."""
 
     def last_resort(self, layer: Lowered[Any]) -> Iterator[Tiling]:
         """Tilings of layers that the limits leave no other."""
@@ -54,7 +55,7 @@ class Lowered(Generic[Spec]):
     spec: Spec
     """Canonical."""
     geometry: Geometry
-    operator: Operator = field(repr=False)
+    operator: GeneralOperator = field(repr=False)
     unstaged: Operator | None = field(default=None, repr=False)
     """The operator of tilings without stages, for layers that have them."""
     stationary: Operator | None = field(default=None, repr=False)
@@ -136,8 +137,10 @@ class Tiled(Generic[Spec]):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Blocks per image and K group: down and across."""
-        return self.operator.tiles(self)
+        """Blocks per image and K group: down and across. The rows of a Linear's batch are images, of one tile each."""
+        geometry, tiling = self.geometry, self.tiling
+        down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
+        return down, -(-geometry.positions_width // (tiling.tile_width * self.pairing.columns))
 
     def block_region(self, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""

@@ -81,17 +81,10 @@ def shared_words(layer: TiledConvolution) -> int:
     return max(stages * tile_of(layer).stage_words, layer.tiling.rows * layer.sums * layer.threads)
 
 
-def tiles(layer: TiledConvolution) -> tuple[int, int]:
-    """Blocks per image: down and across."""
-    geometry, tiling = layer.geometry, layer.tiling
-    down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
-    return down, -(-geometry.positions_width // tiling.tile_width)
-
-
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     """Tiles, images, streams: those of a cluster are neighbours on z."""
     spec = layer.spec
-    down, across = tiles(layer)
+    down, across = layer.tiles
     streams = layer.streams.count if part is None else part.end - part.first
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
@@ -109,7 +102,7 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     """What the block with this tile, number of images and stream stores; its images may reach beyond the batch."""
     spec, tiling = layer.spec, layer.tiling
     tile, image, number = block
-    _, across = tiles(layer)
+    _, across = layer.tiles
     kernel = layer.streams.first_kernel(number)
     row, column = tile // across * tiling.tile_height * tiling.rows, tile % across * tiling.tile_width
     return Region(
@@ -139,7 +132,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
         "PAD_LEFT": f"({geometry.pad_left})",
         "OUTPUT_HEIGHT": spec.output_height,
         "OUTPUT_WIDTH": spec.output_width,
-        "TILES_X": tiles(layer)[1],
+        "TILES_X": layer.tiles[1],
         "CHANNEL_STEP": geometry.channel_step,
         "IMAGE_ELEMENTS": geometry.image_elements,
         "ROW_PLACES": tile.columns,
@@ -236,8 +229,3 @@ def _blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
         for images in (1, 2, 4, 8) if (tile_width, tile_height) == (width, height) else (1,):
             if tile_width * tile_height * images <= MOST_THREADS:
                 yield tile_width, tile_height, images
-
-
-def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:  # noqa: ARG001 - of Operator
-    """None: every layer has tilings without clusters."""
-    return iter(())

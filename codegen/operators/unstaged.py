@@ -36,17 +36,12 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
     )
 
 
-def tiles(layer: TiledConvolution) -> tuple[int, int]:
-    """Blocks per image: down and across."""
-    return 1, -(-layer.geometry.width // layer.tiling.tile_width)
-
-
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     """Columns, images, K groups; of listed columns as many blocks as the GPU runs at once."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
-    across = GridSize(max(1, LISTED_BLOCKS // layer.streams.count)) if tiling.listed else GridSize(tiles(layer)[1])
+    across = GridSize(max(1, LISTED_BLOCKS // layer.streams.count)) if tiling.listed else GridSize(layer.tiles[1])
     return Launch(
         kernel=KERNEL,
         grid=(across, GridSize() if tiling.listed else GridSize(images=1), GridSize(groups)),
@@ -123,8 +118,3 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
         if width <= max(32, geometry.width):
             for kernels in sorted({min(geometry.kernels, size) for size in (8, 16, 32, 64, 96, 128)}):
                 yield Tiling(width, 1, 1, kernels, min(geometry.channels, 32), stages=0)
-
-
-def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:  # noqa: ARG001 - of Operator
-    """None: the operator with stages has them."""
-    return iter(())
