@@ -58,19 +58,22 @@ def explain(
     ledger: Ledger, job: Job, builds: Sequence[Build], results: Sequence[BuildResult], what: str
 ) -> list[Explanation]:
     """Explains `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
-    build, arch = _find(job, builds, what)
-    found = [each for each in results if each.build == build.id and arch in (None, each.arch)]
+    of_layer, arch = _find(job, builds, what)
+    found = [each for each in results if each.build in of_layer and arch in (None, each.arch)]
     if not found:
         raise UnfinishedError(
             f"nothing is known of {what} yet: job {job.id} is {job.status}, and nothing looked for it"
         )
     found.sort(key=lambda each: (job.options.archs.index(each.arch), each.part))
-    search = _Search(ledger, job, build)
-    return [search.explain(each) for each in found]
+    searches = {number: _Search(ledger, job, build) for number, build in of_layer.items()}
+    return [searches[each.build].explain(each) for each in found]
 
 
-def _find(job: Job, builds: Sequence[Build], what: str) -> tuple[Build, str | None]:
-    by_layer = {build.layer: build for build in builds}
+def _find(job: Job, builds: Sequence[Build], what: str) -> tuple[dict[int, Build], str | None]:
+    """The builds of a layer by their ids, one for each tiling that its architectures have, and the architecture."""
+    by_layer: dict[str, dict[int, Build]] = {}
+    for build in builds:
+        by_layer.setdefault(build.layer, {})[build.id] = build
     if what in by_layer:  # a layer's name may hold a slash
         return by_layer[what], None
     layer, _, arch = what.rpartition("/")

@@ -13,7 +13,7 @@ from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain
 from farm.coordination.coordinator import Coordinator
 from farm.errors import NotFoundError, UnfinishedError
-from farm.jobs import BuildOptions, NewSubmission, Outcome
+from farm.jobs import BuildOptions, NewSubmission, Outcome, TilingChoice
 from farm.reports.explanation import NOTHING_ALIKE, Explanation, explain
 from farm.submission import new_job
 from farm.worker.build import CUBIN_STAGE
@@ -187,6 +187,22 @@ def test_a_name_with_slashes_is_a_layer_and_what_is_none_is_said(farm: Explained
         farm.explain(job_id, "conv9")
     with pytest.raises(NotFoundError, match="was not for sm_75: its architectures are sm_80, sm_90"):
         farm.explain(job_id, "/features/0/Conv/sm_75")
+
+
+def test_a_layer_that_architectures_have_different_tilings_of_is_explained_for_each(farm: Explained) -> None:
+    made = new_job(FIRST, BuildOptions(ARCHS), namespace="test", name="tuned", store=farm.store)
+    first, *others = made.builds
+    second = replace(first, tiling=replace(first.tiling, rows=2), choices=(TilingChoice("sm_90", "NVIDIA H200"),))
+    first = replace(first, choices=(TilingChoice("sm_80"),))
+    tuned = replace(made, builds=(first, second, *others))
+    farm.ledger.record_submission(NewSubmission("s-tuned", "ada", (tuned,)))
+    farm.run([tuned.id])
+    assert [(each.arch, each.outcome) for each in farm.explain(tuned.id, "conv1")] == [
+        ("sm_80", Outcome.BUILT),
+        ("sm_90", Outcome.BUILT),
+    ]
+    for arch in ARCHS:
+        assert [each.arch for each in farm.explain(tuned.id, f"conv1/{arch}")] == [arch]
 
 
 def test_a_build_that_nothing_looked_for_has_no_explanation(farm: Explained) -> None:
