@@ -67,8 +67,7 @@ def verify(bundle: BundlePath) -> int:
     opened = Bundle(bundle)
     if print_damage(opened):
         return BLOB_LOST
-    files = counted(len(opened.files()) + 1, "file")
-    stdout().print(Text(f"{bundle}: {files}, each with its digest", style="green"), soft_wrap=True)
+    stdout().print(Text(f"{bundle}: {_files(opened)}, each with its digest", style="green"), soft_wrap=True)
     return OK
 
 
@@ -131,8 +130,12 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
     ]
     tools = ", ".join(f"{name} {version}" for name, version in bundle.manifest["toolchain"].items())
     lines.append(f"made with    {tools}")
-    lines.append(f"size         {size(contents.file_bytes)} in {counted(len(bundle.files()), 'file')}")
+    lines.append(f"size         {size(bundle.file_bytes)} in {_files(bundle)}")
     return lines
+
+
+def _files(bundle: Bundle) -> str:
+    return counted(len(bundle.files()) + 1, "file")  # and the manifest
 
 
 def _compiled(contents: Contents) -> str:
@@ -183,5 +186,5 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
         ],
         "missing": list(bundle.missing),
         "left_share": contents.left_share,
-        "bytes": contents.file_bytes,
+        "bytes": bundle.file_bytes,
     }

@@ -142,6 +142,14 @@ class Bundle:
             found[NETWORK] = self.manifest["network"]["sha256"]
         return found | self._runtime_digests()
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of all its files that are there, the manifest too; as they are unpacked."""
+        names = (MANIFEST, *self.files())
+        if self._folder:
+            return sum(path.stat().st_size for name in names if (path := self.path / name).is_file())
+        return sum(each.file_size for each in self._archive.infolist() if each.filename in names)
+
     def damage(self) -> Sequence[str]:
         """Every file that is missing or damaged, in words; the manifest too, if it was written with its digest."""
         found = []

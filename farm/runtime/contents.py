@@ -54,8 +54,6 @@ class Contents:
     """How many nodes of each of ONNX's operators the network has beside the layers; the skipped ones among them."""
     constants_bytes: int
     """That the rest of the network reads."""
-    file_bytes: int
-    """Of all files but the manifest."""
     left_share: float | None
     """Of the multiply-adds, what is not compiled; None where it is not known."""
 
@@ -74,15 +72,12 @@ def contents_of(bundle: Bundle) -> Contents:
         LayerContents(layer, _bytes_by_arch(layer), compiled[name], share(compiled[name]))
         for name, layer in bundle.layers.items()
     )
-    files = sum(sum(layer.bytes_by_arch.values()) for layer in layers)
     rest: Counter[str] = Counter()
     constants = 0
     if bundle.has_network:
-        data = bundle.network
-        network = read_network(data)
+        network = read_network(bundle.network)
         rest.update(node.operator for node in network.nodes if not node.layer)
         constants = sum(each.nbytes for each in network.constants.values())
-        files += len(data)
     return Contents(
         layers,
         tuple(
@@ -91,7 +86,6 @@ def contents_of(bundle: Bundle) -> Contents:
         ),
         dict(sorted(rest.items())),
         constants,
-        files,
         share(sum(each or 0 for each in skipped)),
     )
 

@@ -67,6 +67,17 @@ def test_show_says_what_is_compiled_and_what_is_left(bundle: Path, capsys: pytes
         assert arch in said
 
 
+def test_show_counts_every_file_of_the_bundle(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if bundle.is_dir():
+        sizes = [each.stat().st_size for each in bundle.rglob("*") if each.is_file()]
+    else:
+        sizes = [each.file_size for each in ZipFile(bundle).infolist()]
+    assert Bundle(bundle).file_bytes == sum(sizes)
+    for command in ("show", "verify"):
+        assert run(["bundle", command, str(bundle)]) == 0
+        assert f"{len(sizes)} files" in capsys.readouterr().out
+
+
 def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bundle", "show", str(bundle), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
