@@ -160,11 +160,11 @@ def collect(
     console = stdout()
     console.print(f"{'would remove' if dry_run else 'removed'} {swept(done)}")
     if done.kept_for_jobs:
-        console.print(
-            f"{counted(done.kept_for_jobs, 'record')} past the limit stay for jobs: farm db prune forgets old ones"
-        )
+        kept = counted(done.kept_for_jobs, "record")
+        console.print(f"{kept} past the limit stay for jobs: farm db prune forgets old ones")
     if done.kept_young:
-        console.print(f"{done.kept_young:,} past the limit stay because they were made or used within {grace}")
+        was = "was" if done.kept_young == 1 else "were"
+        console.print(f"{done.kept_young:,} more would go, but {was} made or used within {grace} (--grace)")
 
 
 def swept(done: Sweep) -> str:

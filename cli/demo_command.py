@@ -45,4 +45,4 @@ def demo(
 
 
 def _say(text: str) -> None:
-    stderr().print(f"\n{text}", style="bold", markup=False)
+    stderr().print(f"\n{text}", style="bold", markup=False, soft_wrap=True)

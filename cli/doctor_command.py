@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import OK, UNREACHABLE
-from cli.render import plain_table, print_json, stdout
+from cli.render import archs_text, plain_table, print_json, stdout
 
 if TYPE_CHECKING:
     from farm.reports.architectures import Architecture
@@ -73,7 +73,7 @@ def _architecture_table(found: tuple[Architecture, ...], width: int) -> Table:
             each.name,
             Text("yes", style="green") if each.supported else Text("no", style="red"),
             f">= {each.minimum_driver}" if each.minimum_driver else "-",
-            " ".join(variant.removeprefix("sm_") for variant in each.variants) or "-",
+            archs_text(each.variants) or "-",
             ", ".join(each.gpus) or "-",
         )
     return table

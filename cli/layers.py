@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
-from cli.render import counted, duration, size
+from cli.render import archs_text, counted, duration, ptxas_time, size
 from cli.skipped import skipped_lines
-from cli.tables import EXTRA, Column, fitted_table
+from cli.tables import EXTRA, Column, fitted_table, without_column
 from cli.totals import arch_totals
 from codegen.assemble import level_of, ptxas_options
 from codegen.spec import LayerSpec, Linear
@@ -41,7 +41,8 @@ class LayerCode:
     cubin_bytes: int
     template_seconds: float
     rewrite_seconds: float
-    ptxas_seconds: float
+    ptxas: str
+    """Its time, or who made the machine code instead."""
 
 
 def codes_of(detail: JobDetail, build: Build) -> list[LayerCode]:
@@ -63,7 +64,7 @@ def _layer_code(arch: str, results: Sequence[BuildResult]) -> LayerCode:
         cubin_bytes=sum(result.cubin_bytes for result in results),
         template_seconds=max(result.template_seconds for result in results),  # one template for all
         rewrite_seconds=sum(result.rewrite_seconds for result in results),
-        ptxas_seconds=sum(result.ptxas_seconds for result in results),
+        ptxas=ptxas_time(results),
     )
 
 
@@ -82,6 +83,7 @@ LAYER_COLUMNS = (
 )
 CODE_COLUMNS = (
     Column("LAYER", least=12),
+    Column("ARCHS", least=7, cut_end=True),
     Column("FMAS KEPT", "right"),
     Column("DELETED", "right"),
     Column("TEMPLATE"),
@@ -113,8 +115,9 @@ def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
             rows.append([*first, str(len(build.parts)), "-", "to come", "", "", "", ""])
     if totals:
         rows += _total_rows(detail)
-    shown = [i for i, column in enumerate(LAYER_COLUMNS) if several or column.name != "PARTS"]
-    return fitted_table([LAYER_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], width)
+    if not several:
+        return fitted_table(*without_column("PARTS", LAYER_COLUMNS, rows), width)
+    return fitted_table(LAYER_COLUMNS, rows, width)
 
 
 def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
@@ -145,6 +148,7 @@ def code_table(detail: JobDetail, width: int) -> Text:
         rows.append(
             [
                 build.layer,
+                archs_text(build.archs(detail.job.options)),
                 f"{made[0].fmas_kept:,}",
                 f"{made[0].fmas_deleted:,}",
                 f"made in {duration(template_seconds)}" if template_seconds else "hit",
@@ -156,7 +160,14 @@ def code_table(detail: JobDetail, width: int) -> Text:
                 _tiling_of(build),
             ]
         )
+    if not _several_tilings(detail):
+        return fitted_table(*without_column("ARCHS", CODE_COLUMNS, rows), width)
     return fitted_table(CODE_COLUMNS, rows, width)
+
+
+def _several_tilings(detail: JobDetail) -> bool:
+    """Whether architectures have different tilings of a layer."""
+    return len({build.position for build in detail.builds}) < len(detail.builds)
 
 
 def _tiling_of(build: Build) -> str:
@@ -189,7 +200,7 @@ def _cells(code: LayerCode, parts: int) -> list[str | Text]:
         return [text, "-", "-", "-", "-"]
     return [
         Text(str(code.outcome), style=OUTCOME_STYLES[code.outcome]),
-        duration(code.ptxas_seconds),
+        code.ptxas,
         str(code.registers),
         size(code.spill_bytes) if code.spill_bytes else "-",
         size(code.cubin_bytes),

@@ -10,7 +10,7 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE
 from cli.layers import shape_of
 from cli.options import input_shapes_of
-from cli.render import counted, duration, print_json, size, skipped_json, stdout
+from cli.render import archs_text, counted, duration, print_json, size, skipped_json, stdout
 from cli.skipped import skipped_lines
 from cli.submission import (
     Accumulate,
@@ -28,7 +28,7 @@ from cli.submission import (
     build_options_of,
     read_checkpoints,
 )
-from cli.tables import EXTRA, Column, fitted_table
+from cli.tables import EXTRA, Column, fitted_table, without_column
 from cli.totals import coverage_json, coverage_line
 
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ COLUMNS = (
     Column("SPARSITY", "right", leaves=1),
     Column("WEIGHTS", "right"),
     Column("MULT-ADDS", "right"),
-    Column("ARCHS", leaves=EXTRA + 1),
+    Column("ARCHS", least=7, cut_end=True),
     Column("CUBINS", "right"),
     Column("CODE", "right"),
     Column("PTXAS", "right"),
     Column("KERNEL", "right"),
 )
+OF_LAYER = 5
+"""The first columns, which all tilings of a layer have in common."""
 
 
 def plan(
@@ -96,8 +98,7 @@ def _print(found: Forecast) -> None:
     console = stdout()
     for model in found.models:
         console.print(Text(f"{model.job.name}  {', '.join(model.job.options.archs)}", style="bold"), soft_wrap=True)
-        rows = [_cells(layer, model.coverage) for layer in model.layers]
-        console.print(fitted_table(COLUMNS, rows, console.width), soft_wrap=True)
+        console.print(_table(model, console.width), soft_wrap=True)
         covered = [Text(coverage_line(model.coverage))]
         lines = skipped_lines(model.job.skipped, model.coverage) or covered
         for shown in (*lines, Text(_kernels_line(model))):
@@ -105,6 +106,21 @@ def _print(found: Forecast) -> None:
         console.print()
     for line in _totals(found):
         console.print(Text(line), soft_wrap=True)
+
+
+def _table(model: ModelForecast, width: int) -> Text:
+    """A line for each layer, or for each tiling where its architectures have several."""
+    rows: list[list[str]] = []
+    position = -1
+    for layer in model.layers:
+        cells = _cells(layer, model.coverage)
+        if layer.build.position == position:
+            cells[:OF_LAYER] = [""] * OF_LAYER
+        position = layer.build.position
+        rows.append(cells)
+    if all(layer.archs == model.job.options.archs for layer in model.layers):
+        return fitted_table(*without_column("ARCHS", COLUMNS, rows), width)
+    return fitted_table(COLUMNS, rows, width)
 
 
 def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
@@ -118,7 +134,7 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         f"{1 - build.nonzeros / build.spec.weights_count:.1%}",
         f"{coverage.share_of_weights(build.spec.weights_count):.1%}",
         f"{coverage.share_of_multiply_adds(multiply_adds_of(build)):.1%}",
-        " ".join(arch.removeprefix("sm_") for arch in layer.archs),
+        archs_text(layer.archs),
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
         duration(layer.ptxas_seconds) if missing else "-",

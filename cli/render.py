@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cli.streams import StreamConsole, discard
 from cli.tables import EXTRA, WIDE, Column, fitted_table
+from codegen.machine.admission import ASSEMBLED
 from codegen.spec import SkippedLayer
 from farm.jobs import BuildResult, Job, Status
 
@@ -116,6 +117,11 @@ def magnitude(count: int) -> str:
     return str(count)
 
 
+def archs_text(archs: Sequence[str]) -> str:
+    """As in 80 90 120."""
+    return " ".join(arch.removeprefix("sm_") for arch in archs)
+
+
 def percent(share: float) -> str:
     """Of 0 to 1, as in 90.0%."""
     return f"{share:.1%}"
@@ -128,8 +134,16 @@ def microseconds(value: float) -> str:
 
 def built_how(result: BuildResult) -> str:
     """What it took to build a cubin, and what came of it."""
-    how = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, ptxas {duration(result.ptxas_seconds)}"
-    return f"{how}, {result.registers} registers, {size(result.cubin_bytes)}"
+    rewritten = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms"
+    assembled = f"{ASSEMBLED[result.assembler]} {duration(result.ptxas_seconds)}"
+    return f"{rewritten}, {assembled}, {result.registers} registers, {size(result.cubin_bytes)}"
+
+
+def ptxas_time(results: Sequence[BuildResult]) -> str:
+    """What ptxas took for some cubins; who made them, where it made none: direct or patch."""
+    by_ptxas = [result.ptxas_seconds for result in results if result.assembler == "ptxas"]
+    others = sorted({result.assembler for result in results})
+    return duration(sum(by_ptxas)) if by_ptxas or not others else ", ".join(others)
 
 
 def moment(at: datetime, now: datetime) -> str:
@@ -221,7 +235,7 @@ def _job_cells(job: Job, now: datetime) -> list[str | Text]:
         job.submitter,
         job.name,
         job.model,
-        " ".join(arch.removeprefix("sm_") for arch in job.options.archs),
+        archs_text(job.options.archs),
         job.stage or "-",
         f"{job.done}/{job.total}",
         str(job.hits),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cli.layers import shape_of
 from cli.markup import Markup, element, name_of, section
-from cli.render import counted, duration, microseconds, percent, size
+from cli.render import counted, microseconds, percent, ptxas_time, size
 from cli.report_pictures import bar, zeros_picture
 from codegen.spec import Linear
 from farm.jobs import BuildResult, Outcome
@@ -144,7 +144,7 @@ def _cubins(report: JobReport, layer: LayerReport) -> Markup:
                 element("th", arch, scope="row"),
                 element("td", size(sum(result.cubin_bytes for result in there)) if there else "-"),
                 element("td", f"{registers}, {size(spilled)} spilled" if spilled else registers),
-                element("td", duration(sum(result.ptxas_seconds for result in there)) if there else "-"),
+                element("td", ptxas_time(there) if there else "-"),
                 element("td", _state(results, len(variant.build.parts_of(arch)))),
             )
         )

@@ -33,6 +33,14 @@ class Column:
 EXTRA = 5
 
 
+def without_column(
+    name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
+) -> tuple[list[Column], list[list[Cell]]]:
+    """A table that does without one of its columns, for `fitted_table`."""
+    kept = [i for i, column in enumerate(columns) if column.name != name]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
 def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Text:
     """A table of at most that width; each row is one line."""
     texts = [[_one_line(cell) for cell in row] for row in rows]

@@ -41,7 +41,7 @@ def arch_totals(detail: JobDetail) -> list[ArchTotal]:
                 cubins=len(there),
                 cubins_of=sum(len(build.parts_of(arch)) for build in detail.builds if arch in build.archs(options)),
                 hits=sum(result.outcome is Outcome.HIT for result in there),
-                ptxas_seconds=sum(result.ptxas_seconds for result in there),
+                ptxas_seconds=sum(result.ptxas_seconds for result in there if result.assembler == "ptxas"),
                 registers=max((result.registers for result in there), default=0),
                 spill_bytes=sum(result.spill_bytes for result in there),
                 cubin_bytes=sum(result.cubin_bytes for result in there),

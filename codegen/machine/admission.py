@@ -6,6 +6,7 @@ for bit alike, with the very sources of the assembler that are here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -27,6 +28,14 @@ ARCHITECTURES = ("sm_90",)
 def assembler_named(name: object) -> Assembler:
     """As a record or a row has it; what is older than the assemblers was made by ptxas."""
     return name if name in ("direct", "patch") else "ptxas"
+
+
+ASSEMBLED: Mapping[Assembler, str] = {
+    "ptxas": "ptxas",
+    "direct": "assembled directly in",
+    "patch": "put into its mask's code in",
+}
+"""Words before the time that it took."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float 
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
         raise UsageError(
-            "the digits come from scikit-learn, which is not installed: install it, or give --rows FILE"
+            "the digits come from scikit-learn, which is not installed: install it, or give --inputs FILE.tsv"
         ) from None
     return rows_of(load_digits().images, neurons, count, seed, threshold)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from codegen.launch import Launch
-from codegen.machine.admission import Assembler, assembler_named
+from codegen.machine.admission import ASSEMBLED, Assembler, assembler_named
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -167,9 +167,8 @@ class CubinFacts:
     @property
     def assembled(self) -> str:
         """Who made the machine code, how fast, and why not directly."""
-        who = {"direct": "assembled directly in", "patch": "put into its mask's code in"}.get(self.assembler, "ptxas")
         why = f" ({self.fallback})" if self.fallback else ""
-        return f"{who} {self.ptxas_seconds:.2f} s{why}"
+        return f"{ASSEMBLED[self.assembler]} {self.ptxas_seconds:.2f} s{why}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

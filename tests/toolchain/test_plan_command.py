@@ -63,6 +63,18 @@ def test_a_plan_fits_a_screen_of_80_columns(
     assert "4 layers compiled: 100.0% of 430.5K weights" in lines[6]
 
 
+def test_a_plan_names_a_layer_once_and_tells_its_tilings_apart_by_architecture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_80,sm_90"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()[1:]
+    conv1 = lines[:2]  # an H200's tuning record of it ships
+    assert [line[head.index("ARCHS") :].split()[0] for line in conv1] == ["80", "90"]
+    assert [line.startswith("conv1") for line in conv1] == [True, False]
+    assert conv1[1][: head.index("ARCHS")].strip() == ""
+
+
 def test_the_tools_files_say_of_them_what_they_say_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = find_toolchain()
     found = tools.facts_in_files()

@@ -12,7 +12,18 @@ from rich.console import Console
 
 from cli.failures import failure_lines
 from cli.layers import code_table, compiled_line, folded_lines, layer_json, layer_table, tuning_lines
-from cli.render import PIPE_WIDTH, counted, counts_line, duration, job_json, job_state, job_table, moment, size
+from cli.render import (
+    PIPE_WIDTH,
+    built_how,
+    counted,
+    counts_line,
+    duration,
+    job_json,
+    job_state,
+    job_table,
+    moment,
+    size,
+)
 from cli.totals import totals_json
 from cli.tuning_tables import outcome_table, record_table
 from codegen.spec import Conv2d, Linear
@@ -276,6 +287,9 @@ def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() ->
         "cost model",
         "NVIDIA H200",
     ]
+    code = shown(code_table(both, 80), 80)
+    assert [line.split()[1] for line in code] == ["ARCHS", "80", "90"]
+    assert "ARCHS" not in shown(code_table(plain, 160), 160)[0]
     [note] = tuning_lines(both.builds)
     assert "sm_80: the record of NVIDIA H200 was not used" in note.plain
     document = layer_json(second, both.results_of(second), job_of_two.options)
@@ -292,6 +306,22 @@ def test_what_a_tuning_found_fits_100_columns() -> None:
     listed = shown(record_table([record(tiling)], frozenset(), 100), 100)
     assert all(len(line) <= 100 for line in listed)
     assert "128x16x16 r16 k128 c256 s4" in "".join(listed)
+
+
+def test_what_ptxas_did_not_make_says_who_made_it_and_costs_ptxas_nothing() -> None:
+    by_ptxas, direct = detail(Outcome.BUILT, Outcome.BUILT).results
+    by_ptxas = replace(by_ptxas, ptxas_seconds=2.0)
+    direct = replace(direct, ptxas_seconds=0.5, assembler="direct")
+    mixed = replace(detail(), results=(by_ptxas, direct))
+    lines = shown(layer_table(mixed, 160, totals=True), 160)
+    assert [line.split("built" if "built" in line else "1 of 1")[1].split()[0] for line in lines[1:]] == [
+        "2.0s",
+        "direct",
+        "2.0s",
+        "0.0s",
+    ]
+    assert ", ptxas 2.0s, " in built_how(by_ptxas)
+    assert ", assembled directly in 0.5s, " in built_how(direct)
 
 
 def test_a_layer_without_cubins_is_to_come() -> None:
