@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codegen.errors import CheckpointError
 from codegen.onnx.constants import Constants
 from codegen.onnx.dimensions import Dimension, Shape, is_known
-from codegen.onnx.evaluation import SMALL_TENSOR, Evaluator, Operation, is_computable
+from codegen.onnx.evaluation import SMALL_TENSOR, Evaluator, Operation, inferred_types, is_computable
 from codegen.onnx.nodes import ONNX_DOMAINS
 from codegen.onnx.reasons import UnsupportedError
 
@@ -143,17 +143,14 @@ def _inferred(
     node: NodeProto, tensors: Sequence[Tensor | None], arrays: Sequence[NDArray[Any] | None], opset: int
 ) -> list[Tensor]:
     """The outputs of a node; none if onnx cannot tell, or the inputs do not fit."""
-    import onnx
-    from onnx import helper, numpy_helper, shape_inference
+    from onnx import numpy_helper
 
     pairs = list(zip(node.input, tensors, arrays, strict=True))
     types = {name: _type_of(tensor) for name, tensor, _ in pairs if tensor is not None}
     data = {name: numpy_helper.from_array(array) for name, _, array in pairs if array is not None}
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        opsets = [helper.make_opsetid("", opset)]
-        outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opsets)
-    except Exception:  # noqa: BLE001 - whatever the library meets: an unknown operator, shapes that do not fit
+        outputs = inferred_types(node, types, data, opset)
+    except ValueError:
         return []
     return [
         Tensor(outputs[name].tensor_type.elem_type, shape_of(outputs[name])) if name in outputs else UNKNOWN

@@ -204,7 +204,7 @@ def _dense(tensor: TensorProto, folder: Path) -> NDArray[Any]:
         )
     try:
         array: NDArray[Any] = onnx.numpy_helper.to_array(tensor)
-    except Exception as error:  # whatever the library meets in a damaged file
+    except (KeyError, TypeError, ValueError) as error:  # no such type; none at all; data that do not fit
         raise CheckpointError(
             f"a constant of the shape {shape} cannot be read ({error}): export or copy the model again"
         ) from error

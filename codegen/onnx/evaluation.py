@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.onnx.functions import sub_graphs
+from codegen.onnx.library_errors import model_errors
 from codegen.onnx.nodes import ONNX_DOMAINS, text
 from codegen.onnx.reasons import UnsupportedError
 
 if TYPE_CHECKING:
-    from onnx import NodeProto, TypeProto
+    from onnx import NodeProto, TensorProto, TypeProto
     from onnx.reference import ReferenceEvaluator
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -99,12 +100,15 @@ class Evaluator:
         places = {f"x{i}": values[name] for i, name in enumerate(node.input) if name}
         try:
             _check_extent(operation.node, places, opset)
+        except ValueError as error:
+            raise _not_computed(node, error) from error
+        try:
             with np.errstate(all="ignore"):
                 outputs = self._evaluator(operation, opset).run(None, places)
-        except Exception as error:  # whatever the library meets: shapes that do not fit, an attribute it does not know
-            which, reason = f"{node.op_type} '{node.name or node.output[0]}'", " ".join(str(error).split())
-            fact = f"a constant that it needs cannot be computed: {which} ({reason})"
-            raise UnsupportedError("constant cannot be computed", fact) from error
+        # NumPy and plain Python for each operator, which check little before they start: on inputs that do not fit they
+        # raise whatever that leads to, a division by zero too.
+        except Exception as error:
+            raise _not_computed(node, error) from error
         named = [name for name in node.output if name]
         return {name: np.asarray(output) for name, output in zip(named, outputs, strict=True)}
 
@@ -124,12 +128,35 @@ class Evaluator:
         return self._prepared[operation.key]
 
 
+def inferred_types(
+    node: NodeProto, types: Mapping[str, TypeProto], data: Mapping[str, TensorProto], opset: int
+) -> dict[str, TypeProto]:
+    """The outputs of a node by the types of its inputs, and the values of some. Raises ValueError if onnx cannot tell:
+    an operator that it does not know, inputs that do not fit."""
+    import onnx
+    from onnx import helper, shape_inference
+
+    opsets = [helper.make_opsetid("", opset)]
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        return shape_inference.infer_node_outputs(schema, node, dict(types), dict(data), opset_imports=opsets)
+    except model_errors() as error:
+        raise ValueError(str(error)) from error
+
+
+def _not_computed(node: NodeProto, error: Exception) -> UnsupportedError:
+    which, reason = f"{node.op_type} '{node.name or node.output[0]}'", " ".join(str(error).split())
+    return UnsupportedError(
+        "constant cannot be computed", f"a constant that it needs cannot be computed: {which} ({reason})"
+    )
+
+
 def _check_extent(node: NodeProto, inputs: Arrays, opset: int) -> None:
-    """Raises MemoryError or ValueError, or what onnx raises, before a few bytes ask for a tensor of any size."""
+    """Raises ValueError before a few bytes ask for a tensor of any size."""
     sizes = [_size(value_type) for value_type in _output_types(node, inputs, opset).values()]
     given = [array.size for array in inputs.values()]
     if max(sizes) > max(LARGEST_ELEMENTS, sum(given)):
-        raise MemoryError(f"{max(sizes)} elements")
+        raise ValueError(f"{max(sizes)} elements")
     if node.op_type not in _FAST and max(*sizes, *given) > LARGEST_SLOW_ELEMENTS:
         raise ValueError(f"{max(*sizes, *given)} elements are too many for this operator")
     if node.op_type in _PRODUCTS and sizes[0] * max(max(array.shape, default=1) for array in inputs.values()) > (
@@ -139,16 +166,14 @@ def _check_extent(node: NodeProto, inputs: Arrays, opset: int) -> None:
 
 
 def _output_types(node: NodeProto, inputs: Arrays, opset: int) -> dict[str, TypeProto]:
-    import onnx
-    from onnx import helper, numpy_helper, shape_inference
+    from onnx import helper, numpy_helper
 
     types = {
         name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in inputs.items()
     }
     data = {name: numpy_helper.from_array(array) for name, array in inputs.items() if array.size <= SMALL_TENSOR}
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    return shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=[helper.make_opsetid("", opset)])
+    return inferred_types(node, types, data, opset)
 
 
 def _size(value_type: TypeProto) -> int:

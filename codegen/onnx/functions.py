@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from codegen.errors import CheckpointError
+from codegen.onnx.library_errors import model_errors
 from codegen.onnx.nodes import ONNX_DOMAINS, text
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _inlined(model: ModelProto) -> ModelProto:
         graph.initializer.add(name=name, data_type=TensorProto.FLOAT)
     try:
         inlined: ModelProto = inliner.inline_local_functions(model)
-    except Exception as error:  # whatever the library finds wrong with them
+    except model_errors() as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"its functions cannot be put in place ({reason}): export it without functions"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from codegen.errors import CheckpointError
 from codegen.layers import Layer
 from codegen.onnx.computed_shapes import Tensor as Known
 from codegen.onnx.constants import Constants
+from codegen.onnx.library_errors import written
 from codegen.onnx.reasons import UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ class OnnxRest:
         outer = {value.name for value in (*graph.input, *graph.output)}
         made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
         graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
-        try:
-            return bytes(rest.SerializeToString(deterministic=True))
-        except ValueError as error:  # EncodeError is one
-            raise CheckpointError(
-                f"what is left beside the compiled layers cannot be written ({error}): its weights are too large"
-            ) from error
+        return written(rest, "what is left beside the compiled layers")
 
     def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
         """Nodes in graph order and constants by name, from the outputs backwards."""

@@ -1,0 +1,57 @@
+"""What onnx and protobuf say of a model they cannot deal with is an error of the model; a defect of ours is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import onnx
+import pytest
+from google.protobuf.message import EncodeError
+from onnx import external_data_helper
+
+from codegen.errors import CheckpointError
+from codegen.onnx.evaluation import inferred_types
+from codegen.onnx.library_errors import written
+from codegen.onnx.observed import observed_model
+from tests.unit.onnx_models import conv, model, save, tensor, values
+
+
+class TooLarge:
+    """What protobuf says of 2 GB; those themselves would take 4 GB and half a minute here."""
+
+    def SerializeToString(self, *, deterministic: bool) -> bytes:
+        raise EncodeError("Failed to serialize proto")
+
+
+def test_a_model_that_protobuf_cannot_write_is_an_error_that_says_so() -> None:
+    with pytest.raises(CheckpointError, match="the model is too large for one file"):
+        written(cast("onnx.ModelProto", TooLarge()), "the model")
+
+
+def test_a_model_that_is_to_be_observed_is_read_whatever_its_file_is_called(tmp_path: Path) -> None:
+    path = save(tmp_path, model([conv()], [tensor("w", values(2, 3, 3, 3))])).rename(tmp_path / "model.json")
+    assert observed_model(path, ["y"])[1] == ("y",)
+
+
+@pytest.mark.parametrize("data", [b"not a model", b"\xff" * 64, None], ids=["text", "bytes", "no file"])
+def test_a_file_that_cannot_be_observed_is_an_error_that_names_it(data: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.onnx"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"damaged\.onnx cannot be read"):
+        observed_model(path, ["y"])
+
+
+def test_weights_beside_a_model_that_is_to_be_observed_are_missed_by_name(tmp_path: Path) -> None:
+    kernel = tensor("w", values(64, 3, 3, 3))
+    external_data_helper.set_external_data(kernel, "w.bin")
+    kernel.ClearField("raw_data")
+    kernel.data_location = onnx.TensorProto.EXTERNAL
+    with pytest.raises(CheckpointError, match=r"w\.bin"):
+        observed_model(save(tmp_path, model([conv()], [kernel])), ["y"])
+
+
+def test_an_input_that_we_forgot_is_not_the_models_fault() -> None:
+    with pytest.raises(KeyError):
+        inferred_types(conv(), {}, {}, 17)
