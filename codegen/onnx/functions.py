@@ -104,7 +104,7 @@ def _inlined(model: ModelProto) -> ModelProto:
     dense, sparse = list(graph.initializer), list(graph.sparse_initializer)
     del graph.initializer[:], graph.sparse_initializer[:]
     for name in (*(each.name for each in dense), *(each.values.name for each in sparse)):
-        graph.initializer.add(name=name, data_type=TensorProto.FLOAT)
+        graph.initializer.add(name=text(name), data_type=TensorProto.FLOAT)
     try:
         inlined: ModelProto = inliner.inline_local_functions(model)
     except model_errors() as error:

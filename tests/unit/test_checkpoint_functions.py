@@ -73,6 +73,15 @@ def test_a_constant_that_is_named_like_a_tensor_of_a_function_stays_its_own(tmp_
     np.testing.assert_array_equal(layer_of(tmp_path, proto).weights.kernel, KERNEL)
 
 
+def test_a_name_that_is_not_text_beside_a_function_is_an_error(tmp_path: Path) -> None:
+    act = function("Act", [node("Relu", "a", "b")])
+    proto = with_functions([act], [node("Conv", "x wxyz", "t"), call("Act", "t", "y")], wxyz=KERNEL)
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(proto.SerializeToString().replace(b"wxyz", b"wx\xffz"))
+    with pytest.raises(CheckpointError, match="not text"):
+        read_checkpoint(path)
+
+
 def test_a_function_inside_a_branch_is_put_in_its_place_too(tmp_path: Path) -> None:
     block = function("Block", [node("Conv", "a w", "b", "inner")], "a w")
     branch = helper.make_graph([call("Block", "x w", "t")], "branch", [], [info("t", None)])
