@@ -51,20 +51,27 @@ def admit(
 ) -> int:
     """Compare code assembled without ptxas with ptxas's on a GPU, bit for bit, and admit it if it is the same."""
     from cli.admit_progress import ShownTrial
+    from cli.work_bar import WorkBar
     from farm.settings import load_settings
     from farm.trial.admit import admit as admit_gpu
     from farm.trial.trial import TrialPlan
 
     seconds = None if budget is None else seconds_of("--budget", budget, least=1)
     settings = load_settings(overrides={"jobs": jobs})
-    with ShownTrial(stderr(), keep, quiet=quiet or as_json) as shown:
-        outcome = admit_gpu(settings, TrialPlan(layers, first, seconds, data_types_of(data_type)), shown, local=local)
-    if output is not None:
-        _write(output, outcome)
+    plan = TrialPlan(layers, first, seconds, data_types_of(data_type))
+    _check_places(output, keep)
+    with WorkBar(stderr(), "making the first layers", quiet=quiet or as_json) as bar:
+        try:
+            outcome = admit_gpu(settings, plan, ShownTrial(bar, keep), local=local)
+        except KeyboardInterrupt:
+            bar.line("interrupted: nothing is recorded; --budget 10min ends a trial and records what it found")
+            raise
     if as_json:
         print_json(_json(outcome))
     else:
         _print(outcome)
+    if output is not None:
+        _write(output, outcome)
     if any(tried.wrong for tried in outcome.tried.values()):
         return JOB_FAILED
     return OK if all(_admits(outcome, data_type) for data_type in outcome.tried) else UNFINISHED
@@ -72,6 +79,14 @@ def admit(
 
 def _admits(outcome: Outcome, data_type: str) -> bool:
     return any(record.passed for record in outcome.records if record.data_type == data_type)
+
+
+def _check_places(output: Path | None, keep: Path | None) -> None:
+    """Before minutes are spent. Raises UsageError."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise UsageError(f"--output {output}: it cannot be written: name a file, in a folder that exists")
+    if keep is not None and keep.exists() and not keep.is_dir():
+        raise UsageError(f"--keep {keep}: it is a file: name a folder")
 
 
 def _write(path: Path, outcome: Outcome) -> None:

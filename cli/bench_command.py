@@ -200,27 +200,18 @@ def plot_file(
 
 def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:
     """Runs the benchmark with a bar on a terminal, a line per case elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from cli.bench_tables import progress_line
+    from cli.work_bar import WorkBar
     from farm.bench.benchmark import benchmark
 
-    console = stderr()
-    shows = console.is_terminal and not quiet
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
-        task = bar.add_task("measuring", total=len(cases))
-
-        def notice(text: str) -> None:
-            if not quiet:
-                console.print(Text(text), soft_wrap=True)
+    with WorkBar(stderr(), "measuring", total=len(cases), quiet=quiet) as bar:
 
         def tell(case: CaseKey, found: Sequence[Measurement], done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=case.operator)
-            if not shows and not quiet:
-                console.print(Text(progress_line(found, done, total)), soft_wrap=True)
+            bar.update(completed=done, total=total, description=case.operator)
+            if not bar.shows:
+                bar.line(progress_line(found, done, total))
 
-        return benchmark(settings, cases, plan, tell, local=local, notice=notice)
+        return benchmark(settings, cases, plan, tell, local=local, notice=bar.line)
 
 
 def file_of(json_to: str | None, *, resume: bool) -> Path | None:

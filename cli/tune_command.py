@@ -60,6 +60,7 @@ def tune(
 ) -> int:
     """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""
     from cli.tune_progress import ShownTuning
+    from cli.work_bar import WorkBar
     from codegen.scratch import ScratchFolder
     from farm.gpu.workload import Choice
     from farm.settings import load_settings
@@ -91,7 +92,8 @@ def tune(
             for case in cases_of(path, layer or [], named, of_type, input_shape or [])
         ]
     settings = load_settings(overrides={"jobs": jobs})
-    with ShownTuning(stderr(), quiet=quiet or as_json) as shown:
+    with WorkBar(stderr(), "building", quiet=quiet or as_json) as bar:
+        shown = ShownTuning(bar)
         try:
             outcomes = tune_cases(settings, cases, plan, shown, local=local)
         except KeyboardInterrupt:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, and_, select
 
 from codegen.machine.admission import Admissions
 from farm.admission.files import shipped_records
-from farm.admission.record import AdmissionRecord, admissions_of, record_of_json
+from farm.admission.record import LEAST_LAYERS, AdmissionRecord, admissions_of, record_of_json
 from farm.ledger.engine import insert_or_replace, reading, writing
 from farm.ledger.tables import admissions
 
@@ -37,10 +37,18 @@ class AdmissionTable:
         return admissions_of([*self.records(), *shipped_records()])
 
     def put(self, records: Iterable[AdmissionRecord]) -> None:
-        """Writes records in the place of those of the same key."""
-        if rows := [{**each.to_json(), "tried_at": each.tried_at.timestamp()} for each in records]:
-            with writing(self._engine, self._wait_seconds) as connection:
-                connection.execute(insert_or_replace(self._engine, admissions, _KEY, _COLUMNS), rows)
+        """Writes records in the place of those of the same key, but none that says nothing in that of one that does."""
+        telling: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
+        for each in records:
+            row = {**each.to_json(), "tried_at": each.tried_at.timestamp()}
+            (others if each.admission is None else telling).append(row)
+        says_nothing = and_(admissions.c.wrong == 0, admissions.c.layers < LEAST_LAYERS)
+        with writing(self._engine, self._wait_seconds) as connection:
+            for rows, where in ((telling, None), (others, says_nothing)):
+                if rows:
+                    statement = insert_or_replace(self._engine, admissions, _KEY, _COLUMNS, where=where)
+                    connection.execute(statement, rows)
 
 
 def _record_of_row(row: Any) -> AdmissionRecord | None:

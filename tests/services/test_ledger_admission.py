@@ -24,3 +24,14 @@ def test_what_the_ledger_knows_admits(ledger: Ledger) -> None:
     assert not ledger.admissions.known().refusal(record.arch, record.ptxas, record.data_type)
     ledger.admissions.put([admission(gpu="another", wrong=1)])
     assert "found differences" in ledger.admissions.known().refusal(record.arch, record.ptxas, record.data_type)
+
+
+def test_a_record_that_says_nothing_takes_the_place_of_none_that_does(ledger: Ledger) -> None:
+    short = admission(layers=24)
+    ledger.admissions.put([short])
+    ledger.admissions.put([admission(layers=48), admission(gpu="another", wrong=1)])
+    assert {record.layers for record in ledger.admissions.records() if record.gpu == short.gpu} == {48}
+    ledger.admissions.put([admission()])
+    known = set(ledger.admissions.records())
+    ledger.admissions.put([short, admission(gpu="another", layers=24)])
+    assert set(ledger.admissions.records()) == known

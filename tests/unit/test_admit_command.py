@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import JOB_FAILED, OK, UNFINISHED, UNREACHABLE
+from cli.exit_codes import INTERRUPTED, JOB_FAILED, OK, UNFINISHED, UNREACHABLE, USAGE
 from cli.main import run
 from codegen.errors import DeviceError
 from farm.admission.files import read_records
@@ -71,6 +71,40 @@ def test_enough_layers_without_a_difference_are_admitted_and_kept(
     assert record.passed
     assert (record.layers, record.outputs, record.refused, record.wrong) == (2400, 100_000, 96, 0)
     assert read_records((tmp_path / "records.json").read_text(), "records.json") == (record,)
+
+
+def test_a_trial_that_is_too_short_takes_back_no_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Tried(layers=24, outputs=100, shapes=1)
+    play(monkeypatch, short)
+    assert run(["admit", "-q"]) == UNFINISHED
+    play(monkeypatch, GOOD)
+    assert run(["admit", "-q"]) == OK
+    play(monkeypatch, short)
+    assert run(["admit", "-q"]) == UNFINISHED
+    assert [(record.passed, record.layers) for record in records_here()] == [(True, GOOD.layers)]
+
+
+def test_where_results_cannot_be_written_is_said_before_the_gpu_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, GOOD)
+    (tmp_path / "a-file").touch()
+    for option, place in (("--output", tmp_path), ("-o", tmp_path / "no" / "file"), ("--keep", tmp_path / "a-file")):
+        assert run(["admit", option, str(place)]) == USAGE
+        assert f"{place}: it " in capsys.readouterr().err
+    assert records_here() == []
+
+
+def test_an_interrupted_trial_says_that_nothing_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(settings: Settings, plan: TrialPlan) -> Generator[TrialEvent, None, None]:
+        yield STARTED
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.trial.admit.trial_work", work)
+    assert run(["admit"]) == INTERRUPTED
+    assert "interrupted: nothing is recorded; --budget" in capsys.readouterr().err
 
 
 def test_a_difference_fails_is_named_and_is_kept_too(

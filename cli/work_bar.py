@@ -1,0 +1,48 @@
+"""How far minutes of work on a GPU are: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class WorkBar:
+    """One bar of so many steps, and what is at hand behind it. Use it in a `with` block."""
+
+    def __init__(self, console: Console, description: str, *, total: int | None = None, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self.shows = console.is_terminal and not quiet
+        """Whether there is a bar: what it says needs no line then."""
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not self.shows,
+        )
+        self._task = self._bar.add_task(description, total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, **changes: Any) -> None:
+        """Sets `total`, `completed` or `description`, or goes on by `advance`."""
+        self._bar.update(self._task, **changes)
+
+    def line(self, text: str) -> None:
+        """Above the bar; nothing where it is to be quiet."""
+        if not self._quiet:
+            self._console.print(Text(text), soft_wrap=True)
