@@ -131,7 +131,7 @@ class NetworkSession:
             return Measurement(case.key, contender, None, str(error), relative_error=error.relative_error)
         except (FarmError, CodegenError) as error:
             return Measurement(case.key, contender, None, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever torch raises: one contender must not end the others
+        except (RuntimeError, MemoryError) as error:  # torch's are RuntimeErrors, those of its compilers too
             return Measurement(case.key, contender, None, self._gpu.reason(error))
         finally:
             self._gpu.allow_tf32(False)
@@ -213,9 +213,10 @@ class NetworkSession:
     def _traced(self, case: LoadedNetwork, call: Any, inputs: Any) -> dict[str, Any]:
         layers = layer_kernels(case.bundle, self._gpu.arch)
         try:
-            found = median_of(breakdown(spans, layers) for spans in self._gpu.trace(call, inputs))
-        except Exception as error:  # noqa: BLE001 - a profiler that does not work here: the times stand without it
+            traces = self._gpu.trace(call, inputs)
+        except (RuntimeError, OSError, ValueError) as error:  # no profiler here, or it wrote no file, or not JSON
             return {"no_breakdown": self._gpu.reason(error)}
+        found = median_of(breakdown(spans, layers) for spans in traces)
         return {"breakdown": found.to_json()} if found else {"no_breakdown": "the profiler saw no kernel"}
 
 

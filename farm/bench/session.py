@@ -104,7 +104,7 @@ class Session:
                     shape = (case.images, *case.spec.input_shape)
                     x = self._torch.view(stage.inputs[0], shape, case.spec.data_type)
                     sums = self._torch.sums(case.spec, case.weights.kernel, x)
-        except Exception as error:  # noqa: BLE001 - whatever torch raises: then nothing can be compared with it
+        except self._failures as error:
             reason = f"torch has no reference for it: {error}"
             found = [Measurement(case.key, peer.name, None, reason) for peer in wanted]
         own = [] if built is None else [self._generated(case, stage, built, sums)]
@@ -113,6 +113,11 @@ class Session:
         if self._torch:
             self._torch.release()
         return found
+
+    @property
+    def _failures(self) -> tuple[type[Exception], ...]:
+        """What a measurement may end with, and the others go on: torch's are RuntimeErrors, PyCUDA's are its own."""
+        return NotApplicableError, RuntimeError, MemoryError, self._device.failure
 
     def _staged(self, case: Case) -> Stage:
         """The data of this layer at this batch, which the cases of a sweep share."""
@@ -156,7 +161,7 @@ class Session:
             time = self._microseconds(launch, stage.sets)
         except (NotBuiltError, CodegenError) as failure:
             return replace(missing, reason=str(failure))
-        except Exception as failure:  # noqa: BLE001 - of PyCUDA or torch: a measurement without a time
+        except self._failures as failure:
             return replace(missing, reason=f"{type(failure).__name__}: {failure}")
         return replace(
             missing,
@@ -206,7 +211,7 @@ class Session:
             time, error, note = min(times)
         except (NotApplicableError, _WrongError) as why:
             return Measurement(key, peer.name, None, str(why))
-        except Exception as failure:  # noqa: BLE001 - a peer that fails must not end the others
+        except self._failures as failure:
             return Measurement(key, peer.name, None, gpu.reason(failure))
         finally:
             gpu.allow_tf32(False)

@@ -159,6 +159,12 @@ class Device:
         return str(self._device.name())
 
     @property
+    def failure(self) -> type[Exception]:
+        """What PyCUDA raises, where nothing here says why: of launches, for instance."""
+        kind: type[Exception] = self._driver.Error
+        return kind
+
+    @property
     def arch(self) -> str:
         """The architecture whose cubins it runs, as in sm_90."""
         major, minor = self._device.compute_capability()

@@ -116,6 +116,19 @@ def test_a_contender_that_fails_does_not_end_the_others(
     assert [each.contender for each in dense if each.microseconds] == EAGER
 
 
+@pytest.mark.parametrize("step", ["load", "trace"])
+def test_a_defect_of_ours_is_no_measurement(
+    step: str, tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise AttributeError("no such attribute")
+
+    gpu = PlayedGpu(checkpoint)
+    monkeypatch.setattr(gpu, step, fails)
+    with pytest.raises(AttributeError):
+        list(NetworkSession(gpu, NetworkRules(("eager",))).run([loaded(tmp_path, checkpoint)]))
+
+
 def test_a_profiler_that_does_not_work_costs_the_breakdown_only(
     tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

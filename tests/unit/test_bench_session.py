@@ -36,6 +36,10 @@ from tests.samples import checkpoint, fixed_toolchain, layer
 PEAKS = Peaks(1e12, 1e12)
 
 
+class LaunchError(Exception):
+    """Of the driver, as PyCUDA has them: of no class of Python's."""
+
+
 class PlayedDevice:
     """Memory by address, and kernels that are Python: `cubin` is the number of one in `kernels`."""
 
@@ -46,6 +50,7 @@ class PlayedDevice:
         self.kernels = kernels
         self.memory: dict[int, NDArray[Any]] = {}
         self.freed = 0
+        self.failure = LaunchError
 
     def __enter__(self) -> PlayedDevice:
         return self
@@ -167,6 +172,27 @@ def test_a_wrong_kernel_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     session, _ = session_of(monkeypatch, cases, wrong=0.5)
     own = [found[0] for found in session.run(cases)]
     assert all(each.microseconds is None and each.reason.startswith("wrong: ") for each in own)
+
+
+def test_a_kernel_that_does_not_run_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = small_cases()
+    session, device = session_of(monkeypatch, [first, second])
+
+    def fails(x: NDArray[Any]) -> NDArray[Any]:
+        raise LaunchError("an illegal memory access")
+
+    device.kernels[name_of(first)] = fails
+    found = [each[0] for each in session.run([first, second])]
+    assert [each.microseconds for each in found] == [None, 7.0]
+    assert found[0].reason == "LaunchError: an illegal memory access"
+
+
+def test_a_defect_of_ours_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = small_cases()
+    session, device = session_of(monkeypatch, cases)
+    device.kernels.clear()
+    with pytest.raises(KeyError):
+        list(session.run(cases))
 
 
 def test_what_does_not_build_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
