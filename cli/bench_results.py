@@ -1,12 +1,16 @@
-"""How what `farm bench` measured is shown: tables or JSON, and figures."""
+"""What all commands of `farm bench` share: where results go, and how they are shown."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.text import Text
 
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options import names_of
 from cli.render import print_json, stderr, stdout
 from farm.errors import UsageError
 
@@ -14,8 +18,29 @@ if TYPE_CHECKING:
     from farm.bench.results import Results
 
 
-def show(results: Results, *, as_json: bool, folder: Path | None) -> None:
-    """Tables or JSON on stdout; figures in the folder."""
+JsonTo = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON after every measurement; - for stdout only.")
+]
+PlotFolder = Annotated[
+    Path | None, typer.Option("--plot", metavar="DIR", help="Draw figures (SVG and PNG) into this folder.")
+]
+
+
+def json_file(json_to: str | None) -> Path | None:
+    """The file that --json names."""
+    return None if json_to in (None, "-") else Path(json_to)
+
+
+def peers_of(value: str, known: Collection[str]) -> tuple[str, ...]:
+    """What --peers names, in the order in which they are known. Raises UsageError."""
+    names = {"all": list(known), "none": []}.get(value) or names_of([value])
+    if value != "none" and (not names or set(names) - set(known)):
+        raise UsageError(f"--peers {value}: it is all, none or some of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def show(results: Results, *, as_json: bool, folder: Path | None) -> int:
+    """Tables or JSON on stdout; figures in the folder. Gives the exit code: whether our kernels are right."""
     from cli.bench_tables import tables
     from cli.graphchallenge_tables import challenge_tables
     from cli.network_tables import network_tables
@@ -29,6 +54,7 @@ def show(results: Results, *, as_json: bool, folder: Path | None) -> None:
         for part in of_kind(results, console.width):
             console.print(part, soft_wrap=results.of_networks or results.of_challenge)
     draw(results, folder)
+    return OK if results.are_right else JOB_FAILED
 
 
 def draw(results: Results, folder: Path | None) -> None:

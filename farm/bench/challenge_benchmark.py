@@ -14,7 +14,7 @@ from codegen.toolchain import find_toolchain
 from farm.bench.challenge_kernels import INDEX_KERNELS, cases_of, compile_kernels, tilings_of
 from farm.bench.contenders import GENERATED
 from farm.bench.environment import network_environment
-from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
+from farm.bench.results import CHALLENGE_KIND, WRONG, Measurement, Results, write_results
 from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
@@ -179,9 +179,9 @@ class ChallengeSession:
 def wrongness(run: Run, reference: Outcome) -> str:
     """Why what a contender gave is not the network's output; empty if it is."""
     if not run.same_rows:
-        return f"wrong: {run.rows} rows are left, and not the {len(reference.alive)} of float64"
+        return f"{WRONG}{run.rows} rows are left, and not the {len(reference.alive)} of float64"
     if not run.relative_error <= TOLERANCE:
-        return f"wrong: relative error {run.relative_error:.1e}, {TOLERANCE:.0e} is allowed"
+        return f"{WRONG}relative error {run.relative_error:.1e}, {TOLERANCE:.0e} is allowed"
     return ""
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain import ToolLimits, run_tool
+from farm.bench.contenders import GENERATED
 from farm.executors.gpu import open_gpu
 from farm.settings import Settings
 
@@ -119,12 +120,12 @@ def by_contender(kernels: Sequence[KernelCounters], operators: Sequence[str]) ->
     contender = ""
     for each in kernels:
         if each.kernel == own:
-            if contender != "generated":
+            if contender != GENERATED:
                 groups.append({})
-            contender = "generated"
+            contender = GENERATED
         elif each.kernel == BOUNDARY:
             contender = "cusparse"
-        elif contender == "generated":
+        elif contender == GENERATED:
             contender = "cudnn-fp32"
         groups[-1].setdefault(contender, []).append(each)
     if len(groups) != len(operators):

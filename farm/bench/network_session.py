@@ -17,7 +17,7 @@ from codegen.onnx.rest import Tensor
 from farm.bench.breakdown import LayerKernels, breakdown, median_of
 from farm.bench.contenders import GENERATED
 from farm.bench.network_cases import input_shapes, inputs_of
-from farm.bench.results import Measurement
+from farm.bench.results import WRONG, Measurement
 from farm.errors import FarmError
 from farm.gpu.workload import CaseKey
 from farm.runtime.bundle import Bundle
@@ -242,5 +242,5 @@ class _WrongError(Exception):
     """A network's outputs are not those of the model."""
 
     def __init__(self, relative_error: float, tolerance: float) -> None:
-        super().__init__(f"wrong: relative error {relative_error:.1e}, {tolerance:.0e} is allowed")
+        super().__init__(f"{WRONG}relative error {relative_error:.1e}, {tolerance:.0e} is allowed")
         self.relative_error = relative_error

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm.bench.contenders import GENERATED
 from farm.errors import UsageError
 from farm.gpu.workload import CaseKey
 
@@ -18,6 +19,8 @@ NETWORKS_KIND = "networks"
 """Option `kind` of results whose operators are whole networks."""
 CHALLENGE_KIND = "graphchallenge"
 """Of those whose operators are networks of the sparse DNN challenge."""
+WRONG = "wrong: "
+"""What the reason begins with where a contender computes something else."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Results:
         return self.options.get("kind") == CHALLENGE_KIND
 
     @property
+    def are_right(self) -> bool:
+        """Whether none of the generated kernels computes something else."""
+        return not any(each.reason.startswith(WRONG) for each in self.of(GENERATED).values())
+
+    @property
     def title(self) -> str:
         """The GPU and the day, for a figure."""
         return f"{self.environment.get('gpu', 'unknown GPU')}, {str(self.environment.get('date', ''))[:10]}"
@@ -123,7 +131,7 @@ def read_results(path: Path) -> Results:
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): name a file that farm bench wrote") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no file of farm bench --json: {error}") from None
+        raise UsageError(f"{path} is no file of farm bench ({error}): name one that farm bench --json wrote") from None
 
 
 def cases_of(measurements: Iterable[Measurement]) -> list[CaseKey]:

@@ -15,7 +15,7 @@ from codegen.verify import verify_output
 from farm.bench.contenders import GENERATED, Peer, peers_for
 from farm.bench.index_kernels import IndexCubins, index_cubins
 from farm.bench.peers import Layer, Peers, Prepared
-from farm.bench.results import Measurement
+from farm.bench.results import WRONG, Measurement
 from farm.bench.roof import Peaks, roof_microseconds
 from farm.bench.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
 from farm.gpu.device import Device
@@ -154,7 +154,7 @@ class Session:
                 case.spec, layer.tiling, case.weights, stage.x, output, residual=stage.residual, seed=self._rules.seed
             )
             if not verified.ok:
-                return replace(missing, reason=f"wrong: {verified.message}", relative_error=verified.relative_error)
+                return replace(missing, reason=f"{WRONG}{verified.message}", relative_error=verified.relative_error)
             error = verified.relative_error
             if self._torch and sums is not None:
                 error = _error_of_generated(self._torch, case, stage, sums)
@@ -224,7 +224,7 @@ class Session:
         variant = prepared.variants[number]
         error = gpu.relative_error(prepared.as_output(variant.launch(0)), sums)
         if not error <= peer.tolerance:
-            raise _WrongError(f"wrong: relative error {error:.1e}, {peer.tolerance:.0e} is allowed")
+            raise _WrongError(f"{WRONG}relative error {error:.1e}, {peer.tolerance:.0e} is allowed")
         self._device.wake()
         return gpu.microseconds(variant.launch, sets, self._device.gate(self._stream)), error, variant.note
 

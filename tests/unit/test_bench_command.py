@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.bench_results import peers_of
 from cli.exit_codes import OK, UNREACHABLE, USAGE
 from cli.main import run
 from codegen.errors import DeviceError
@@ -47,6 +48,7 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
         (["--resume"], "--resume: name the file"),
         (["--peak-tflops", "-1"], "--peak-tflops -1"),
         (["plot", "none.json", "figures"], "none.json cannot be read"),
+        (["plot", __file__, "figures"], "name one that farm bench --json wrote"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(
@@ -64,6 +66,15 @@ def test_a_saved_file_is_shown_and_drawn_without_a_gpu(tmp_path: Path, capsys: p
     assert "vgg-conv3" in shown.out
     assert (tmp_path / "figures" / "speedup-float32-batch-64.svg").exists()
     assert "drew" in shown.err
+
+
+def test_peers_are_all_none_or_some_in_one_order_for_every_benchmark() -> None:
+    assert peers_of("all", ("a", "b")) == ("a", "b")
+    assert peers_of("none", ("a", "b")) == ()
+    assert peers_of("b, a,b", ("a", "b")) == ("a", "b")
+    for wrong in ("", "c", "a,all", "none,a"):
+        with pytest.raises(UsageError, match="it is all, none or some of a, b"):
+            peers_of(wrong, ("a", "b"))
 
 
 def test_a_file_of_another_gpu_or_of_other_options_is_not_gone_on_with() -> None:

@@ -218,7 +218,8 @@ def test_the_file_of_a_run_shows_its_table_again_and_has_no_figures(
     ("arguments", "message"),
     [
         (["nothing"], "there is no network nothing"),
-        (["--peers", "x"], "there is no x"),
+        (["--peers", "x"], "--peers x: it is all, none or some of index, cusparse"),
+        (["--emulate", "--json", "-"], "--json: nothing is measured with --emulate"),
         (["--layers", "0"], "--layers"),
         (["--neurons", "1000"], "no square"),
         (["--inputs", "missing.tsv"], "there is no such file"),

@@ -93,7 +93,10 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
         (["lenet5", "--precision", "int8"], "--precision int8: it is float32 or float16"),
         ([str(path), "--precision", "float16"], "net.onnx is a file, which has a data type of its own"),
         ([str(path), str(path)], "net is named twice"),
-        (["lenet5", "--peers", "tensorrt"], "--peers tensorrt: it is none or some of eager, compile, max-autotune"),
+        (
+            ["lenet5", "--peers", "tensorrt"],
+            "--peers tensorrt: it is all, none or some of eager, compile",
+        ),
         (["lenet5", "--batch", "0"], "--batch 0"),
         (["lenet5", "--bundle", str(tmp_path)], "is no bundle"),
     ):
