@@ -1,8 +1,9 @@
 """Layers of the sparse DNN challenge: RadiX-Nets, and random patterns with real values, of as many edges a neuron.
 
 The challenge (Kepner et al. 2019, arXiv 1909.05631) computes Y <- min(32, max(0, Y W + b)) layer after layer. Its
-networks come from RadiX-Net (Kepner and Robinett, arXiv 1905.00416): a butterfly on N / 16 nodes, each of them 16
-neurons, so that a neuron has 32 edges, all of weight 1/16.
+networks come from RadiX-Net (Robinett and Kepner, arXiv 1905.00416): of the mixed radices 2, 2, ..., 2, whose product
+is the number of nodes, layer l adds digit l, so that node n has edges to n and to n + 2^l, modulo that number. Each
+node is 16 neurons, all of them connected where their nodes are: a neuron has 32 edges, all of weight 1/16.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from codegen.layers import FloatArray
 
+RADIX = 2
+"""Of every digit: edges of a node."""
 WIDTH = 16
-"""Neurons of a node: the butterfly is multiplied by a matrix of ones of this size."""
-EDGES = 2 * WIDTH
+"""Neurons of a node: the Kronecker product with a matrix of ones of this size. Those of node n are n, n + nodes, ..."""
+EDGES = RADIX * WIDTH
 """Of a neuron, to the next layer and from the last."""
 WEIGHT = 1 / 16
 CLIP = 32.0
@@ -41,32 +44,34 @@ class SparseMatrix:
         return dense
 
 
-def butterflies(neurons: int) -> int:
+def digits(neurons: int) -> int:
     """Layers after which a RadiX-Net of so many neurons repeats itself. Raises ValueError for other sizes."""
-    count = (neurons // WIDTH).bit_length() - 1
-    if count < 1 or neurons != WIDTH << count:
+    count = 0
+    while WIDTH * RADIX**count < neurons:
+        count += 1
+    if count < 1 or neurons != WIDTH * RADIX**count:
         raise ValueError(f"no RadiX-Net has {neurons} neurons: give {WIDTH} times a power of two, such as 1024")
     return count
 
 
 def radix_net(neurons: int, seed: int | None = 0) -> list[SparseMatrix]:
-    """The layers of a RadiX-Net until they repeat: in layer l each node has edges to itself and to that whose number
-    differs in bit l.
+    """The layers of a RadiX-Net until they repeat.
 
-    With a seed the neurons between two layers are shuffled, each time in another way, as the challenge's are; with
-    None they are not. Raises ValueError for sizes that there are none of.
+    With a seed the neurons between two layers are shuffled, each time in another way; with None they are not. Raises
+    ValueError for sizes that there are none of.
     """
-    count = butterflies(neurons)
+    count = digits(neurons)
     rng = np.random.default_rng(seed)
     plain = np.arange(neurons)
     places = [plain if seed is None else rng.permutation(neurons) for _ in range(count)]
     nodes = np.arange(neurons // WIDTH)
-    within = np.arange(WIDTH)
+    within = np.arange(WIDTH) * len(nodes)
     layers = []
     for layer in range(count):
-        pairs = np.stack([nodes, nodes ^ (1 << layer)], axis=1)  # [nodes, 2]: where the edges of each go
-        sources = np.broadcast_to((nodes[:, None] * WIDTH + within)[:, :, None, None], (len(nodes), WIDTH, 2, WIDTH))
-        targets = np.broadcast_to((pairs[:, :, None] * WIDTH + within)[:, None], sources.shape)
+        # [nodes, RADIX]: the nodes that each has edges to
+        reached = (nodes[:, None] + RADIX**layer * np.arange(RADIX)) % len(nodes)
+        sources = np.broadcast_to((nodes[:, None] + within)[:, :, None, None], (len(nodes), WIDTH, RADIX, WIDTH))
+        targets = np.broadcast_to((reached[:, :, None] + within)[:, None], sources.shape)
         values = np.full(sources.size, WEIGHT, dtype=np.float32)
         before, after = places[layer], places[(layer + 1) % count]
         layers.append(SparseMatrix(before[sources.ravel()], after[targets.ravel()], values))

@@ -8,6 +8,7 @@ asks in which order the neurons come: those that read the same inputs become nei
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -93,12 +94,32 @@ def tile_rows(neurons: int) -> int:
 
 
 def together(matrix: SparseMatrix, outputs: int) -> NDArray[np.int64]:
-    """An order of the outputs in which those that read the same inputs are neighbours."""
+    """An order of the outputs in which those that read the same inputs are neighbours.
+
+    Each is followed by the one that shares the most inputs with it, of those that have no place yet.
+    """
     order = np.lexsort((matrix.sources, matrix.targets))
     sources, targets = matrix.sources[order], matrix.targets[order]
     ends = np.searchsorted(targets, np.arange(outputs + 1))
-    read = [tuple(sources[a:b].tolist()) for a, b in pairwise(ends.tolist())]
-    return np.array(sorted(range(outputs), key=lambda output: (read[output], output)), dtype=np.int64)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for output, (begin, end) in enumerate(pairwise(ends.tolist())):
+        alike.setdefault(tuple(sources[begin:end].tolist()), []).append(output)
+    read = list(alike)
+    readers: dict[int, set[int]] = {}
+    for number, inputs in enumerate(read):
+        for each in inputs:
+            readers.setdefault(each, set()).add(number)
+    left = dict.fromkeys(range(len(read)))
+    placed: list[int] = []
+    shared: Counter[int] = Counter()
+    while left:
+        number = min(shared, key=lambda other: (-shared[other], other)) if shared else next(iter(left))
+        del left[number]
+        placed += alike[read[number]]
+        for each in read[number]:
+            readers[each].discard(number)
+        shared = Counter(other for each in read[number] for other in readers[each])
+    return np.array(placed, dtype=np.int64)
 
 
 def write_tsv_network(

@@ -65,11 +65,15 @@ def test_layers_that_come_again_share_their_weights_and_so_their_cubins(tmp_path
     assert len({id(layer.weights) for layer in net.layers}) == 4
 
 
-def test_neurons_that_read_the_same_inputs_become_neighbours(tmp_path: Path) -> None:
-    net = written(tmp_path / "net", radix_net(NEURONS, seed=3), layers=3)
-    for layer in net.layers[:-1]:
-        patterns = layer.weights.kernel[:, :, 0, 0].reshape(2, 32, NEURONS) != 0
+def test_neurons_that_read_the_same_inputs_become_neighbours_and_so_do_those_that_share_some(tmp_path: Path) -> None:
+    neurons = 256
+    write_tsv_network(tmp_path / "net", radix_net(neurons, seed=3), neurons, 4, -0.3, CLIP)
+    for layer in read_model(tmp_path / "net").layers[:-1]:
+        reads = layer.weights.kernel[:, :, 0, 0] != 0
+        patterns = reads.reshape(16, 16, neurons)
         assert (patterns == patterns[:, :1]).all()
+        inputs_of_32 = reads.reshape(8, 32, neurons).any(axis=1).sum(axis=1)
+        assert (inputs_of_32 <= 48).all()  # two nodes that share one
 
 
 def test_a_folder_with_the_challenges_names_needs_no_manifest(tmp_path: Path) -> None:
@@ -179,16 +183,29 @@ def test_the_bundle_of_a_network_of_files_is_its_layers_in_turn(tmp_path: Path) 
         net.rest.without([net.layers[0], net.layers[2]])
 
 
-def test_every_neuron_of_a_radix_net_has_32_edges_and_all_reach_all_before_it_repeats() -> None:
-    layers = radix_net(256, seed=7)
+@pytest.mark.parametrize("neurons", [64, 1024])
+def test_a_radix_net_adds_a_digit_of_a_mixed_radix_number_in_each_layer(neurons: int) -> None:
+    nodes = neurons // 16
+    shift = np.roll(np.eye(nodes), 1, axis=1)  # node n has an edge to node n + 1, the last to the first
+    for number, matrix in enumerate(radix_net(neurons, seed=None)):
+        expected = np.kron(np.ones((16, 16)), np.eye(nodes) + np.linalg.matrix_power(shift, 2**number))
+        assert np.array_equal(matrix.kernel(neurons, neurons).T != 0, expected != 0)
+        assert set(matrix.values) == {1 / 16}
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_every_neuron_of_a_radix_net_has_32_edges_and_as_many_paths_to_every_other_before_it_repeats(
+    seed: int | None,
+) -> None:
+    layers = radix_net(256, seed)
     assert len(layers) == 4
-    reached = np.eye(256, dtype=np.float32)
+    paths = np.eye(256)
     for matrix in layers:
-        pattern = (matrix.kernel(256, 256) != 0).astype(np.float32)
+        pattern = (matrix.kernel(256, 256) != 0).astype(np.float64)
         assert (pattern.sum(axis=0) == 32).all()
         assert (pattern.sum(axis=1) == 32).all()
-        reached = pattern @ reached
-    assert (reached > 0).all()
+        paths = pattern @ paths
+    assert (paths == 16**3).all()
     with pytest.raises(ValueError, match="no RadiX-Net has 1000 neurons"):
         radix_net(1000)
 
