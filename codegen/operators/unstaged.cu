@@ -24,6 +24,8 @@
 #include "stream.cuh"
 
 #if LISTED
+// Neighbouring warps' columns are in different blocks: few columns keep all blocks busy alike.
+#define FIRST_COLUMN ((threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32)
 #define LIST_PARAMETERS , const int* __restrict__ count, const int* __restrict__ places, unsigned char* __restrict__ marks
 #else
 #define LIST_PARAMETERS
@@ -36,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
 #if LISTED
     const int columns = min(*count, images * WIDTH), step = gridDim.x * THREADS;
     int column;
-    asm volatile("mov.u32 %0,%1; // farm.turn %2" : "=r"(column) : "r"(blockIdx.x * THREADS + threadIdx.x), "r"(step));
+    asm volatile("mov.u32 %0,%1; // farm.turn %2" : "=r"(column) : "r"(FIRST_COLUMN), "r"(step));
     asm volatile("{ .reg .pred p; setp.ge.s32 p,%0,%1; @p exit; }" :: "r"(column), "r"(columns) : "memory");
     int place = column;
     asm volatile("{ .reg .pred p; setp.ne.u64 p,%1,0; @p ld.global.nc.s32 %0,[%2]; }"

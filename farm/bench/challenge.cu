@@ -2,51 +2,59 @@
 //
 // Columns are rows of the batch, in tiles: element [neuron][column] of tile t lies at (t * NEURONS + neuron) * WIDTH + column.
 // WIDTH, NEURONS and CLIP are given on the command line.
-#define LISTERS 1024
+#define LISTERS 256
+#define LISTED 16  // columns of a thread of list_columns: the bytes of a uint4
+
+// Each mark is a byte of 0 or 1.
+__device__ int marked(unsigned word) { return word * 0x01010101u >> 24; }
+__device__ int marked(uint4 words) { return marked(words.x) + marked(words.y) + marked(words.z) + marked(words.w); }
 
 // After a layer: which of its `count` columns have an output. `places[i]` becomes the column that is the i-th of those,
-// `*left` how many there are, and `kept` the names of those in `names`. The marks are zero again. One block.
-extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* count, unsigned char* marks, int* places,
-                                                                  int* left, const int* names, int* kept) {
-    __shared__ int of_warp[32];
-    const int columns = *count, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int share = (columns + LISTERS * 16 - 1) / (LISTERS * 16) * 16;
-    const int begin = min(columns, (int)threadIdx.x * share), end = min(columns, begin + share);
-    int found = 0;
-    for (int i = begin; i < end; i += 16) {
-        const uint4 word = *(const uint4*)(marks + i);
-        found += __popc(word.x) + __popc(word.y) + __popc(word.z) + __popc(word.w);
+// `*left` how many there are, and `kept` the names of those in `names`. `others`, the marks of the next layer, are made
+// zero; beyond `count` there may be marks of earlier layers. A block lists LISTERS * LISTED columns, and counts those before.
+extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __restrict__ count,
+                                                                  const unsigned char* __restrict__ marks,
+                                                                  unsigned char* __restrict__ others,
+                                                                  int* __restrict__ places, int* __restrict__ left,
+                                                                  const int* __restrict__ names, int* __restrict__ kept) {
+    __shared__ unsigned long long sums[LISTERS];
+    const int columns = *count, first = blockIdx.x * (LISTERS * LISTED), begin = first + threadIdx.x * LISTED;
+    if (first && first >= columns) return;
+    int earlier = 0, found = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x * LISTED; i < first; i += LISTERS * LISTED) earlier += marked(*(const uint4*)(marks + i));
+    unsigned here[LISTED / 4];
+#pragma unroll
+    for (int i = 0; i < LISTED / 4; ++i) {
+        const int inside = columns - begin - 4 * i;
+        const unsigned word = inside > 0 ? *(const unsigned*)(marks + begin + 4 * i) : 0;
+        here[i] = inside > 0 && inside < 4 ? word & (1u << 8 * inside) - 1 : word;
+        if (inside > 0) *(unsigned*)(others + begin + 4 * i) = 0;
+        found += marked(here[i]);
     }
-    int before = found;
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const int other = __shfl_up_sync(~0u, before, distance);
-        if (lane >= distance) before += other;
+    // Sums over the threads up to each: of what is before the block above, of what is in it below.
+    unsigned long long sum = (unsigned long long)earlier << 32 | found;
+    for (int distance = 1; distance < LISTERS; distance *= 2) {
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x >= distance) sum += sums[threadIdx.x - distance];
+        __syncthreads();
     }
-    if (lane == 31) of_warp[warp] = before;
+    sums[threadIdx.x] = sum;
     __syncthreads();
-    if (warp == 0) {
-        int sum = of_warp[lane];
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int other = __shfl_up_sync(~0u, sum, distance);
-            if (lane >= distance) sum += other;
+    const unsigned long long all = sums[LISTERS - 1];
+    int next = (int)(all >> 32) + (int)sum - found;
+#pragma unroll
+    for (int i = 0; i < LISTED; ++i)
+        if (here[i / 4] >> i % 4 * 8 & 1) {
+            places[next] = begin + i;
+            kept[next++] = names[begin + i];
         }
-        of_warp[lane] = sum;
-    }
-    __syncthreads();
-    int next = before - found + (warp ? of_warp[warp - 1] : 0);
-    for (int i = begin; i < end; i += 16) {
-        uint4* const word = (uint4*)(marks + i);
-        const uint4 each = *word;
-        const unsigned char* bytes = (const unsigned char*)&each;
-        *word = make_uint4(0, 0, 0, 0);
-        for (int j = 0; j < 16; ++j)
-            if (bytes[j]) {
-                places[next] = i + j;
-                kept[next++] = names[i + j];
-            }
-    }
-    if (threadIdx.x == 0) *left = of_warp[31];
+    if (threadIdx.x == 0 && first + LISTERS * LISTED >= columns) *left = (int)(all >> 32) + (int)all;
 }
+
+// The columns of a thread: those of neighbouring warps in different blocks, so that few columns keep all blocks busy.
+#define FIRST_COLUMN ((threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32)
 
 // A layer by its indices, under the same launches as the compiled ones: a block has a group of GROUP outputs, whose
 // inputs and weights [input][output] it keeps in shared memory, and goes over the columns.
@@ -62,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __res
     for (int i = threadIdx.x; i < entries; i += 256) offsets[i] = inputs[begin + i] * WIDTH;
     __syncthreads();
     const int columns = *count;
-    for (int column = blockIdx.x * 256 + threadIdx.x; column < columns; column += gridDim.x * 256) {
+    for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;
         const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
         float sum[GROUP];
@@ -105,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) index_edges(const float* __res
         edges[i] = make_float2(__int_as_float(inputs[begin + i] * WIDTH), weights[begin + i]);
     __syncthreads();
     const int columns = *count;
-    for (int column = blockIdx.x * 256 + threadIdx.x; column < columns; column += gridDim.x * 256) {
+    for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;
         const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
         float* const out = output + (size_t)(column / WIDTH) * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + column % WIDTH;

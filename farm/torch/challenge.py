@@ -10,6 +10,7 @@ import ctypes
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,23 @@ from farm.gpu.replay import rest
 
 REPLAYS = 9
 WARM_SECONDS = 0.3
-LISTERS, THREADS, NEURONS_OF_BLOCK = 1024, 256, 32
-"""Threads of a block, and neurons, in challenge.cu."""
+THREADS, NEURONS_OF_BLOCK, LISTED = 256, 32, 16
+"""Threads of a block of challenge.cu's kernels, neurons of one, and columns that a thread lists."""
 
 Enqueue = Callable[[], None]
-_Layer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
-"""Enqueues layer i: input, output, how many columns, where they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Which columns a layer computes, and where it marks those with an output."""
+
+    count: torch.Tensor
+    places: torch.Tensor | None
+    marks: torch.Tensor
+
+
+_Layer = Callable[[int, torch.Tensor, torch.Tensor, _Columns], None]
+"""Enqueues layer i: input, output, columns."""
 
 
 class ChallengeGpu:
@@ -49,7 +61,8 @@ class ChallengeGpu:
         self._identity = torch.arange(columns, dtype=torch.int32, device="cuda")
         self._places = torch.zeros(columns, dtype=torch.int32, device="cuda")
         self._names = [torch.zeros(columns, dtype=torch.int32, device="cuda") for _ in range(2)]
-        self._marks = torch.zeros(columns + LISTERS, dtype=torch.uint8, device="cuda")
+        self._marks = torch.zeros((2, columns + LISTED), dtype=torch.uint8, device="cuda")
+        """Those of layers before an odd number of lists, and the others."""
         lists = sum(map(challenge.compacts, range(len(self._layers))))
         self._counts = torch.zeros(lists + 1, dtype=torch.int32, device="cuda")
         self._counts[0] = len(challenge.rows)
@@ -62,11 +75,9 @@ class ChallengeGpu:
         """By the kernels of listed columns, given by the digests of the layers' weights; `across` blocks a K group."""
         loaded = {key: (Module(cubin).function(how.kernel), how) for key, (cubin, how) in kernels.items()}
 
-        def layer(
-            i: int, source: torch.Tensor, target: torch.Tensor, count: torch.Tensor, places: torch.Tensor | None
-        ) -> None:
+        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
             function, how = loaded[self._layers[i].weights.digest]
-            pointers = {"input": source, "output": target, "count": count, "places": places, "marks": self._marks}
+            pointers = {"input": source, "output": target, **vars(columns)}
             numbers = how.numbers(self._tiles)
             _, y, z = how.grid_at(self._tiles)
             arguments = [
@@ -86,12 +97,10 @@ class ChallengeGpu:
         biases = {each.weights.digest: torch.from_numpy(each.weights.bias).cuda() for each in self._layers}
         grid = across, 1, self._challenge.neurons // group
 
-        def layer(
-            i: int, source: torch.Tensor, target: torch.Tensor, count: torch.Tensor, places: torch.Tensor | None
-        ) -> None:
+        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
             digest = self._layers[i].weights.digest
-            table = [*held[digest], biases[digest]]
-            arguments = [_pointer(each) for each in (source, target, count, places, self._marks, *table)]
+            table = [columns.count, columns.places, columns.marks, *held[digest], biases[digest]]
+            arguments = [_pointer(each) for each in (source, target, *table)]
             shared = tables[digest].most * entry_bytes
             launch(function, grid, (THREADS, 1, 1), shared, arguments, self._stream.cuda_stream)
 
@@ -114,14 +123,15 @@ class ChallengeGpu:
             result.clear()
             values, lists = given, 0
             for i, matrix in enumerate(challenge.matrices):
+                marks = self._marks[lists % 2]
                 if challenge.forgets(i):
-                    self._marks.zero_()
+                    marks.zero_()
                 count = values.shape[1]
                 others = [each for each in memory if each.data_ptr() != values.data_ptr()]
                 product = others[0][: neurons * count].view(neurons, count)
                 torch.addmm(product, matrices[id(matrix)], values, beta=0, alpha=1, out=product)
                 grid = -(-max(1, count) // THREADS), neurons // NEURONS_OF_BLOCK, 1
-                arguments = [_pointer(product), _pointer(biases[i]), _pointer(self._marks), ctypes.c_int32(count)]
+                arguments = [_pointer(product), _pointer(biases[i]), _pointer(marks), ctypes.c_int32(count)]
                 launch(self._finish, grid, (THREADS, 1, 1), 0, arguments, self._stream.cuda_stream)
                 values = product
                 if challenge.compacts(i):
@@ -148,9 +158,10 @@ class ChallengeGpu:
             places: torch.Tensor | None = None
             lists = 0
             for i in range(len(self._layers)):
+                marks = self._marks[lists % 2]
                 if self._challenge.forgets(i):
-                    self._marks.zero_()
-                layer(i, source, target, self._counts[lists : lists + 1], places)
+                    marks.zero_()
+                layer(i, source, target, _Columns(self._counts[lists : lists + 1], places, marks))
                 places = None
                 if self._challenge.compacts(i):
                     self._enqueue_list(lists)
@@ -167,9 +178,10 @@ class ChallengeGpu:
     def _enqueue_list(self, number: int) -> None:
         """What a layer left, after `number` lists before it."""
         before, after = self._counts[number:], self._counts[number + 1 :]
-        names, kept = self._names[number % 2], self._names[(number + 1) % 2]
-        arguments = [_pointer(each) for each in (before, self._marks, self._places, after, names, kept)]
-        launch(self._list, (1, 1, 1), (LISTERS, 1, 1), 0, arguments, self._stream.cuda_stream)
+        (marks, names), (others, kept) = ((self._marks[i % 2], self._names[i % 2]) for i in (number, number + 1))
+        arguments = [_pointer(each) for each in (before, marks, others, self._places, after, names, kept)]
+        blocks = -(-len(self._identity) // (THREADS * LISTED))
+        launch(self._list, (blocks, 1, 1), (THREADS, 1, 1), 0, arguments, self._stream.cuda_stream)
 
     def _measured(self, enqueue: Enqueue, values: Callable[[int], torch.Tensor]) -> Run:
         with torch.inference_mode(), torch.cuda.stream(self._stream):

@@ -54,6 +54,25 @@ def test_index_kernels_compute_the_layer_of_listed_columns(
     assert np.array_equal(marks[:280] != 0, (expected > 0).any(axis=1))
 
 
+@pytest.mark.parametrize("columns", [0, 1, 37, 4096, 9001])
+def test_many_blocks_list_the_columns_that_are_left_in_order(ptx: str, columns: int) -> None:
+    most = 10_000
+    rng = np.random.default_rng(columns)
+    alive = rng.random(most) < 0.3
+    marks, others = alive.astype(np.uint8), np.ones(most, np.uint8)  # beyond the columns lie those of layers before
+    names = rng.permutation(most).astype(np.int32)
+    places, kept = np.full(most, -1, np.int32), np.full(most, -1, np.int32)
+    left = np.array([-1], np.int32)
+    arguments: list[Any] = [np.array([columns], np.int32), marks, others, places, left, names, kept]
+    emulate.run(ptx, (-(-most // 4096), 1, 1), (256, 1, 1), 0, arguments, kernel="list_columns")
+    expected = np.flatnonzero(alive[:columns])
+    assert left[0] == len(expected)
+    assert np.array_equal(places[: len(expected)], expected)
+    assert np.array_equal(kept[: len(expected)], names[expected])
+    assert (places[len(expected) :] == -1).all()
+    assert not others[:columns].any()
+
+
 def test_what_follows_cusparse_adds_the_bias_clips_marks_and_gathers(ptx: str) -> None:
     columns = 300
     values = (np.random.default_rng(5).standard_normal((NEURONS, columns)) * 30).astype(np.float32)
