@@ -83,9 +83,10 @@ def _challenges(
 
 def _rows(neurons: int, inputs: Path | None, count: int | None, seed: int) -> FloatArray:
     from codegen.tsv.triples import read_rows
-    from farm.gpu.challenge_rows import ROWS, digit_rows
+    from farm.gpu.challenge_rows import ROWS, check_memory, digit_rows
 
     if inputs is not None:
+        check_memory(neurons, ROWS)
         return read_rows(inputs, ROWS, neurons)[: count or ROWS]
     return digit_rows(neurons, count or ROWS, seed)
 

@@ -7,6 +7,7 @@ asks in which order the neurons come: those that read the same inputs become nei
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from codegen.networks.sparse_layers import SparseMatrix
 from codegen.onnx.chain import Chain
 from codegen.spec import Clip, Conv2d
 from codegen.tsv.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from codegen.tsv.triples import read_triples, write_triples
+from codegen.tsv.triples import read_text, read_triples, write_triples
 
 TILE_ROWS = 256
 """Rows of the batch that are an image, where the network is not so wide that their addresses are too far apart."""
@@ -38,14 +39,17 @@ def read_tsv_network(path: Path | str) -> Checkpoint:
 
 
 def read_matrices(path: Path) -> tuple[Manifest, tuple[SparseMatrix, ...]]:
-    """The same as it is in the files: a matrix for each layer, of one file the same one. Raises CheckpointError."""
+    """The same as it is in the files: of equal files the same matrix. Raises CheckpointError."""
     manifest = read_manifest(path)
-    read: dict[tuple[Path, int, int], SparseMatrix] = {}
+    contents: dict[Path, bytes] = {}
+    read: dict[tuple[bytes, int, int], SparseMatrix] = {}
     layers = []
     for i, file in enumerate(manifest.files):
-        key = (file, manifest.neurons[i], manifest.neurons[i + 1])
+        if file not in contents:
+            contents[file] = hashlib.sha256(read_text(file)).digest()
+        key = (contents[file], manifest.neurons[i], manifest.neurons[i + 1])
         if key not in read:
-            read[key] = read_triples(*key)
+            read[key] = read_triples(file, *key[1:])
         layers.append(read[key])
     return manifest, tuple(layers)
 

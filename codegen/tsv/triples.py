@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,23 @@ from codegen.layers import FloatArray
 from codegen.networks.sparse_layers import SparseMatrix
 
 
-def read_triples(path: Path, rows: int, columns: int) -> SparseMatrix:
-    """The matrix of a file, rows as sources and columns as targets. Raises CheckpointError, which names the file."""
+def read_text(path: Path) -> bytes:
+    """A file as it is. Raises CheckpointError, which names it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty file, which is told below
-            table = np.loadtxt(path, dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file: check the path") from error
     except OSError as error:
         raise CheckpointError(f"{path}: it cannot be read ({error.strerror}): check its permissions") from error
+
+
+def read_triples(path: Path, rows: int, columns: int) -> SparseMatrix:
+    """The matrix of a file, rows as sources and columns as targets. Raises CheckpointError, which names the file."""
+    text = BytesIO(read_text(path))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # an empty file, which is told below
+            table = np.loadtxt(text, dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
     except ValueError as error:  # also of bytes that are no text
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path}: it has no triples 'row column value' ({reason}): write it again") from error

@@ -19,6 +19,10 @@ MOST_RANDOM = 120
 """Random layers that are different; a deeper network has them in turn."""
 COMPACTED = 10
 """Layers after which the rows that are left are put side by side, from the first on: by then most of them are dead."""
+BUFFERS = 7
+"""As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
+REFERENCE_BYTES = 2**30
+"""Of the rows that are computed in float64 at once, and of the dense layers for it, unless one alone is larger."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,11 @@ class Challenge:
     def edges(self) -> int:
         """Of all layers."""
         return sum(len(matrix.values) for matrix in self.matrices)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """That a GPU holds at once: inputs and what layers pass on, in tiles and as cuSPARSE has them."""
+        return BUFFERS * self.rows.nbytes + REFERENCE_BYTES + 2 * max(REFERENCE_BYTES, 8 * self.neurons**2)
 
     def checkpoint(self) -> Checkpoint:
         """Its layers as the farm compiles them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import isqrt
 from typing import Any
 
@@ -16,13 +17,27 @@ ROWS = 60_000
 THRESHOLD, NOISE = 0.66, 0.1
 """Shares of the darkest value."""
 BLOCK = 4096
+COPIES = 3
+"""Of the inputs in memory at once, about: as they are, in tiles, and on the way there."""
+
+
+def check_memory(neurons: int, count: int) -> None:
+    """Raises UsageError for inputs that this machine's memory does not hold, before any is made."""
+    needed = COPIES * 4 * count * neurons
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise UsageError(
+            f"{count:,} rows of {neurons:,} neurons take {needed / 1e9:.0f} GB of memory and this machine has "
+            f"{there / 1e9:.0f} GB: give fewer with --rows, or fewer --neurons"
+        )
 
 
 def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float = THRESHOLD) -> FloatArray:
     """[count, neurons] of 0 and 1: scikit-learn's digits in turn, each time with other noise.
 
-    Raises UsageError where scikit-learn is missing, or the neurons are no square.
+    Raises UsageError where scikit-learn is missing, the neurons are no square, or memory does not hold so many.
     """
+    check_memory(neurons, count)
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:

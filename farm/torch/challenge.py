@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from codegen.launch import Launch
 from codegen.layers import Checkpoint, FloatArray
 from codegen.tsv.network import tile_rows
-from farm.gpu.challenge import Challenge, IndexTable, Outcome, Run, in_tiles
+from farm.errors import UsageError
+from farm.gpu.challenge import REFERENCE_BYTES, Challenge, IndexTable, Outcome, Run, in_tiles
 from farm.gpu.loaded import Module, launch
 from farm.gpu.replay import rest
 
@@ -48,7 +50,16 @@ class ChallengeGpu:
     """The current GPU with a challenge's data on it."""
 
     def __init__(self, challenge: Challenge, checkpoint: Checkpoint, kernels: Mapping[int, bytes]) -> None:
-        """`kernels` is challenge.cu compiled for this network, by the outputs of a group. Raises DeviceError."""
+        """`kernels` is challenge.cu compiled for this network, by the outputs of a group. Raises DeviceError.
+
+        Raises UsageError for more rows than fit the GPU, before anything is there.
+        """
+        free, _ = torch.cuda.mem_get_info()
+        if challenge.gpu_bytes > free:
+            raise UsageError(
+                f"{challenge.name}: {len(challenge.rows):,} rows take {challenge.gpu_bytes / 1e9:.0f} GB of the GPU's "
+                f"memory and {free / 1e9:.0f} GB are free: give fewer with --rows"
+            )
         self._challenge = challenge
         self._layers = checkpoint.layers
         self._stream = torch.cuda.Stream()
@@ -226,25 +237,36 @@ class ChallengeGpu:
 
     def _outcome(self) -> Outcome:
         """In float64; as `farm.gpu.challenge.outcome_of`, for many rows."""
+        rows, layers = self._challenge.rows, len(self._challenge.matrices)
+        step = max(1, REFERENCE_BYTES // (8 * self._challenge.neurons))
+        alive, values = [], []
+        counts = np.zeros((2, layers), dtype=np.int64)
+        for first in range(0, len(rows), step):
+            left, end = self._reference(rows[first : first + step], counts)
+            alive.append(left + first)
+            values.append(end)
+        self._alive, self._values = torch.cat(alive), torch.cat(values)
+        live, converged = (tuple(each.tolist()) for each in counts)
+        return Outcome(self._alive.cpu().numpy(), self._values.cpu().numpy(), live, converged)
+
+    def _reference(self, rows: FloatArray, counts: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which of these rows are left, and as what; adds to the counts [2, layers] of live and of converged rows."""
         challenge, neurons = self._challenge, self._challenge.neurons
-        values = torch.from_numpy(challenge.rows).cuda().double()
+        values = torch.from_numpy(rows).cuda().double()
         alive = torch.arange(len(values), device="cuda")[values.any(dim=1)]
         values = values[alive]
-        live: list[int] = []
-        converged: list[int] = []
         dense: dict[int, torch.Tensor] = {}
-        for matrix, bias in zip(challenge.matrices, challenge.biases, strict=True):
+        for i, (matrix, bias) in enumerate(zip(challenge.matrices, challenge.biases, strict=True)):
             if id(matrix) not in dense:
-                if len(dense) >= 16:  # of different layers there may be more than fit the GPU
+                if len(dense) >= max(1, REFERENCE_BYTES // (8 * neurons**2)):
                     dense.clear()
                 dense[id(matrix)] = torch.from_numpy(matrix.kernel(neurons, neurons)).cuda().double().t()
-            live.append(len(values))
+            counts[0, i] += len(values)
             after = (values @ dense[id(matrix)] + bias).clamp_(0, challenge.clip)
-            converged.append(int((after == values).all(dim=1).sum()))
+            counts[1, i] += int((after == values).all(dim=1).sum())
             left = after.any(dim=1)
             alive, values = alive[left], after[left]
-        self._alive, self._values = alive, values
-        return Outcome(alive.cpu().numpy(), values.cpu().numpy(), tuple(live), tuple(converged))
+        return alive, values
 
 
 def _pointer(tensor: torch.Tensor | None) -> Any:

@@ -52,6 +52,20 @@ def test_digits_are_zeros_and_ones_all_different_and_the_same_for_a_seed() -> No
     assert not np.array_equal(rows, digit_rows(1024, 4000, seed=2))
 
 
+@pytest.mark.parametrize("more", [[], ["--inputs", "missing.tsv"]])
+def test_more_rows_than_memory_holds_are_told_before_any_is_made(
+    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 2**12}.__getitem__)
+    monkeypatch.setattr("farm.gpu.challenge_rows.rows_of", None)
+    assert run(["bench", "graphchallenge", "--neurons", "65536", *more]) == 2
+    assert "60,000 rows of 65,536 neurons take 47 GB of memory and this machine has 4 GB" in capsys.readouterr().err
+
+
+def test_what_a_gpu_must_hold_grows_with_rows_and_neurons() -> None:
+    assert challenge(rows=2000).gpu_bytes - challenge(rows=1000).gpu_bytes == 7 * 4 * 1000 * NEURONS
+
+
 def test_digits_need_a_square_of_neurons_and_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no square of pixels"):
         digit_rows(2048, 1)

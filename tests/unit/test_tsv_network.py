@@ -65,6 +65,15 @@ def test_layers_that_come_again_share_their_weights_and_so_their_cubins(tmp_path
     assert len({id(layer.weights) for layer in net.layers}) == 4
 
 
+def test_equal_files_are_one_matrix_so_that_a_deep_network_is_no_larger_in_memory(tmp_path: Path) -> None:
+    base = radix_net(1024)[:2]
+    for number in range(1, 9):
+        write_triples(tmp_path / f"n1024-l{number}.tsv", base[number % 2])
+    net = read_model(tmp_path)
+    assert len(net.layers) == 8
+    assert len({id(layer.weights) for layer in net.layers}) == 4
+
+
 def test_neurons_that_read_the_same_inputs_become_neighbours_and_so_do_those_that_share_some(tmp_path: Path) -> None:
     neurons = 256
     write_tsv_network(tmp_path / "net", radix_net(neurons, seed=3), neurons, 4, -0.3, CLIP)
