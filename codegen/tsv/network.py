@@ -61,10 +61,13 @@ def sparse_network(
     matrices: Sequence[SparseMatrix],
     biases: Sequence[float],
     clip: float | None,
+    *,
+    in_order: bool = True,
 ) -> Checkpoint:
     """The checkpoint of these layers; `neurons` are those of the input, then of each layer.
 
-    Layers of the same matrix, bias and order share their weights.
+    Layers of the same matrix, bias and order share their weights. Unless the outputs are to come in their own order,
+    those of the last layer come in that of `together` too, in which it is less code.
     """
     rows = tile_rows(max(neurons))
     orders: dict[int, NDArray[np.int64]] = {}
@@ -73,17 +76,20 @@ def sparse_network(
     before = -1
     """Whose order the inputs have: of the matrix with this id, or their own."""
     for i, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-        inputs, outputs, last = neurons[i], neurons[i + 1], i == len(matrices) - 1
+        inputs, outputs, plain = neurons[i], neurons[i + 1], in_order and i == len(matrices) - 1
         if id(matrix) not in orders:
             orders[id(matrix)] = together(matrix, outputs)
-        key = (id(matrix), before, bias, last)
+        key = (id(matrix), before, bias, plain)
         if key not in made:
             kernel = matrix.kernel(inputs, outputs)
-            kernel = kernel if last else kernel[orders[id(matrix)]]
+            kernel = kernel if plain else kernel[orders[id(matrix)]]
             kernel = kernel if before == -1 else kernel[:, orders[before]]
             made[key] = _weights(kernel, bias)
         spec = Conv2d(inputs, 1, rows, outputs, 1, 1, epilogue=(Clip(0.0, clip),))
-        tensors = ("input" if i == 0 else f"layer{i}.output", "output" if last else f"layer{i + 1}.output")
+        tensors = (
+            "input" if i == 0 else f"layer{i}.output",
+            "output" if i == len(matrices) - 1 else f"layer{i + 1}.output",
+        )
         layers.append(Layer(f"layer{i + 1}", spec, made[key], *tensors, operator="TSV"))
         before = id(matrix)
     return Checkpoint(name, path, _digest(layers), tuple(layers), rest=Chain(layers))

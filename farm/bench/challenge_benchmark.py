@@ -61,8 +61,8 @@ def benchmark_challenges(
 ) -> Results:
     """Measures all networks on the cluster's GPU, or with `local` on this machine's.
 
-    Raises DeviceError and NoWorkerError without a GPU, UsageError without torch there or with more rows than fit; what a
-    contender cannot do is a measurement with a reason.
+    Raises DeviceError and NoWorkerError without a GPU, UsageError without torch there or with more rows than fit; what
+    a contender cannot do is a measurement with a reason.
     """
     results = Results({}, {"kind": CHALLENGE_KIND, "peers": list(plan.peers)})
     with open_gpu(settings, local=local, notice=notice) as gpu:

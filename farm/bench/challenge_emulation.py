@@ -87,6 +87,7 @@ def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLay
     error = float("nan")
     if same:
         got = values.transpose(0, 2, 1).reshape(-1, challenge.neurons)[places]
+        got = got[:, np.argsort(challenge.output_order)]
         largest = float(reference.values.max(initial=0)) or 1.0
         error = float(np.abs(got - reference.values).max(initial=0)) / largest
     yield Emulated(len(names), same, error)

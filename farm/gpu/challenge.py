@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.layers import Checkpoint, FloatArray
 from codegen.networks.sparse_layers import BIASES, CLIP, SparseMatrix, radix_net, random_layers
-from codegen.tsv.network import read_matrices, sparse_network
+from codegen.tsv.network import read_matrices, sparse_network, together
 from farm.errors import UsageError
 
 KINDS = ("radix-net", "random")
@@ -50,9 +51,14 @@ class Challenge:
         return BUFFERS * self.rows.nbytes + REFERENCE_BYTES + 2 * max(REFERENCE_BYTES, 8 * self.neurons**2)
 
     def checkpoint(self) -> Checkpoint:
-        """Its layers as the farm compiles them."""
+        """Its layers as the farm compiles them, but the outputs in `output_order`."""
         sizes = (self.neurons,) * (len(self.matrices) + 1)
-        return sparse_network(self.name, self.name, sizes, self.matrices, self.biases, self.clip)
+        return sparse_network(self.name, self.name, sizes, self.matrices, self.biases, self.clip, in_order=False)
+
+    @cached_property
+    def output_order(self) -> NDArray[np.int64]:
+        """Which output each of the checkpoint's is."""
+        return together(self.matrices[-1], self.neurons)
 
     def compacts(self, layer: int) -> bool:
         """Whether dead rows go after this layer."""

@@ -182,7 +182,7 @@ class ChallengeGpu:
 
         def values(count: int) -> torch.Tensor:
             columns = output[0].transpose(1, 2).reshape(-1, self._challenge.neurons)
-            return columns[self._places[:count].long()]
+            return columns[self._places[:count].long()][:, self._challenge.output_order.argsort()]
 
         return self._measured(enqueue, values)
 
