@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.differential.drawn_layers import DrawnLayer
-from tests.differential.evaluation import Float64Array, evaluate
+from tests.differential.evaluation import evaluate
 from tests.differential.pipeline import Output, ours
 from tests.differential.runtime import run_onnxruntime
+from tests.differential.window import Float64Array
 
 Pipeline = Callable[[Path, Mapping[str, NDArray[Any]], str, float], dict[str, Output]]
 

@@ -21,15 +21,8 @@ from tests.conftest import DRAWN_LAYERS
 from tests.differential.comparison import Agreement, Pipeline, agreement, share
 from tests.differential.drawn_layers import DTYPES, DrawnLayer, Recipe, places, recipes
 from tests.differential.evaluation import evaluate
-from tests.differential.geometries import (
-    GEOMETRIES,
-    NOT_ALL_FOLDED,
-    OPERATORS,
-    STEPS,
-    Geometry,
-    geometries,
-    wide_convolutions,
-)
+from tests.differential.geometries import OPERATORS, STEPS, Geometry, geometries, wide_convolutions
+from tests.differential.listed_geometries import GEOMETRIES, NOT_ALL_FOLDED
 from tests.differential.pipeline import Output
 from tests.differential.runtime import run_onnxruntime
 
