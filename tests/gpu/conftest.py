@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,19 @@ def toolchain() -> Toolchain:
         return any_toolchain()
     except ToolchainError:
         pytest.skip("needs nvcc: the pinned wheels or a system CUDA")
+
+
+@pytest.fixture
+def inline_farm(toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `farm` command keeps everything in the test's folder, and builds in its own process."""
+    variables = {
+        "XDG_DATA_HOME": str(tmp_path),
+        "FARM_EXECUTOR": "inline",
+        "FARM_NVCC": str(toolchain.nvcc),
+        "FARM_PTXAS": str(toolchain.ptxas),
+    }
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
 
 
 @pytest.fixture

@@ -12,22 +12,11 @@ pytest.importorskip("sklearn", reason="needs scikit-learn: pip install scikit-le
 
 from cli.exit_codes import OK  # noqa: E402 - after the check for torch
 from cli.main import run  # noqa: E402
-from codegen.toolchain import Toolchain  # noqa: E402
 from farm.gpu.device import Device  # noqa: E402
 
 
 @pytest.mark.parametrize("network", ["radix-net", "random"])
-def test_all_contenders_compute_the_challenge(
-    network: str, device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables = {
-        "XDG_DATA_HOME": str(tmp_path),
-        "FARM_EXECUTOR": "inline",
-        "FARM_NVCC": str(toolchain.nvcc),
-        "FARM_PTXAS": str(toolchain.ptxas),
-    }
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
+def test_all_contenders_compute_the_challenge(network: str, device: Device, inline_farm: None, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     arguments = [network, "--layers", "14", "--rows", "1000", "--local", "-q", "--json", str(file)]
     assert run(["bench", "graphchallenge", *arguments]) == OK

@@ -24,17 +24,7 @@ from farm.testing import laptop_settings  # noqa: E402
 from farm.torch import swap  # noqa: E402
 
 
-def test_a_network_is_compiled_and_measured_against_pytorch(
-    device: Device, toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables = {
-        "XDG_DATA_HOME": str(tmp_path),
-        "FARM_EXECUTOR": "inline",
-        "FARM_NVCC": str(toolchain.nvcc),
-        "FARM_PTXAS": str(toolchain.ptxas),
-    }
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
+def test_a_network_is_compiled_and_measured_against_pytorch(device: Device, inline_farm: None, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     arguments = ["lenet5", "--batch", "8", "--peers", "eager", "--local", "-q"]
     assert run(["bench", "network", *arguments, "--json", str(file), "--plot", str(tmp_path)]) == OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,8 @@ def play(monkeypatch: pytest.MonkeyPatch, *found: Tried, evidence: tuple[tuple[s
 
 
 def records_here() -> list[AdmissionRecord]:
-    ledger = open_ledger(load_settings())
-    try:
+    with closing(open_ledger(load_settings())) as ledger:
         return ledger.admissions.records()
-    finally:
-        ledger.close()
 
 
 def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -52,11 +52,8 @@ def play(monkeypatch: pytest.MonkeyPatch, rig: PlayedRig) -> PlayedRig:
 
 
 def records_here() -> list[Any]:
-    ledger = open_ledger(load_settings())
-    try:
+    with closing(open_ledger(load_settings())) as ledger:
         return ledger.tuning.records()
-    finally:
-        ledger.close()
 
 
 def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
