@@ -120,7 +120,7 @@ class PlayedBuilder:
             future.set_exception(NotBuiltError("ptxas ran into its time limit of 600 s"))
         else:
             kernels = ((repr(tiling).encode(), tiling),)
-            future.set_result(BuiltLayer(tiling, kernels, 1.0, {}))  # type: ignore[arg-type]
+            future.set_result(BuiltLayer(tiling, kernels, 1.0, {}))
         return future
 
 

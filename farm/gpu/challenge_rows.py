@@ -39,7 +39,7 @@ def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float 
     """
     check_memory(neurons, count)
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError:
         raise UsageError(
             "the digits come from scikit-learn, which is not installed: install it, or give --inputs FILE.tsv"

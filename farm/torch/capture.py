@@ -42,7 +42,7 @@ class _Graph:
     """When the last call's outputs had been copied."""
 
 
-class _Captured(nn.Module):  # type: ignore[misc]
+class _Captured(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network

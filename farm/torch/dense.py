@@ -29,7 +29,7 @@ from farm.torch.layer import output_shape
 from farm.torch.windows import convolution, transposed_convolution
 
 
-class DenseLayer(nn.Module):  # type: ignore[misc]  # torch has no types here
+class DenseLayer(nn.Module):
     """What the kernels of a layer compute, zero weights included; takes the layer's input and its residual.
 
     In the data type that its buffers have, so `half()` and `double()` work on it.

@@ -61,7 +61,7 @@ class Visit:
     def __init__(self, browser: Browser, path: Path, width: int, scheme: str = "light") -> None:
         self.heard: list[str] = []
         self.requests: list[str] = []
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page.on("console", lambda message: self.heard.append(message.text))
         self.page.on("pageerror", lambda error: self.heard.append(str(error)))
         self.page.on("dialog", lambda dialog: self.heard.append(f"dialog {dialog.message}"))

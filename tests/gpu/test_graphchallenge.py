@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 pytest.importorskip("sklearn", reason="needs scikit-learn: pip install scikit-learn")
 
-from cli.exit_codes import OK  # noqa: E402 - after the check for torch
-from cli.main import run  # noqa: E402
-from farm.gpu.device import Device  # noqa: E402
+from cli.exit_codes import OK
+from cli.main import run
+from farm.gpu.device import Device
 
 
 @pytest.mark.parametrize("network", ["radix-net", "random"])

@@ -11,17 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from torch import nn  # noqa: E402 - after the check for torch
+from torch import nn
 
-from cli.exit_codes import OK  # noqa: E402
-from cli.main import run  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.toolchain import Toolchain  # noqa: E402
-from farm.api import Farm  # noqa: E402
-from farm.gpu.device import Device  # noqa: E402
-from farm.jobs import BuildOptions, Status  # noqa: E402
-from farm.testing import laptop_settings  # noqa: E402
-from farm.torch import swap  # noqa: E402
+from cli.exit_codes import OK
+from cli.main import run
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.toolchain import Toolchain
+from farm.api import Farm
+from farm.gpu.device import Device
+from farm.jobs import BuildOptions, Status
+from farm.testing import laptop_settings
+from farm.torch import swap
 
 
 def test_a_network_is_compiled_and_measured_against_pytorch(device: Device, inline_farm: None, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_network_is_compiled_and_measured_against_pytorch(device: Device, inli
     assert (tmp_path / "time-networks.svg").exists()
 
 
-class Residual(nn.Module):  # type: ignore[misc]
+class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)

@@ -11,17 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.networks import alexnet_cifar10, lenet5, mlp, write_network  # noqa: E402 - after the check for torch
-from codegen.networks.resnet import resnet18  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.toolchain import Toolchain  # noqa: E402
-from farm.api import Farm  # noqa: E402
-from farm.errors import UsageError  # noqa: E402
-from farm.gpu.device import Device  # noqa: E402
-from farm.jobs import BuildOptions, Status  # noqa: E402
-from farm.runtime.bundle import Bundle  # noqa: E402
-from farm.testing import laptop_settings  # noqa: E402
-from farm.torch import capture, load  # noqa: E402
+from codegen.networks import alexnet_cifar10, lenet5, mlp, write_network
+from codegen.networks.resnet import resnet18
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.toolchain import Toolchain
+from farm.api import Farm
+from farm.errors import UsageError
+from farm.gpu.device import Device
+from farm.jobs import BuildOptions, Status
+from farm.runtime.bundle import Bundle
+from farm.testing import laptop_settings
+from farm.torch import capture, load
 
 NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),

@@ -10,15 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402 - after the check for torch
-from codegen.toolchain import Toolchain  # noqa: E402
-from farm.api import Farm  # noqa: E402
-from farm.gpu.device import Device  # noqa: E402
-from farm.jobs import BuildOptions, Status  # noqa: E402
-from farm.testing import laptop_settings  # noqa: E402
-from farm.torch import load  # noqa: E402
-from tests.torch.test_places import calls, module_read, network  # noqa: E402
-from tests.unit.onnx_models import save, values  # noqa: E402
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.toolchain import Toolchain
+from farm.api import Farm
+from farm.gpu.device import Device
+from farm.jobs import BuildOptions, Status
+from farm.testing import laptop_settings
+from farm.torch import load
+from tests.torch.test_places import calls, module_read, network
+from tests.unit.onnx_models import save, values
 
 NAME = "each layer reads all before it"
 

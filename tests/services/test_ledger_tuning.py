@@ -64,7 +64,7 @@ def test_a_record_chosen_as_in_a_network_takes_the_place_of_one_that_was_not_and
 
 def test_a_merge_that_fails_changes_nothing(ledger: Ledger) -> None:
     good = record(TILING)
-    bad = replace(good, key=replace(good.key, arch=None))  # type: ignore[arg-type]
+    bad = replace(good, key=replace(good.key, arch=None))
     with pytest.raises(LedgerError, match="arch"):
         ledger.tuning.merge([good, bad])
     assert ledger.tuning.records() == []

@@ -75,9 +75,9 @@ def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[li
     form, layer = template.rolled, tiled(template.spec, template.tiling)
     turn = form.turn.text.tobytes().decode().splitlines()
     loads = [turn[line] for line in form.load_lines]
-    pointers = list(dict.fromkeys(re.search(r"\[(%\w+)", line)[1] for line in loads))  # type: ignore[index]
+    pointers = list(dict.fromkeys(re.search(r"\[(%\w+)", line)[1] for line in loads))
     sum_of = {
-        re.search(r"%f\d+", turn[line])[0]: int(number)  # type: ignore[index]
+        re.search(r"%f\d+", turn[line])[0]: int(number)
         for line, number in zip(form.weight_line, slots(layer).sums, strict=True)
     }
     numbers = sorted(set(sum_of.values()))

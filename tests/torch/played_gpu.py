@@ -57,7 +57,7 @@ class PlayedGpu(NetworkGpu):
         return call
 
     def time(self, call: Call, inputs: Sequence[Inputs]) -> Timing:
-        of_layers = any(node.target is torch.ops.farm.layer.default for node in call.graph.nodes)  # type: ignore[attr-defined]
+        of_layers = any(node.target is torch.ops.farm.layer.default for node in call.graph.nodes)
         self.begun.append("ours" if of_layers else str(inputs[0][0].dtype))
         return Timing(OWN_LATENCY, OWN_LATENCY / 2, 50.0) if of_layers else Timing(DENSE_LATENCY, DENSE_LATENCY, 40.0)
 

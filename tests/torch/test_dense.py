@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.layers import Layer, Weights  # noqa: E402 - after the check for torch
-from codegen.networks import NETWORKS, write_network  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.reference import layer_output  # noqa: E402
-from codegen.spec import (  # noqa: E402
+from codegen.layers import Layer, Weights
+from codegen.networks import NETWORKS, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.reference import layer_output
+from codegen.spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -30,8 +30,8 @@ from codegen.spec import (  # noqa: E402
     Swish,
     Tanh,
 )
-from farm.torch.dense import DenseLayer  # noqa: E402
-from farm.torch.measuring import dense_network  # noqa: E402
+from farm.torch.dense import DenseLayer
+from farm.torch.measuring import dense_network
 
 STEPS: list[Step] = [
     Clip(low=0),

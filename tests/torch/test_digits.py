@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
-from codegen.errors import ToolchainError  # noqa: E402 - after the check for torch
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.toolchain import find_toolchain  # noqa: E402
-from farm.runtime.bundle import Bundle  # noqa: E402
-from tests.digits.demonstration import demonstrate  # noqa: E402
-from tests.digits.exporting import EXPORTERS  # noqa: E402
-from tests.digits.training import prune, small_network  # noqa: E402
+from codegen.errors import ToolchainError
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.toolchain import find_toolchain
+from farm.runtime.bundle import Bundle
+from tests.digits.demonstration import demonstrate
+from tests.digits.exporting import EXPORTERS
+from tests.digits.training import prune, small_network
 
 SPARSITY = 0.9
 

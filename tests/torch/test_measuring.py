@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.errors import DeviceError  # noqa: E402 - after the check for torch
-from farm.torch import measuring  # noqa: E402
-from farm.torch.measuring import FEWEST_REPLAYS, NetworkGpu, TracedKernel, read_trace  # noqa: E402
+from codegen.errors import DeviceError
+from farm.torch import measuring
+from farm.torch.measuring import FEWEST_REPLAYS, NetworkGpu, TracedKernel, read_trace
 
 
 def test_kernels_copies_and_fills_are_read_in_the_order_of_their_beginning() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from cli.exit_codes import OK, UNREACHABLE  # noqa: E402 - after the check for torch
-from cli.main import run  # noqa: E402
-from codegen.networks import lenet5, write_network  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from farm.bench import network_benchmark  # noqa: E402
-from tests.torch.bundles import whole_bundle  # noqa: E402
-from tests.torch.played_gpu import PlayedGpu  # noqa: E402
+from cli.exit_codes import OK, UNREACHABLE
+from cli.main import run
+from codegen.networks import lenet5, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from farm.bench import network_benchmark
+from tests.torch.bundles import whole_bundle
+from tests.torch.played_gpu import PlayedGpu
 
 
 @pytest.fixture

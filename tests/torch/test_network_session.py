@@ -12,21 +12,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.layers import Checkpoint  # noqa: E402 - after the check for torch
-from codegen.networks import lenet5, write_network  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from farm.bench import network_benchmark  # noqa: E402
-from farm.bench.contenders import GENERATED  # noqa: E402
-from farm.bench.network_benchmark import NetworkPlan, benchmark_networks  # noqa: E402
-from farm.bench.network_cases import NetworkCase, NetworkModel, bundles_for, sent_cases  # noqa: E402
-from farm.bench.network_session import OVER, LoadedNetwork, NetworkRules, NetworkSession  # noqa: E402
-from farm.bench.results import Measurement, read_results  # noqa: E402
-from farm.errors import UsageError  # noqa: E402
-from farm.runtime.bundle import Bundle  # noqa: E402
-from farm.store import open_store  # noqa: E402
-from farm.testing import laptop_settings  # noqa: E402
-from tests.torch.bundles import whole_bundle  # noqa: E402
-from tests.torch.played_gpu import DENSE_LATENCY, OWN_LATENCY, PlayedGpu  # noqa: E402
+from codegen.layers import Checkpoint
+from codegen.networks import lenet5, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from farm.bench import network_benchmark
+from farm.bench.contenders import GENERATED
+from farm.bench.network_benchmark import NetworkPlan, benchmark_networks
+from farm.bench.network_cases import NetworkCase, NetworkModel, bundles_for, sent_cases
+from farm.bench.network_session import OVER, LoadedNetwork, NetworkRules, NetworkSession
+from farm.bench.results import Measurement, read_results
+from farm.errors import UsageError
+from farm.runtime.bundle import Bundle
+from farm.store import open_store
+from farm.testing import laptop_settings
+from tests.torch.bundles import whole_bundle
+from tests.torch.played_gpu import DENSE_LATENCY, OWN_LATENCY, PlayedGpu
 
 EAGER = ["eager-fp32", "eager-tf32", "eager-fp16"]
 

@@ -12,20 +12,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.errors import DeviceError  # noqa: E402 - after the check for torch
-from codegen.layers import Checkpoint, Layer  # noqa: E402
-from codegen.networks import NETWORKS, write_network  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.onnx.network import read_network  # noqa: E402
-from codegen.reference import layer_output  # noqa: E402
-from codegen.spec import Linear  # noqa: E402
-from farm.errors import UsageError  # noqa: E402
-from farm.runtime.bundle import BundledLayer  # noqa: E402
-from farm.torch import capture, load  # noqa: E402
-from farm.torch.layer import output_shape  # noqa: E402
-from farm.torch.module import module_of  # noqa: E402
-from tests.torch.bundles import fetched  # noqa: E402
-from tests.unit.onnx_models import constants, info, model, node, save, values  # noqa: E402
+from codegen.errors import DeviceError
+from codegen.layers import Checkpoint, Layer
+from codegen.networks import NETWORKS, write_network
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.network import read_network
+from codegen.reference import layer_output
+from codegen.spec import Linear
+from farm.errors import UsageError
+from farm.runtime.bundle import BundledLayer
+from farm.torch import capture, load
+from farm.torch.layer import output_shape
+from farm.torch.module import module_of
+from tests.torch.bundles import fetched
+from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {
     "lenet5": (1, 28, 28),

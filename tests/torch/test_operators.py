@@ -14,10 +14,10 @@ from onnx import numpy_helper
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.onnx.network import Network, NetworkNode  # noqa: E402 - after the check for torch
-from codegen.onnx.rest import Tensor  # noqa: E402
-from farm.torch.module import module_of  # noqa: E402
-from farm.torch.operators import OPERATORS  # noqa: E402
+from codegen.onnx.network import Network, NetworkNode
+from codegen.onnx.rest import Tensor
+from farm.torch.module import module_of
+from farm.torch.operators import OPERATORS
 
 LEFT_OUT = (
     "maxpool_with_argmax",  # their second output is not computed

@@ -12,16 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.launch import Launch  # noqa: E402 - after the check for torch
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from codegen.onnx.network import read_network  # noqa: E402
-from farm.runtime.bundle import BundledLayer, Cubin  # noqa: E402
-from farm.torch.dense import DenseLayer  # noqa: E402
-from farm.torch.module import module_of  # noqa: E402
-from farm.torch.shaping import concat  # noqa: E402
-from tests.samples import LAUNCH  # noqa: E402
-from tests.torch.test_networks import played  # noqa: E402
-from tests.unit.onnx_models import constants, info, model, node, save, values  # noqa: E402
+from codegen.launch import Launch
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.network import read_network
+from farm.runtime.bundle import BundledLayer, Cubin
+from farm.torch.dense import DenseLayer
+from farm.torch.module import module_of
+from farm.torch.shaping import concat
+from tests.samples import LAUNCH
+from tests.torch.test_networks import played
+from tests.unit.onnx_models import constants, info, model, node, save, values
 
 PLACED = Launch(**{**vars(LAUNCH), "arguments": (*LAUNCH.arguments, "output_step"), "output_step": 64})
 
@@ -156,8 +156,8 @@ def test_a_concat_is_no_copy_its_output_is_the_memory_that_the_layers_wrote(tmp_
     module = module_read(tmp_path, network("the output of the model"))
     written = []
 
-    class Watch(torch.fx.Interpreter):  # type: ignore[misc]
-        def call_function(self, target, args, kwargs):  # type: ignore[no-untyped-def]
+    class Watch(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
             if target is torch.ops.farm.write_layer.default:
                 written.append((args[3].data_ptr(), args[3].stride(0)))
             return super().call_function(target, args, kwargs)

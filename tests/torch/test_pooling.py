@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
-from codegen import emulate  # noqa: E402 - after the check for torch
-from farm.runtime.kernels import rest_entry  # noqa: E402
-from farm.torch import pooling  # noqa: E402
-from farm.torch.pooling import own_max_pool  # noqa: E402
-from farm.torch.windows import max_pool  # noqa: E402
+from codegen import emulate
+from farm.runtime.kernels import rest_entry
+from farm.torch import pooling
+from farm.torch.pooling import own_max_pool
+from farm.torch.windows import max_pool
 
 
 def test_on_the_cpu_pytorch_pools() -> None:

@@ -12,19 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from torch import nn  # noqa: E402 - after the check for torch
+from torch import nn
 
-from codegen.errors import DeviceError  # noqa: E402
-from codegen.onnx.checkpoint import read_checkpoint  # noqa: E402
-from farm.errors import UsageError  # noqa: E402
-from farm.runtime.bundle import Bundle  # noqa: E402
-from farm.torch.layer import Compute  # noqa: E402
-from farm.torch.swap import Swapped, swap, swapped  # noqa: E402
-from tests.torch.bundles import whole_bundle  # noqa: E402
-from tests.torch.test_networks import played  # noqa: E402
+from codegen.errors import DeviceError
+from codegen.onnx.checkpoint import read_checkpoint
+from farm.errors import UsageError
+from farm.runtime.bundle import Bundle
+from farm.torch.layer import Compute
+from farm.torch.swap import Swapped, swap, swapped
+from tests.torch.bundles import whole_bundle
+from tests.torch.test_networks import played
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class Block(nn.Module):
     """Two convolutions with a shortcut, as in a ResNet: one activation, in place, used twice."""
 
     def __init__(self, channels: int, kernels: int) -> None:
@@ -42,7 +42,7 @@ class Block(nn.Module):  # type: ignore[misc]
         return self.relu(out)
 
 
-class Net(nn.Module):  # type: ignore[misc]
+class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=(1, 0)), nn.LeakyReLU(0.2))
@@ -150,7 +150,7 @@ def test_what_the_model_computes_otherwise_is_left(tmp_path: Path) -> None:
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
 
 
-class Changing(nn.Module):  # type: ignore[misc]
+class Changing(nn.Module):
     """Changes the input of a convolution before it adds up."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def test_a_layer_never_reads_what_was_changed_in_place(tmp_path: Path) -> None:
         torch.testing.assert_close(found.module(x.clone()), net(x.clone()), rtol=1e-4, atol=1e-5)
 
 
-class Shared(nn.Module):  # type: ignore[misc]
+class Shared(nn.Module):
     """One module called twice."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ def test_a_module_that_is_called_twice_is_two_layers(tmp_path: Path) -> None:
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
 
 
-class Deciding(nn.Module):  # type: ignore[misc]
+class Deciding(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
 

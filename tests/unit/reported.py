@@ -53,6 +53,6 @@ def report(yard: Farmyard, job_id: str) -> JobReport:
 
 def reported(yard: Farmyard, *layers: Layer, play: Play = lambda request: None, **options: object) -> JobReport:
     """The report of a job that has ended."""
-    job_id = submitted(yard, *layers, **options)  # type: ignore[arg-type]
+    job_id = submitted(yard, *layers, **options)
     yard.run([job_id], play)
     return report(yard, job_id)

@@ -112,7 +112,7 @@ class PlayedPool:
             future.set_exception(NotBuiltError("ptxas ran into its time limit of 600 s"))
         else:
             tiling = choose_tiling(case.spec, case.images, case.weights.nonzeros_per_kernel)
-            future.set_result(BuiltLayer(tiling, ((name_of(case), None),), 6.0, {"registers": 32}))  # type: ignore[arg-type]
+            future.set_result(BuiltLayer(tiling, ((name_of(case), None),), 6.0, {"registers": 32}))
         return future
 
     def begin(self, compile_peer: object) -> Future[None]:
@@ -144,7 +144,7 @@ def session_of(
     monkeypatch.setattr(sessions, "TorchGpu", missing)
     device = PlayedDevice({name_of(case): kernel(case) for case in cases})
     rules = Rules(tuple(PEERS), PEAKS)
-    return Session(device, pool or PlayedPool(), rules), device  # type: ignore[arg-type]
+    return Session(device, pool or PlayedPool(), rules), device
 
 
 def small_cases(sparsities: tuple[float, ...] = (0.9,)) -> list[Case]:
@@ -269,7 +269,7 @@ def test_the_same_operator_has_the_same_weights_pruned_further_along_a_sweep() -
 
 def test_structured_pruning_halves_channels_kernels_or_both() -> None:
     cases = {case.key.operator: case.spec for case in structured_cases(["vgg-conv2", "lenet-conv1"], [1])}
-    assert {name: (spec.channels, spec.kernels) for name, spec in cases.items()} == {  # type: ignore[union-attr]
+    assert {name: (spec.channels, spec.kernels) for name, spec in cases.items()} == {
         "vgg-conv2, PC": (32, 64),
         "vgg-conv2, PF": (64, 32),
         "vgg-conv2, Both": (32, 32),

@@ -31,7 +31,7 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farmyard]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("FARM_CONFIG", raising=False)
     farm = Farmyard(tmp_path)
-    farm.store = DiskStore(tmp_path / "store")  # type: ignore[assignment]
+    farm.store = DiskStore(tmp_path / "store")
     farm.run(farm.submit("one"))
     yield farm
     farm.ledger.close()

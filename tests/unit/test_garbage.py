@@ -65,7 +65,7 @@ class Yard:
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
     farm = Farmyard(tmp_path)
-    farm.store = store = DiskStore(tmp_path / "store")  # type: ignore[assignment]
+    farm.store = store = DiskStore(tmp_path / "store")
     yield Yard(tmp_path / "store", farm, store)
     farm.ledger.close()
 

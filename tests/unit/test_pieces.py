@@ -101,7 +101,7 @@ class StagedExecutor(PlayedExecutor):
             del self.flying[key]
         return list(results.values())
 
-    def cancel(self, keys: Sequence[str]) -> None:  # type: ignore[override]
+    def cancel(self, keys: Sequence[str]) -> None:
         self.staged = [each for each in self.staged if each.key not in keys]
         for key in keys:
             del self.flying[key]

@@ -51,7 +51,7 @@ def test_parts_of_a_layer_wait_for_what_came_before_and_not_for_each_other(parts
     stream = PlayedStream()
     names = [f"part {i}" for i in range(parts)]
     layer = LoadedLayer(
-        [part(name) for name in names],  # type: ignore[misc]
+        [part(name) for name in names],
         stream,
         [PlayedStream() for _ in range(others)],
         [PlayedEvent() for _ in range(others + 1)],

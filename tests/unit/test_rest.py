@@ -27,7 +27,7 @@ def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray, **others: np.
     """By onnx's evaluator, the compiled layers by our reference."""
     layers = {layer.name: layer for layer in checkpoint.layers}
 
-    class LayerRun(OpRun):  # type: ignore[misc]
+    class LayerRun(OpRun):
         op_domain = LAYER_DOMAIN
 
         def _run(self, x: np.ndarray, residual: np.ndarray | None = None, layer: str = "") -> tuple[np.ndarray]:

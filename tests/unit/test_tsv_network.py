@@ -49,7 +49,7 @@ def through(net: Checkpoint, rows: FloatArray) -> FloatArray:
 
 @pytest.mark.parametrize("make", [lambda: radix_net(NEURONS), lambda: random_layers(NEURONS, 3)])
 def test_a_network_of_files_computes_what_the_challenge_defines(tmp_path: Path, make: object) -> None:
-    matrices: list[SparseMatrix] = make()  # type: ignore[operator]
+    matrices: list[SparseMatrix] = make()
     rows = (np.random.default_rng(1).random((20, NEURONS)) < 0.5).astype(np.float32)
     net = written(tmp_path / "net", matrices, layers=5)
     in_turn = [matrices[i % len(matrices)] for i in range(5)]
