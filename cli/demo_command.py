@@ -12,6 +12,7 @@ from cli.fetch_command import fetch
 from cli.render import stderr
 from cli.status_command import status
 from cli.verify_command import verify
+from farm.errors import UsageError
 
 ARCHS = "sm_80,sm_90,sm_120"
 SPARSITY = 0.9
@@ -25,11 +26,14 @@ def demo(
     from farm.api import Farm
     from farm.settings import load_settings
 
-    folder.mkdir(parents=True, exist_ok=True)
     models = [folder / "lenet5.onnx", folder / "alexnet.onnx"]
     _say(f"# two networks with random weights, pruned by magnitude to sparsity {SPARSITY}")
-    for path, make in zip(models, (lenet5, alexnet_cifar10), strict=True):
-        write_network(path, make(SPARSITY, seed=0))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, make in zip(models, (lenet5, alexnet_cifar10), strict=True):
+            write_network(path, make(SPARSITY, seed=0))
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
     _say(f"$ farm compile {models[0]} {models[1]} --arch {ARCHS} --batch 64")
     code = compile_models(models, [ARCHS])
     _say("$ farm status -n 2")

@@ -163,6 +163,10 @@ def _away(error: Exception) -> bool:
     return error.connection_invalidated or not (refused_for_good or getattr(error.orig, "sqlstate", None))
 
 
+_DAMAGED = ("file is not a database", "database disk image is malformed")
+"""What SQLite says of them."""
+
+
 def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError:
     """What the database said, in words and without its password."""
     name = redacted(engine.url.render_as_string(hide_password=True))
@@ -171,10 +175,10 @@ def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError
         return LedgerAwayError(
             f"the database {name} does not answer now ({said}): nothing is lost; try again once it is back"
         )
-    return LedgerError(
-        f"the database {name} failed ({said}): "
-        "check that it can be reached, that it may be written and that its disk has room"
-    )
+    way_out = "check that it can be reached, that it may be written and that its disk has room"
+    if said in _DAMAGED:
+        way_out = "move the file away, and the farm begins a new ledger; what is built stays in the store"
+    return LedgerError(f"the database {name} failed ({said}): {way_out}")
 
 
 def insert_or_replace(

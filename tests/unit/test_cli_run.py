@@ -238,3 +238,15 @@ def test_config_show_as_json_has_raw_numbers(
     assert settings["ledger_age_seconds"]["value"] is None
     assert settings["read_only"]["value"] is False
     assert {"nvcc", "ptxas", "g++"} == set(document["tools"])
+
+
+def test_a_file_that_is_no_database_says_what_to_do_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "farm.db").write_text("garbage" * 1000)
+    assert run(["status"]) == 32
+    assert "failed (file is not a database): move the file away" in capsys.readouterr().err
+
+
+def test_a_demo_in_a_folder_that_cannot_be_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(["demo", str(tmp_path / "file")]) == 2
+    assert "file cannot be written (File exists): name another folder" in capsys.readouterr().err
