@@ -10,10 +10,10 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options import accumulator_of, data_types_of, names_of, numbers_of, seconds_of
+from cli.options import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, seconds_of
 from cli.render import print_json, stderr, stdout
 from cli.shipped_networks import PRECISIONS, SPARSITY, file_of
-from cli.submission import Accumulate, InputShapes, Optimisation
+from cli.submission import Accumulate, AssemblerName, InputShapes, Optimisation
 from cli.tuning_tables import outcome_json, outcome_table, tuned_line, wrong_lines
 from cli.workload import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
 from farm.errors import UsageError
@@ -52,6 +52,7 @@ def tune(
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
     seed: Seed = 0,
     jobs: Compilers = None,
     local: Local = False,
@@ -78,6 +79,7 @@ def tune(
         Effort(seconds_of("--budget", budget, least=1), candidates, seconds),
         accumulator_of(accumulate),
         optimisation,
+        assembler_of(assembler),
         seed,
         force,
     )

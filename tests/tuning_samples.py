@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from codegen.data_types import from_float32
 from codegen.layers import Layer
+from codegen.machine.admission import Assembler
 from codegen.reference import layer_output
+from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
 from farm.gpu.kernels import BuiltLayer, NotBuiltError
@@ -104,6 +106,10 @@ class PlayedBuilder:
     workers: int = 2
     built: list[Tiling] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    assembler: Assembler = "ptxas"
+
+    def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
+        return self.assembler
 
     def submit(
         self,

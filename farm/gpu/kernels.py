@@ -11,13 +11,15 @@ from typing import Any, Self, TypeVar
 
 from codegen.arch import virtual_arch
 from codegen.assemble import ptxas_options
-from codegen.choice import choose_parts
+from codegen.choice import choose_parts, fits_one_cubin
 from codegen.errors import CodegenError
 from codegen.keys import cubin_key, template_key
 from codegen.launch import Launch
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, AssemblerChoice, assembler_for
 from codegen.operators import template_cost, tiled
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import rewrite
+from codegen.spec import LayerSpec
 from codegen.template import Template
 from codegen.tiling import Accumulator, Part, Tiling
 from codegen.toolchain import Toolchain
@@ -29,7 +31,7 @@ from farm.settings import Settings
 from farm.store.contract import Store
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.worker.build import Worker, find_template
-from farm.worker.requests import CubinFacts, CubinRequest, Failure, TemplateRequest
+from farm.worker.requests import CubinFacts, CubinRequest, Failure, Fault, TemplateRequest
 
 Made = TypeVar("Made")
 
@@ -51,6 +53,10 @@ class NotBuiltError(Exception):
     """Why there is no kernel, in words."""
 
 
+class _PartsNeededError(NotBuiltError):
+    """The layer cannot be one cubin."""
+
+
 class KernelPool:
     """Builds layers for one architecture on all CPUs. Use it in a `with` block."""
 
@@ -64,8 +70,13 @@ class KernelPool:
         *,
         with_ptx: bool = False,
         book: TuningBook = NO_RECORDS,
+        assembler: AssemblerChoice = "ptxas",
+        admissions: Admissions = NOTHING_ADMITTED,
     ) -> None:
-        """`book` has the records that tilings come from where a layer has one."""
+        """`book` has the records that tilings come from where a layer has one.
+
+        `admissions` say for whom `assembler` auto needs no ptxas, as for `farm compile`.
+        """
         self._settings = settings
         self._store = store
         self._toolchain = toolchain
@@ -73,6 +84,8 @@ class KernelPool:
         self._optimisation = optimisation
         self._book = book
         self._with_ptx = with_ptx
+        self._assembler: AssemblerChoice = assembler
+        self._admissions = admissions
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
         self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
@@ -96,6 +109,12 @@ class KernelPool:
     def workers(self) -> int:
         """Builds at once."""
         return self._settings.jobs
+
+    def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
+        """Who makes a layer's machine code."""
+        version, level = self._toolchain.ptxas_version, self._optimisation
+        choice, admissions = self._assembler, self._admissions
+        return assembler_for(choice, spec, tiling, self._arch, version, admissions, optimisation=level)[0]
 
     def submit(
         self,
@@ -125,8 +144,7 @@ class KernelPool:
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
-            making = [self._tools.submit(self._make_cubin, template, weights, part, wanted) for part in parts]
-            made = [each.result() for each in making]
+            made = self._make_cubins(case, template, weights, parts, wanted)
             cubins = [self._store.get(each.cubin) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
@@ -165,17 +183,48 @@ class KernelPool:
                 future.set_exception(NotBuiltError(_words(failure)))
         future.result()
 
+    def _make_cubins(
+        self,
+        case: Case,
+        template: TemplateRequest,
+        weights: str,
+        parts: Sequence[Part],
+        wanted: Callable[[], bool],
+    ) -> list[CubinFacts]:
+        """One where ptxas is not needed, else one for each part, side by side."""
+        spec, tiling = template.spec, template.tiling
+        assembler = self.assembler_of(spec, tiling)
+
+        def make(part: Part, whole: bool) -> Future[CubinFacts]:
+            return self._tools.submit(self._make_cubin, template, weights, part, wanted, assembler, whole)
+
+        if assembler == "direct" and len(parts) > 1 and fits_one_cubin(spec, tiling, case.weights.nonzeros_per_kernel):
+            try:
+                return [make(Part(parts[0].first, parts[-1].end), whole=True).result()]
+            except _PartsNeededError:
+                pass
+        return [each.result() for each in [make(part, whole=False) for part in parts]]
+
     def _make_cubin(
-        self, template: TemplateRequest, weights: str, part: Part, wanted: Callable[[], bool]
+        self,
+        template: TemplateRequest,
+        weights: str,
+        part: Part,
+        wanted: Callable[[], bool],
+        assembler: Assembler,
+        whole: bool,
     ) -> CubinFacts:
         if not wanted():
             raise NotBuiltError("it was given up")
         options = ptxas_options(self._optimisation, clusters=template.tiling.cluster > 1)
-        key = cubin_key(template.key, weights, part, self._arch, options, self._toolchain.ptxas_version)
-        request = CubinRequest(template, weights, part, self._arch, options, key.digest, 0)
+        version = self._toolchain.ptxas_version
+        key = cubin_key(template.key, weights, part, self._arch, options, version, made_by=assembler)
+        request = CubinRequest(
+            template, weights, part, self._arch, options, key.digest, 0, assembler=assembler, whole=whole
+        )
         made = self._worker().build_cubin(request).made
         if isinstance(made, Failure):
-            raise NotBuiltError(_words(made))
+            raise (_PartsNeededError if made.fault is Fault.PARTS else NotBuiltError)(_words(made))
         return made
 
     def _worker(self) -> Worker:

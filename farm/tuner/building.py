@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
+from codegen.machine.admission import Assembler
+from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator, Tiling
 from farm.gpu.kernels import BuiltLayer
 from farm.gpu.workload import Case
@@ -20,6 +22,9 @@ class Builder(Protocol):
     @property
     def workers(self) -> int:
         """Builds at once."""
+
+    def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
+        """Who makes a layer's machine code."""
 
     def submit(
         self,

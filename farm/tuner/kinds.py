@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codegen.arch import has_clusters
 from codegen.choice import choose_parts, ranked_tilings, stream_instructions
+from codegen.machine.admission import Assembler
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
+from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator, Tiling
-from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from farm.gpu.workload import Case
 from farm.tuner.building import Builder, Building, spread
 from farm.tuning.book import key_of
@@ -65,13 +67,19 @@ class Effort:
         return count if self.candidates is None else min(count, self.candidates)
 
 
-def kinds_of(cases: Sequence[Case], arch: str, accumulate: Accumulator, optimisation: int) -> list[Kind]:
+AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
+"""Who makes a layer's machine code."""
+
+
+def kinds_of(
+    cases: Sequence[Case], arch: str, accumulate: Accumulator, optimisation: int, assembler_of: AssemblerOf
+) -> list[Kind]:
     """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, optimisation)
         of_key.setdefault(key, []).append(case)
-    kinds = [_kind(key, alike, accumulate, optimisation) for key, alike in of_key.items()]
+    kinds = [_kind(key, alike, accumulate, optimisation, assembler_of) for key, alike in of_key.items()]
     shares = dict(zip(kinds, shares_of(kinds), strict=True))
     return sorted(kinds, key=lambda kind: -shares[kind])
 
@@ -85,7 +93,9 @@ def shares_of(kinds: Sequence[Kind]) -> list[float]:
     return [kind.microseconds / ((whole[kind.case.key.batch] or 1.0) * len(whole)) for kind in kinds]
 
 
-def _kind(key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int) -> Kind:
+def _kind(
+    key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int, assembler_of: AssemblerOf
+) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
     ranked = spread(ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch)))
@@ -95,7 +105,10 @@ def _kind(key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimi
     first = ranked[0]
     once = predict_microseconds(tiled(spec, first), case.images, case.weights.nonzeros / spec.weights_count)
     streams = stream_instructions(spec, first, nonzeros)
-    parts = choose_parts(spec, first, nonzeros)
     seconds = nvcc_seconds(spec, first) or 0.0
-    seconds += sum(ptxas_seconds(spec, float(streams[part.first : part.end].sum()), optimisation) for part in parts)
+    if assembler_of(spec, first) == "direct":
+        seconds += SKELETON_SECONDS + direct_seconds(float(streams.sum()))
+    else:
+        parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
+        seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
     return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from codegen.choice import misfit_of
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions, AssemblerChoice
 from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
@@ -41,6 +42,8 @@ class TunePlan:
     accumulate: Accumulator = "float32"
     optimisation: int = 3
     """Level of ptxas."""
+    assembler: AssemblerChoice = "auto"
+    """Who makes the machine code that is measured."""
     seed: int = 0
     force: bool = False
     """Also layers that have a record of this GPU."""
@@ -137,20 +140,34 @@ def tune(
     try:
         with open_gpu(settings, local=local, notice=progress.waiting) as gpu:
             sent = stored_cases(cases, open_store(settings)) if gpu.is_remote else cases
-            work = partial(tuning_work, cases=sent, known=ledger.tuning.records(), plan=plan)
+            known, admissions = ledger.tuning.records(), ledger.admissions.known()
+            work = partial(tuning_work, cases=sent, known=known, plan=plan, admissions=admissions)
             return follow(gpu.run(work), ledger.tuning, progress)
     finally:
         ledger.close()
 
 
 def tuning_work(
-    settings: Settings, cases: Sequence[Case | StoredCase], known: Sequence[TuningRecord], plan: TunePlan
+    settings: Settings,
+    cases: Sequence[Case | StoredCase],
+    known: Sequence[TuningRecord],
+    plan: TunePlan,
+    admissions: Admissions = NOTHING_ADMITTED,
 ) -> Generator[TuningEvent, None, None]:
     """`tune_on` the GPU of the machine where it runs. Raises DeviceError without one."""
     with Device() as device:
         store = open_store(settings)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
-        with KernelPool(settings, store, toolchain, device.arch, plan.optimisation) as pool:
+        pool = KernelPool(
+            settings,
+            store,
+            toolchain,
+            device.arch,
+            plan.optimisation,
+            assembler=plan.assembler,
+            admissions=admissions,
+        )
+        with pool:
             yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan)
 
 
@@ -181,7 +198,7 @@ def tune_on(
 ) -> Iterator[TuningEvent]:
     """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`."""
     begun = clock()
-    kinds = kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation)
+    kinds = kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of)
     records = {record.key: record for record in known if record.gpu == rig.gpu}
     yield Started(rig.gpu, len(kinds))
     todo = []

@@ -9,9 +9,12 @@ from threading import Barrier
 
 import pytest
 
-from codegen.assemble import assemble
+from codegen.assemble import Cubin, assemble
+from codegen.choice import choose_tiling
+from codegen.errors import MachineCodeError
 from codegen.layers import Layer
 from codegen.networks import TEN_OPERATORS
+from codegen.operators import tiled
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from farm.bench.index_kernels import index_cubins
@@ -24,6 +27,7 @@ from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
 from farm.worker.build import Worker
+from farm.worker.direct import DirectBuilds
 from farm.worker.requests import CubinRequest, CubinResult
 from tests.tuning_samples import GPU, other_tiling, record
 
@@ -99,6 +103,25 @@ def test_the_parts_of_a_layer_are_made_side_by_side(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Worker, "build_cubin", made_with_another)
     monkeypatch.setattr(kernels, "choose_parts", lambda *_: (Part(0, 1), Part(1, 2)))
     with KernelPool(settings, store, toolchain, "sm_90") as pool:
+        assert len(pool.submit(case).result().kernels) == 2
+
+
+def test_a_layer_that_is_assembled_directly_is_one_cubin_and_what_is_refused_is_cut_into_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
+    [case] = operator_cases(["lenet-conv2"], Choice((64,), (0.9,)))
+    groups = tiled(case.spec, choose_tiling(case.spec, 64, case.weights.nonzeros_per_kernel)).streams.count
+    assert groups > 1
+    monkeypatch.setattr(kernels, "choose_parts", lambda *_: (Part(0, 1), Part(1, groups)))
+    with KernelPool(settings, store, toolchain, "sm_90", assembler="direct") as pool:
+        assert len(pool.submit(case).result().kernels) == 1
+
+    def refuse(*_: object) -> Cubin:
+        raise MachineCodeError("two sums are in one register")
+
+    monkeypatch.setattr(DirectBuilds, "assemble", refuse)
+    with KernelPool(settings, MemoryStore(), toolchain, "sm_90", assembler="direct") as pool:
         assert len(pool.submit(case).result().kernels) == 2
 
 

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from codegen.layers import Layer
+from codegen.machine.admission import Assembler
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Tiling
 from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
@@ -18,8 +19,10 @@ from farm.tuning.book import TuningBook
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, record, whole_tuning
 
+DEEP = Conv2d(256, 14, 14, 256, 3, 3, (1, 1), (1, 1, 1, 1))
 LARGE = Conv2d(32, 28, 28, 32, 3, 3, (1, 1), (1, 1, 1, 1))
 NET = checkpoint(layer("small", spec=SMALLER), layer("medium", spec=SMALL), layer("large", spec=LARGE))
+BY_PTXAS = PlayedBuilder().assembler_of
 
 
 def cases(*batches: int) -> list[Case]:
@@ -27,7 +30,7 @@ def cases(*batches: int) -> list[Case]:
 
 
 def kinds(*batches: int) -> list[str]:
-    return [kind.case.key.operator for kind in kinds_of(cases(*batches), "sm_90", "float32", 3)]
+    return [kind.case.key.operator for kind in kinds_of(cases(*batches), "sm_90", "float32", 3, BY_PTXAS)]
 
 
 def names(outcomes: list[Outcome]) -> list[str]:
@@ -48,12 +51,12 @@ def test_the_layer_that_takes_most_of_the_networks_time_comes_first() -> None:
 def test_layers_of_a_kind_count_together() -> None:
     many = [layer(f"medium{i}", spec=SMALL, seed=i) for i in range(40)]
     net = checkpoint(layer("large", spec=LARGE), *many)
-    found = kinds_of(list(model_cases(net, [], Choice((1,)))), "sm_90", "float32", 3)
+    found = kinds_of(list(model_cases(net, [], Choice((1,)))), "sm_90", "float32", 3, BY_PTXAS)
     assert [kind.case.key.operator for kind in found] == ["medium0", "large"]
 
 
 def test_each_batch_size_is_worth_the_same() -> None:
-    found = kinds_of(cases(1, 64), "sm_90", "float32", 3)
+    found = kinds_of(cases(1, 64), "sm_90", "float32", 3, BY_PTXAS)
     shares = shares_of(found)
     for batch in (1, 64):
         of_batch = [share for kind, share in zip(found, shares, strict=True) if kind.case.key.batch == batch]
@@ -68,6 +71,17 @@ def test_more_candidates_are_tried_of_what_takes_longer_and_at_least_two_of_all(
     whole_tuning(rig, builder, KeptRecords(), list(model_cases(net, [], Choice((64,)))), plan, TuneProgress())
     tried = {name: sum(case.key.operator == name for case in builder.cases) for name in ("many0", "alone")}
     assert tried["many0"] > tried["alone"] == LEAST_CANDIDATES
+
+
+def test_more_candidates_are_tried_of_what_is_assembled_without_ptxas() -> None:
+    def tried(assembler: Assembler) -> int:
+        [kind] = kinds_of(deep, "sm_90", "float32", 3, lambda spec, tiling: assembler)
+        [building] = Effort(seconds=60).buildings([kind], builder := PlayedBuilder(assembler=assembler), "float32")
+        list(building.as_built(lambda: False))
+        return len(builder.built)
+
+    deep = list(model_cases(checkpoint(layer("deep", spec=DEEP)), [], Choice((64,))))
+    assert tried("direct") > tried("ptxas")
 
 
 def test_what_the_time_does_not_suffice_for_is_left_and_is_no_failure_of_the_layer() -> None:
@@ -111,7 +125,7 @@ SAME = Conv2d(8, 14, 14, 8, 3, 3, (1, 1), (1, 1, 1, 1))
 
 
 def test_of_two_records_that_which_was_chosen_as_in_a_network_counts_then_the_faster_one() -> None:
-    [kind] = kinds_of(cases(64)[1:2], "sm_90", "float32", 3)
+    [kind] = kinds_of(cases(64)[1:2], "sm_90", "float32", 3, BY_PTXAS)
     warm = record(kind.ranked[0], layer("medium", spec=SMALL), microseconds=5.0)
     cold = replace(warm, tiling=kind.ranked[1], microseconds=9.0, cold_microseconds=12.0, model_cold_microseconds=15.0)
     colder = replace(cold, tiling=kind.ranked[2], cold_microseconds=11.0)
