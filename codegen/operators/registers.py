@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from codegen.operators.lowered import TiledConvolution
+from codegen.spec import AddResidual
 
 REGISTERS = 65536
 """Registers of a multiprocessor."""
+BLOCKS = 32
+"""Of a multiprocessor, at most."""
 SIXTEEN_WARPS = 128
 """Registers of a thread with which sixteen warps run."""
 MOST_SPILLED = 40
 """How many more a thread may want that is held to so many."""
+SPARE = 4
+"""Registers that the compiler can do without of those that a thread is said to want."""
 LEAST_TOLD, MOST_TOLD_SUMS = 104, 96
 """Registers that a thread wants, and of them sums, from and up to which it helps to tell the compiler anything."""
 
@@ -24,11 +29,15 @@ def resident_blocks(layer: TiledConvolution) -> int:
 
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
     With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
+    With a residual it loads many of those before the last multiply-adds, into registers that other blocks had.
     """
+    sums, pointers = sum_registers(layer), layer.input_tile.pointers
+    if layer.spec.data_type == "float32" and AddResidual() in layer.spec.epilogue:
+        blocks = REGISTERS // (allocated(registers_wanted(sums, pointers, 0) - SPARE) * _lanes(layer))
+        return min(blocks, BLOCKS) if blocks > 1 else 0
     if layer.spec.data_type != "float16":
         return 0
-    sums = sum_registers(layer)
-    wanted = registers_wanted(sums, layer.input_tile.pointers, held(layer))
+    wanted = registers_wanted(sums, pointers, held(layer))
     if sums > MOST_TOLD_SUMS or not LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED:
         return 0
     return REGISTERS // (allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(layer))
