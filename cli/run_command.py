@@ -65,7 +65,8 @@ def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
         try:
             array = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise UsageError(f"--input {path}: it cannot be read ({error}): write it with numpy.save") from None
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise UsageError(f"--input {path}: it cannot be read ({why}): write it with numpy.save") from None
         if not isinstance(array, np.ndarray):
             raise UsageError(f"--input {path}: it holds several arrays: write one with numpy.save")
         arrays.append(array)

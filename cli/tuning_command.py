@@ -16,7 +16,9 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.tuning.record import TuningRecord
 
-app = typer.Typer(help="List, export and import tuning records: the fastest tilings found by farm tune.")
+app = typer.Typer(
+    help="List, export and import tuning records: the fastest tilings found by farm tune.", no_args_is_help=True
+)
 
 
 @app.callback()
@@ -93,7 +95,8 @@ def import_file(
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read ({error}): give a file that farm tuning export wrote") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read ({why}): give a file that farm tuning export wrote") from None
     records = read_records(text, file)
     ledger = open_ledger(load_settings())
     try:

@@ -89,7 +89,10 @@ class Bundle:
                     f"{SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]}: fetch it again with this version of farm"
                 )
             self.layers = layers_of(self.manifest["layers"])
-        except (FileNotFoundError, BadZipFile, ValueError, KeyError, TypeError) as error:
+        except FileNotFoundError:
+            lack = f"has no {MANIFEST}" if self.path.exists() else "does not exist"
+            raise UsageError(f"{self.path} is no bundle, it {lack}: farm fetch writes one") from None
+        except (BadZipFile, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self.path} is no bundle ({error}): farm fetch writes one") from None
 
     @property
@@ -127,8 +130,8 @@ class Bundle:
         """A file whose digest is known. Raises UsageError if it is missing or damaged."""
         try:
             data = self._bytes(name)
-        except FileNotFoundError as error:
-            raise UsageError(f"{self.path}: {name} is missing ({error}): fetch the bundle again") from None
+        except FileNotFoundError:
+            raise UsageError(f"{self.path}: {name} is missing: fetch the bundle again") from None
         except BadZipFile as error:
             raise UsageError(f"{self.path}: {name} is damaged ({error}): fetch it again") from None
         if hashlib.sha256(data).hexdigest() != sha256:

@@ -125,9 +125,13 @@ def test_a_missing_file_is_named(bundle: Path, capsys: pytest.CaptureFixture[str
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.farm").write_bytes(b"no zip")
-    for path in (tmp_path, tmp_path / "x.farm"):
-        assert run(["bundle", "show", str(path)]) == 2
-        assert "is no bundle" in capsys.readouterr().err
+    for name, why in (
+        ("", ", it has no manifest.json:"),
+        ("x.farm", " (File is not a zip"),
+        ("y", ", it does not exist:"),
+    ):
+        assert run(["bundle", "show", str(tmp_path / name)]) == 2
+        assert f"{tmp_path / name} is no bundle{why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
