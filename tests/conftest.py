@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from codegen.errors import ToolchainError
 from codegen.toolchain import find_toolchain
+from tests.templates import SharedFolder
 
 TESTS = Path(__file__).parent
 DRAWN_LAYERS = "drawn layers"
@@ -36,6 +37,14 @@ def _nothing_admitted(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if "shipped_admissions" not in request.fixturenames:
         monkeypatch.setattr("farm.ledger.admission.shipped_records", lambda: ())
         monkeypatch.setattr("farm.reports.doctor.shipped_records", lambda: ())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _templates(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All processes of a run keep them in one folder, which pytest removes some runs later."""
+    own = tmp_path_factory.getbasetemp()
+    SharedFolder.path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "templates"
+    SharedFolder.path.mkdir(exist_ok=True)
 
 
 def lacks_toolchain() -> str | None:

@@ -12,7 +12,7 @@ GEOMETRIES: dict[str, Geometry] = {
     "5x5 VALID": Geometry("Conv", 3, 8, (12, 10), (5, 5), auto_pad="VALID", steps=("clip",)),
     "7x7 with stride 2": Geometry("Conv", 3, 8, (20, 20), (7, 7), (2, 2), (3, 3, 3, 3), bias=False),
     "11x11 with stride 4": Geometry("Conv", 3, 4, (20, 19), (11, 11), (4, 4), (2, 2, 2, 2), batch=1, steps=("relu",)),
-    "patches of 16x16": Geometry("Conv", 3, 12, (48, 32), (16, 16), (16, 16), batch=1),
+    "patches of 16x16": Geometry("Conv", 3, 4, (48, 32), (16, 16), (16, 16), batch=1),
     "patches of 4x4, rows left over": Geometry("Conv", 3, 8, (19, 24), (4, 4), (4, 4), steps=("add",)),
     "3x1 and 1x3 strides": Geometry("Conv", 4, 6, (11, 12), (3, 1), (1, 3), (1, 0, 0, 2), steps=("leaky_relu",)),
     "1x7": Geometry("Conv", 6, 5, (4, 16), (1, 7), pads=(0, 3, 0, 3), steps=("add", "relu")),
@@ -100,7 +100,7 @@ GEOMETRIES: dict[str, Geometry] = {
         data_type="float16",
     ),
     "float16 patches of 14x14": Geometry(
-        "Conv", 3, 6, (42, 28), (14, 14), (14, 14), batch=2, data_type="float16"
+        "Conv", 3, 2, (42, 28), (14, 14), (14, 14), batch=2, data_type="float16"
     ),
     "float16 depthwise": Geometry(
         "Conv", 6, 6, (8, 7), (5, 3), auto_pad="SAME_UPPER", group=6, steps=("leaky_relu",), data_type="float16",

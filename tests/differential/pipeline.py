@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,9 @@ from codegen.operators import products_together
 from codegen.reference import error_bound
 from codegen.rewrite import rewrite
 from codegen.spec import LayerSpec, Linear
-from codegen.template import Template, make_template
-from codegen.tiling import Tiling
-from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import is_written, poisoned
+from tests.templates import shared_template
 
-LIMITS = ToolLimits(300)
 BESIDE = (2, 1)
 """Channels of the larger tensor before and after those of a convolution."""
 
@@ -66,11 +62,6 @@ def ours(
     return outputs
 
 
-@cache
-def _template(spec: LayerSpec, tiling: Tiling, virtual_arch: str) -> Template:
-    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
-
-
 def _run(
     layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -82,7 +73,7 @@ def _run(
     if place > 0:
         possible = ranked_tilings(spec, len(x), weights.nonzeros_per_kernel)
         tiling = possible[round(place * (len(possible) - 1))]
-    template = _template(spec, tiling, virtual_arch)
+    template = shared_template(spec, tiling, virtual_arch)
     tensor, output, step = _room(spec, len(x))
     for part in choose_parts(spec, tiling, weights.nonzeros_per_kernel):
         kernel = rewrite(template, weights, part)

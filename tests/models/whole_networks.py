@@ -14,19 +14,18 @@ from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import canonical, tiled
-from codegen.spec import LayerSpec, SkippedLayer
-from codegen.template import Template, make_template
+from codegen.spec import SkippedLayer
 from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from codegen.toolchain import Toolchain, find_toolchain
 from codegen.verify import Verification, verify_layer
 from farm.jobs import Build, BuildOptions
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
+from tests.templates import shared_template
 
 VIRTUAL_ARCH = "compute_80"
 OPTIONS = BuildOptions(("sm_80",))
-LIMITS = ToolLimits(300)
 IMAGES = 2
 """Of one verification, as `farm verify` has it."""
 
@@ -69,7 +68,7 @@ def planned(name: str, sparsity: float, folder: Path) -> PlannedNetwork:
 
 def verified(layer: Layer, build: Build) -> Verification:
     """Runs the PTX of a layer in the emulator: of its first part and of the one with the most non-zeros."""
-    template = _template(canonical(build.spec), build.tiling)
+    template = shared_template(canonical(build.spec), build.tiling, VIRTUAL_ARCH)
     parts = _first_and_fullest(layer, build.tiling, build.parts)
     return verify_layer(template, layer.weights, parts, batch=IMAGES * (build.rows or 1))
 
@@ -92,9 +91,3 @@ def _first_and_fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> l
 @cache
 def _toolchain() -> Toolchain:
     return find_toolchain()
-
-
-@cache
-def _template(spec: LayerSpec, tiling: Tiling) -> Template:
-    """Layers of any network and sparsity share it."""
-    return make_template(spec, tiling, VIRTUAL_ARCH, _toolchain(), LIMITS)

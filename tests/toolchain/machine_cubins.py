@@ -10,8 +10,9 @@ from codegen.arch import virtual_arch
 from codegen.assemble import assemble
 from codegen.layers import Weights
 from codegen.rewrite import rewrite
-from codegen.template import Template, make_template
+from codegen.template import Template
 from codegen.toolchain import ToolLimits, find_toolchain
+from tests.templates import shared_template
 from tests.toolchain.operator_cases import CASES
 
 LIMITS = ToolLimits(300)
@@ -19,10 +20,9 @@ PLAIN = "channels and kernels that do not divide"
 HALVES = "several images a block, float16"
 
 
-@cache
 def template_for(name: str, virtual: str) -> Template:
     case = CASES[name]
-    return make_template(case.spec, case.tiling, virtual, find_toolchain(), LIMITS)
+    return shared_template(case.spec, case.tiling, virtual)
 
 
 def drawn_weights(name: str, density: float, seed: int) -> Weights:

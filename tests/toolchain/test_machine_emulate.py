@@ -24,11 +24,11 @@ from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICA
 from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import Conv2d, Linear
-from codegen.template import make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import find_toolchain
 from codegen.verify import poisoned, random_input, random_residual, verify_layer
-from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, cubin_for, drawn_weights, template_for
+from tests.templates import shared_template
+from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
 from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
@@ -180,7 +180,7 @@ def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(
 def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> None:
     """Where a thread's inputs lie takes a division by 30 here: IMAD.HI."""
     spec, tiling = Linear(30, 6, data_type="float16"), Tiling(32, 1, 1, 2, 30, 2, "float16")
-    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    template = shared_template(spec, tiling)
     rng = np.random.default_rng(1)
     kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
     weights, whole = Weights(kernel, np.ones(6, np.float32)), Part(0, 3)
@@ -194,7 +194,7 @@ def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> Non
 
 def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
     spec = Conv2d(8, 14, 14, 12, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    template = make_template(spec, Tiling(14, 7, 1, 4, 4, 2, "float16"), "compute_80", find_toolchain(), LIMITS)
+    template = shared_template(spec, Tiling(14, 7, 1, 4, 4, 2, "float16"))
     rng = np.random.default_rng(1)
     kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
     weights, whole = Weights(kernel, np.arange(12, dtype=np.float32)), Part(0, 3)

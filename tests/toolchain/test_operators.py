@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -37,6 +37,7 @@ from codegen.verify import (
     verify_layer,
     verify_output,
 )
+from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
 
@@ -50,18 +51,13 @@ BESIDE = (1, 2)
 ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
 
-@cache
-def made(spec: LayerSpec, tiling: Tiling, virtual_arch: str = "compute_80") -> Template:
-    return make_template(spec, tiling, virtual_arch, find_toolchain(), LIMITS)
-
-
 def in_parts(case: Case) -> bool:
     """Whether it can be launched in parts: it has several K groups."""
     return stream_count(case.spec, case.tiling) > case.tiling.cluster
 
 
 def template_of(case: Case) -> Template:
-    return made(case.spec, case.tiling, case.virtual_arch)
+    return shared_template(case.spec, case.tiling, case.virtual_arch)
 
 
 def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
@@ -70,7 +66,7 @@ def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
     # One template of the full form for all sparsities: nvcc takes seconds for each.
     tenth = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
     tiling = choose_tiling(spec, 64, tenth if form == "full" else nonzeros, form=form)
-    found = verify_layer(made(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
+    found = verify_layer(shared_template(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
     assert found.ok, found.message
     assert found.relative_error < RELATIVE_ERROR
 
@@ -260,7 +256,9 @@ def test_no_variable_that_the_compilers_read_reaches_a_template(monkeypatch: pyt
 
 def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
     tiling = Tiling(8, 8, 1, 4, 2, 2)
-    small, large = (made(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling) for c, k in ((2, 4), (512, 512)))
+    small, large = (
+        shared_template(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling) for c, k in ((2, 4), (512, 512))
+    )
     assert abs(len(small.ptx.splitlines()) - len(large.ptx.splitlines())) < 20
 
 

@@ -10,12 +10,12 @@ import pytest
 from codegen.choice import choose_parts, choose_tiling
 from codegen.layers import Weights
 from codegen.spec import AddResidual, Clip, Conv2d, DataType, Gelu, LayerSpec, LeakyRelu, Linear, Swish
-from codegen.template import Template, make_template
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.template import Template
 from codegen.verify import poisoned, random_input, random_residual, verify_layer, verify_output
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
 from tests.samples import checkpoint, layer
+from tests.templates import shared_template
 
 LARGE: dict[DataType, float] = {"float32": 3.4e38, "float16": 65504.0, "bfloat16": 3.38e38}
 SPECS: tuple[LayerSpec, ...] = (
@@ -36,7 +36,7 @@ def overflowing(spec: LayerSpec) -> Weights:
 
 def made(spec: LayerSpec, weights: Weights) -> Template:
     tiling = choose_tiling(spec, 4, weights.nonzeros_per_kernel)
-    return make_template(spec, tiling, "compute_80", find_toolchain(), ToolLimits())
+    return shared_template(spec, tiling)
 
 
 @pytest.mark.parametrize("data_type", list(LARGE))

@@ -31,7 +31,6 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from codegen.template import make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_residual
@@ -40,6 +39,7 @@ from farm.trial.bench import Compared, differing
 from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape, mask_name
 from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
 from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
+from tests.templates import shared_template
 
 SHAPE = 2
 """A 3x3 convolution whose layers are small."""
@@ -241,7 +241,7 @@ def test_what_ptxas_computes_itself_of_a_channel_without_weights_is_left_to_it(
 ) -> None:
     """It rounds a constant's exponential to nearest, and a GPU does not: seen with one layer in twenty on an H200."""
     spec, tiling = Conv2d(4, 6, 6, 4, 3, 3, epilogue=epilogue), Tiling(4, 4, 1, 4, 4, 2)
-    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    template = shared_template(spec, tiling)
     skeleton = make_skeleton(template, "sm_90", find_toolchain(), limits=LIMITS)
     assembler = DirectAssembler.of(template, skeleton.data, "sm_90")
     weights = random_weights(spec, 0.5)

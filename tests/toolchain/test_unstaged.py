@@ -14,10 +14,10 @@ from codegen.networks.pruning import random_weights
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import rewrite
 from codegen.spec import AddResidual, Clip, Conv2d, LeakyRelu, Swish
-from codegen.template import Template, make_template
+from codegen.template import Template
 from codegen.tiling import Part, Tiling
-from codegen.toolchain import DEFAULT_LIMITS, find_toolchain
 from codegen.verify import verify_layer
+from tests.templates import shared_template
 
 SPEC = Conv2d(40, 1, 64, 24, 1, 1, epilogue=(Clip(0.0, 32.0),))
 PLAIN = Tiling(32, 1, 1, 8, 16, stages=0)
@@ -25,7 +25,7 @@ LISTED = replace(PLAIN, listed=True)
 
 
 def template_of(spec: Conv2d, tiling: Tiling) -> Template:
-    return make_template(spec, tiling, "compute_80", find_toolchain(), DEFAULT_LIMITS)
+    return shared_template(spec, tiling)
 
 
 @pytest.mark.parametrize(
