@@ -32,7 +32,8 @@ def print_network(found: NetworkVerification, *, as_json: bool) -> int:
         return code
     console = stdout()
     console.print(fitted_table(COLUMNS, _rows(found), console.width), soft_wrap=True)
-    on = f"{counted(found.images, 'image')} on {found.where}"
+    where = "in the emulator" if found.where == "emulator" else f"on {found.where}"
+    on = f"{counted(found.images, 'image')} {where}"
     if found.ok:
         elements = sum(each.elements for each in found.outputs)
         said = f"PASS: the network computes what onnxruntime does: {elements:,} outputs compared, {on}"

@@ -135,7 +135,9 @@ def microseconds(value: float) -> str:
 def built_how(result: BuildResult) -> str:
     """What it took to build a cubin, and what came of it."""
     rewritten = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms"
-    assembled = f"{ASSEMBLED[result.assembler]} {duration(result.ptxas_seconds)}"
+    seconds = result.ptxas_seconds
+    took = duration(seconds) if result.assembler == "ptxas" else f"{seconds * 1e3:.0f} ms"
+    assembled = f"{ASSEMBLED[result.assembler]} {took}"
     return f"{rewritten}, {assembled}, {result.registers} registers, {size(result.cubin_bytes)}"
 
 

@@ -19,7 +19,6 @@ class Peer:
     """For people."""
     column: str
     """For a narrow table."""
-    description: str
     tolerance: float
     """Norm of the error over norm of the float64 reference: beyond this a peer is wrong, its time void."""
     reads_zeros: bool
@@ -33,35 +32,22 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("cudnn-fp32", "cuDNN fp32", "CUDNN", "the dense layer, best algorithm of cudnn.benchmark", 1e-4, True),
-        Peer("cudnn-tf32", "cuDNN TF32", "TF32", "the same on tensor cores, 10 bits of mantissa", 5e-3, True),
-        Peer(
-            "cudnn-fp16",
-            "cuDNN fp16",
-            "FP16",
-            "the same in half precision, channels last, on tensor cores",
-            5e-3,
-            True,
-            ("float32", "float16"),
-        ),
-        Peer("cublas-fp32", "cuBLAS fp32", "CUBLAS", "im2col, then one GEMM for the batch", 1e-4, True),
-        Peer("cublas-fp32-gemm", "cuBLAS fp32, GEMM alone", "GEMM", "without im2col's time", 1e-4, True, listed=False),
-        Peer("cublas-tf32", "cuBLAS TF32", "BLAS-TF32", "im2col, then a GEMM in TF32", 5e-3, True, listed=False),
-        Peer(
-            "cublas-tf32-gemm",
-            "cuBLAS TF32, GEMM alone",
-            "GEMM-TF32",
-            "without im2col's time",
-            5e-3,
-            True,
-            listed=False,
-        ),
-        Peer("cusparse", "cuSPARSE", "CUSPARSE", "im2col, then one SpMM in CSR for the batch", 1e-4, False),
-        Peer("cusparse-spmm", "cuSPARSE, SpMM alone", "SPMM", "without im2col's time", 1e-4, False, listed=False),
-        Peer("escoin", "Escoin", "ESCOIN", "direct sparse convolution over CSR, by its authors' method", 1e-4, False),
+        Peer("cudnn-fp32", "cuDNN fp32", "CUDNN", 1e-4, True),
+        Peer("cudnn-tf32", "cuDNN TF32", "TF32", 5e-3, True),
+        Peer("cudnn-fp16", "cuDNN fp16", "FP16", 5e-3, True, ("float32", "float16")),
+        Peer("cublas-fp32", "cuBLAS fp32", "CUBLAS", 1e-4, True),
+        Peer("cublas-fp32-gemm", "cuBLAS fp32, GEMM alone", "GEMM", 1e-4, True, listed=False),
+        Peer("cublas-tf32", "cuBLAS TF32", "BLAS-TF32", 5e-3, True, listed=False),
+        Peer("cublas-tf32-gemm", "cuBLAS TF32, GEMM alone", "GEMM-TF32", 5e-3, True, listed=False),
+        Peer("cusparse", "cuSPARSE", "CUSPARSE", 1e-4, False),
+        Peer("cusparse-spmm", "cuSPARSE, SpMM alone", "SPMM", 1e-4, False, listed=False),
+        Peer("escoin", "Escoin", "ESCOIN", 1e-4, False),
     )
 }
-"""By name. None of them adds the bias or runs what the generated kernel computes after its sums: that favours them."""
+"""By name; cli/README.md says what each does.
+
+None of them adds the bias or runs what the generated kernel computes after its sums: that favours them.
+"""
 
 
 def title_of(contender: str) -> str:

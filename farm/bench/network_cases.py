@@ -14,8 +14,6 @@ from farm.gpu.workload import CaseKey
 from farm.runtime.bundle import Bundle
 from farm.store.contract import Store
 
-FILE_ARCHIVE = ".farm"
-
 Source = Path | str
 """A file here, or the digest of its bytes in the store."""
 

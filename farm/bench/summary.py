@@ -69,7 +69,6 @@ class BreakEven:
 
     sparsity: float | None
     """None: not even at the largest that was measured."""
-    measured_from: float
     measured_to: float
     at_or_under: bool = False
     """Faster at every sparsity that was measured: it may lie lower."""
@@ -90,14 +89,14 @@ def break_even(ratios: Mapping[float, float]) -> BreakEven:
     points = sorted(ratios.items())
     first, last = points[0][0], points[-1][0]
     if points[-1][1] < 1:
-        return BreakEven(None, first, last)
+        return BreakEven(None, last)
     crossing = first
     found = False
     for (low, slower), (high, faster) in pairwise(points):
         if slower < 1 <= faster:
             share = -math.log(slower) / (math.log(faster) - math.log(slower))
             crossing, found = low + share * (high - low), True
-    return BreakEven(crossing, first, last, at_or_under=not found)
+    return BreakEven(crossing, last, at_or_under=not found)
 
 
 def break_evens(results: Results, peers: Sequence[str]) -> dict[tuple[str, int, str], dict[str, BreakEven]]:

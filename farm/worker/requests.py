@@ -209,11 +209,6 @@ class CubinResult:
     """What ptxas took for its template's skeleton; 0 where that was there, or is not needed."""
 
     @property
-    def asked(self) -> str:
-        """Key of the cubin that was asked for."""
-        return self.instead_of or self.key
-
-    @property
     def failure(self) -> Failure | None:
         """Why there is no cubin; None if there is one."""
         return self.made if isinstance(self.made, Failure) else None

@@ -11,6 +11,7 @@ import typer.main
 
 from cli import exit_codes
 from cli.main import app
+from farm.bench.contenders import PEERS
 from tests.house.tree import ROOT
 
 REFERENCE = (ROOT / "cli" / "README.md").read_text()
@@ -68,3 +69,8 @@ def test_the_reference_has_no_command_that_is_gone() -> None:
 def test_the_reference_has_every_exit_code() -> None:
     codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", REFERENCE, re.M)} == codes
+
+
+def test_the_reference_says_what_each_peer_of_a_benchmark_is() -> None:
+    named = re.findall(r"^- `([\w-]+)`: ", section("farm bench run"), re.M)
+    assert named == list(PEERS)

@@ -73,7 +73,7 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
 def test_a_network_that_is_right_passes(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", job.id, "--network", "--batch", "1"]) == 0
     said = capsys.readouterr().out
-    assert "PASS: the network computes what onnxruntime does: 10 outputs compared, 1 image on emulator" in said
+    assert "PASS: the network computes what onnxruntime does: 10 outputs compared, 1 image in the emulator" in said
     np.save(tmp_path / "x.npy", values(2, 4, 8, 8, seed=8))
     assert run(["verify", job.id, "--network", "--input", str(tmp_path / "x.npy"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -100,7 +100,7 @@ def test_the_first_tensor_that_differs_is_named(
     monkeypatch.setattr(network_verification, "newest_ptx", with_one_weight_wrong)
     assert run(["verify", job.id, "--network", "--batch", "1"]) == 100
     said = capsys.readouterr().out
-    assert "FAIL: the network differs from onnxruntime, 1 image on emulator" in said
+    assert "FAIL: the network differs from onnxruntime, 1 image in the emulator" in said
     assert "the first tensor that differs is d, of the compiled layer conv2" in said
 
 
