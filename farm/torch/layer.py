@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from codegen.errors import DeviceError
 from codegen.spec import LayerSpec, Linear
 from farm.errors import UsageError
 from farm.gpu.driver import driver
@@ -30,6 +31,24 @@ class Compute(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
     ) -> torch.Tensor:
         """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
+
+
+def layers_on(device: torch.device, bundle: Bundle) -> dict[str, Compute]:
+    """All layers of a bundle, loaded. Raises DeviceError without a GPU, UsageError for one that it has no code for."""
+    if device.type != "cuda":
+        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, not on the device {device}: give a CUDA device")
+    if not torch.cuda.is_available():
+        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, and PyTorch finds none here: {no_gpu_way_out()}")
+    layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
+    for layer in layers.values():
+        layer.load(device)
+    return dict(layers)
+
+
+def no_gpu_way_out() -> str:
+    """What to do where PyTorch finds no GPU."""
+    built = "; this PyTorch is built without CUDA" if torch.version.cuda is None else ""
+    return f"run this on a machine with one, and look at nvidia-smi there{built}"
 
 
 class GpuLayer:

@@ -27,6 +27,7 @@ from farm.gpu.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.gpu.replay import Gate, rest
 from farm.runtime.bundle import BundledLayer
 from farm.torch.dense import DenseLayer
+from farm.torch.layer import no_gpu_way_out
 from farm.torch.module import load, module_of
 
 Inputs = tuple[torch.Tensor, ...]
@@ -84,7 +85,7 @@ class NetworkGpu:
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
-            raise DeviceError("PyTorch finds no GPU here: run this on a machine with one, and look at nvidia-smi there")
+            raise DeviceError(f"PyTorch finds no GPU here: {no_gpu_way_out()}")
         self._stream = torch.cuda.Stream()
         flag = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._gate = Gate(self._stream.cuda_stream, flag.numpy().view(np.uint32), flag.data_ptr())

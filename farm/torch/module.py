@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 
-from codegen.errors import DeviceError
 from codegen.onnx.network import Network, NetworkNode, read_network
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
-from farm.torch.layer import Compute, GpuLayer, forget, register
+from farm.torch.layer import Compute, forget, layers_on, register
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.places import Place, places_of
 from farm.torch.pooling import own_max_pool
@@ -36,15 +35,8 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     bundle = Bundle(path)
     network = read_network(bundle.network)
     where = torch.device(device)
-    if where.type != "cuda" or not torch.cuda.is_available():
-        raise DeviceError(
-            f"compiled layers run on NVIDIA GPUs only and {'there is none here' if where.type == 'cuda' else where}: "
-            "give a CUDA device, or check the driver with nvidia-smi"
-        )
-    layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
-    for layer in layers.values():
-        layer.load(where)
-    return module_of(network, bundle.layers, dict(layers), OPERATORS | {"MaxPool": own_max_pool}).to(where).eval()
+    layers = layers_on(where, bundle)
+    return module_of(network, bundle.layers, layers, OPERATORS | {"MaxPool": own_max_pool}).to(where).eval()
 
 
 def module_of(

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from codegen.errors import DeviceError
 from codegen.spec import AddResidual, is_bounded
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
-from farm.torch.layer import Compute, GpuLayer, forget, register
+from farm.torch.layer import Compute, forget, layers_on, register
 from farm.torch.modules import digests_of, is_norm, is_swappable, module_difference, same_step, step_of
 
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
@@ -45,13 +44,7 @@ def swap(model: nn.Module, bundle: Path | str, device: torch.device | str = "cud
     has; DeviceError where there is no GPU.
     """
     opened = Bundle(bundle)
-    where = torch.device(device)
-    if where.type != "cuda" or not torch.cuda.is_available():
-        raise DeviceError("compiled layers run on NVIDIA GPUs only: give a CUDA device, or check it with nvidia-smi")
-    layers = {name: GpuLayer(opened, layer) for name, layer in opened.layers.items()}
-    for layer in layers.values():
-        layer.load(where)
-    return swapped(model, opened, dict(layers), strict=strict)
+    return swapped(model, opened, layers_on(torch.device(device), opened), strict=strict)
 
 
 def swapped(model: nn.Module, bundle: Bundle, compute: Mapping[str, Compute], *, strict: bool = True) -> Swapped:

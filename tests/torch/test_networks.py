@@ -134,7 +134,7 @@ def test_a_captured_network_on_the_cpu_is_the_network_itself() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_loading_says_so(tmp_path: Path) -> None:
     bundle = fetched(tmp_path)
-    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only and there is none here"):
+    with pytest.raises(DeviceError, match="GPUs only, and PyTorch finds none here: run this on a machine with one"):
         load(bundle)
-    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only and cpu"):
+    with pytest.raises(DeviceError, match="GPUs only, not on the device cpu: give a CUDA device"):
         load(bundle, device="cpu")

@@ -210,5 +210,5 @@ def test_models_that_train_or_that_cannot_be_traced_are_refused_in_words(tmp_pat
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_swapping_says_so(tmp_path: Path) -> None:
     bundle, _ = bundled(exported(made(), tmp_path / "net.onnx", "torchscript"))
-    with pytest.raises(DeviceError, match="compiled layers run on NVIDIA GPUs only"):
+    with pytest.raises(DeviceError, match="GPUs only, and PyTorch finds none here: run this on a machine with one"):
         swap(made(), bundle.path)
