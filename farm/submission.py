@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from codegen.choice import choose_parts, fits_one_cubin
@@ -20,6 +21,8 @@ from farm.tuning.book import NO_RECORDS, TuningBook
 
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
+PUTS_AT_ONCE = 8
+"""Weights on their way to the store while tilings are chosen: a disk or a bucket is waited for."""
 DENSE_BELOW = 0.5
 """Sparsity under which the dense libraries are faster."""
 
@@ -58,18 +61,24 @@ def new_job(
     `strict`.
     """
     job_id = new_id()
-    builds: list[Build] = []
     skipped = list(checkpoint.skipped)
+    kept: list[tuple[Layer, _Division]] = []
     divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
-    for layer in checkpoint.layers:
-        position = builds[-1].position + 1 if builds else 0
-        key = (layer.spec, layer.weights, layer.likely_rows)
-        try:
-            if key not in divided:  # layers may share their weights, hundreds of them
-                divided[key] = _divided(layer, options, store, book, is_direct)
-            builds += _builds(job_id, position, layer, divided[key])
-        except TilingError as error:
-            skipped.append(_skipped(layer, str(error)))
+    pool = ThreadPoolExecutor(PUTS_AT_ONCE)
+    try:
+        for layer in checkpoint.layers:
+            key = (layer.spec, layer.weights, layer.likely_rows)
+            try:
+                if key not in divided:  # layers may share their weights, hundreds of them
+                    divided[key] = _divided(layer, options, store, pool, book, is_direct)
+                kept.append((layer, divided[key]))
+            except TilingError as error:
+                skipped.append(_skipped(layer, str(error)))
+        builds = [
+            build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)
+        ]
+    finally:
+        pool.shutdown(cancel_futures=True)
     _check(checkpoint, options, builds, skipped)
     network = None
     if checkpoint.rest is not None and store is not None:
@@ -100,8 +109,8 @@ def new_job(
 class _Division:
     """What the layers that share their weights have in common."""
 
-    weights: str
-    """Their digest."""
+    weights: Future[str]
+    """Their digest, once they are in the store."""
     nonzeros: int
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
     """For each tiling that the layer has on some architecture, mostly one for all: its parts, for which architectures
@@ -110,9 +119,14 @@ class _Division:
 
 
 def _divided(
-    layer: Layer, options: BuildOptions, store: Store | None, book: TuningBook, is_direct: IsDirect
+    layer: Layer,
+    options: BuildOptions,
+    store: Store | None,
+    pool: Executor,
+    book: TuningBook,
+    is_direct: IsDirect,
 ) -> _Division:
-    """Stores the weights and chooses the tilings. Raises TilingError."""
+    """Chooses the tilings and lets the pool store the weights. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_kernel
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
@@ -124,8 +138,13 @@ def _divided(
         whole = tuple(each.arch for each in choices if cut and is_direct(layer.spec, tiling, each.arch))
         told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
         tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
-    weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
+    weights = pool.submit(_stored, layer.weights, store)
     return _Division(weights, layer.weights.nonzeros, tuple(tilings))
+
+
+def _stored(weights: Weights, store: Store | None) -> str:
+    """The digest of the weights, which are in the store then, if there is one."""
+    return weights.digest if store is None else store.put(weights.to_bytes())
 
 
 def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
@@ -140,7 +159,7 @@ def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[
             output=layer.output,
             spec=layer.spec,
             tiling=tiling,
-            weights=division.weights,
+            weights=division.weights.result(),
             nonzeros=division.nonzeros,
             parts=parts,
             residual=layer.residual,

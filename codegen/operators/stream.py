@@ -94,7 +94,7 @@ def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, 
                 yield p, k, phase, r
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def slots(layer: AnyTiled) -> Slots:
     """Which weight and which sum each placeholder of the loop body belongs to."""
     geometry, tiling = layer.geometry, layer.tiling

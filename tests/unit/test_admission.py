@@ -87,6 +87,14 @@ def test_comments_and_docstrings_do_not_make_an_admission_stale_and_code_does() 
     assert code_of(plain.replace("+ x", "+ x + x")) != code_of(plain)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["x = '#'", 'x = "it\'s # one"', r"x = '\'# one'", 'x = f"{y:#x}"', "x = '''a\n# b\n'''", r"x = r'\\'", "x = (y)"],
+)
+def test_what_looks_like_a_comment_within_a_string_is_code(line: str) -> None:
+    assert code_of(f"{line}  # why\nz = x  # 'too'\n") == f"{line}\nz = x"
+
+
 def test_a_record_comes_back_from_its_file() -> None:
     records = (admission(), admission(data_type="float16", gpu="NVIDIA Other"))
     text = json.dumps(document_of(records))

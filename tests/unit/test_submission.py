@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -46,6 +47,26 @@ def test_the_parts_of_a_layer_are_those_chosen_for_its_tiling_and_weights(monkey
     assert build.parts == (Part(0, 1), Part(1, 3))
     [(spec, tiling, nonzeros)] = asked
     assert (spec, tiling, nonzeros.tolist()) == (SMALL, build.tiling, sample.weights.nonzeros_per_kernel.tolist())
+
+
+def test_weights_are_on_their_way_to_the_store_while_tilings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_chosen, chosen = Event(), list[Tiling]()
+
+    class SlowStore(MemoryStore):
+        def put(self, data: bytes) -> str:
+            assert all_chosen.wait(10), "the store was waited for before the last tiling was chosen"
+            return super().put(data)
+
+    def choose(*_: Any, **__: Any) -> Tiling:
+        chosen.append(TILING)
+        if len(chosen) == 2:
+            all_chosen.set()
+        return TILING
+
+    monkeypatch.setattr("farm.tuning.book.choose_tiling", choose)
+    net, store = checkpoint(layer("conv1"), layer("conv2", seed=1)), SlowStore()
+    job = new_job(net, OPTIONS, namespace="test", name="net", store=store)
+    assert [store.get(build.weights) for build in job.builds] == [each.weights.to_bytes() for each in net.layers]
 
 
 def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usual_sequence(
