@@ -43,7 +43,7 @@ from farm.jobs import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.settings import Settings, load_settings
 from farm.store import open_store
-from tests.benchmarks import bulk, code_size, coordinator, ledger, outlook, submission, tool_time
+from tests.benchmarks import bulk, code_size, coordinator, direct, ledger, outlook, submission, tool_time
 
 LIMITS = ToolLimits()
 SPARSITY = 0.9
@@ -245,6 +245,9 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "outlook": outlook.outlook,
     "code_size": code_size.code_size,
     "tool_time": tool_time.tool_time,
+    "direct_layers": direct.direct_layers,
+    "direct_sweep": direct.direct_sweep,
+    "direct_network": direct.direct_network,
 }
 
 
