@@ -59,6 +59,6 @@ def test_every_layer_of_a_network_is_compiled_and_right_or_skipped_with_its_reas
     assert [layer.name for layer in plan.skipped] == list(expected.skipped)
     assert [layer for layer in plan.skipped if not re.fullmatch(TOO_LARGE, layer.reason)] == []
     assert len(plan.template_keys()) <= expected.templates
-    found = {layer.name: verified(layer, build) for layer, build in plan.layers}
+    found = verified(plan)
     assert {name: each.message for name, each in found.items() if not each.ok} == {}
     assert all(each.blocks_run and each.outputs_checked for each in found.values())

@@ -66,11 +66,18 @@ def planned(name: str, sparsity: float, folder: Path) -> PlannedNetwork:
     return PlannedNetwork(tuple((layers[build.layer], build) for build in job.builds), job.skipped)
 
 
-def verified(layer: Layer, build: Build) -> Verification:
-    """Runs the PTX of a layer in the emulator: of its first part and of the one with the most non-zeros."""
-    template = shared_template(canonical(build.spec), build.tiling, VIRTUAL_ARCH)
-    parts = _first_and_fullest(layer, build.tiling, build.parts)
-    return verify_layer(template, layer.weights, parts, batch=IMAGES * (build.rows or 1))
+def verified(plan: PlannedNetwork) -> dict[str, Verification]:
+    """Runs the PTX of each layer in the emulator: of the part with the most non-zeros, and of the first of the layers
+    that share a template the first part too."""
+    found, seen = {}, set()
+    for layer, build in plan.layers:
+        made_from = canonical(build.spec), build.tiling
+        template = shared_template(*made_from, VIRTUAL_ARCH)
+        fullest = _fullest(layer, build.tiling, build.parts)
+        parts = [part for part in build.parts if part == fullest or (part.first == 0 and made_from not in seen)]
+        found[layer.name] = verify_layer(template, layer.weights, parts, batch=IMAGES * (build.rows or 1))
+        seen.add(made_from)
+    return found
 
 
 def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:
@@ -81,11 +88,10 @@ def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:
         path.unlink()
 
 
-def _first_and_fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> list[Part]:
+def _fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> Part:
     streams = tiled(layer.spec, tiling).streams
     nonzeros = np.asarray(streams.by_stream(layer.weights.nonzeros_per_kernel)).sum(axis=1)
-    fullest = max(parts, key=lambda part: int(nonzeros[part.first : part.end].sum()))
-    return [part for part in parts if part in (parts[0], fullest)]
+    return max(parts, key=lambda part: int(nonzeros[part.first : part.end].sum()))
 
 
 @cache
