@@ -17,7 +17,7 @@ from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
 SHARED_WINDOW: Final = 1 << 56
 """Where shared memory is in the generic address space."""
 
-_WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu", "createpolicy")
+_WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu", "createpolicy", "griddepcontrol")
 
 
 def make_step(machine: Machine, instruction: Instruction) -> Step:

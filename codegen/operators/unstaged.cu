@@ -7,7 +7,8 @@
 //
 // With LISTED the columns of all images count as one row of them, of which the kernel computes the first `count[0]`, the
 // input of each being where `places` says, in its own place where that is null. A thread goes on with the column a grid's width further: the rewriter closes
-// that loop (`farm.turn`). `marks` gets a 1 for each column with an output that is not zero.
+// that loop (`farm.turn`). `marks` gets a 1 for each column with an output that is not zero. From compute_90 on such a
+// kernel may be launched before the one ahead of it has ended, and lets the next one in as early.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define LOOPED 0
@@ -36,6 +37,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += blockIdx.z;
 #if LISTED
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     const int columns = min(*count, images * WIDTH), step = gridDim.x * THREADS;
     int column;
     asm volatile("mov.u32 %0,%1; // farm.turn %2" : "=r"(column) : "r"(FIRST_COLUMN), "r"(step));

@@ -56,6 +56,15 @@ extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __
 // The columns of a thread: those of neighbouring warps in different blocks, so that few columns keep all blocks busy.
 #define FIRST_COLUMN ((threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32)
 
+// From compute_90 on a layer may be launched before the one ahead of it has ended, and lets the next one in as early.
+#if __CUDA_ARCH__ >= 900
+#define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define LET_THE_NEXT_IN
+#define WAIT_FOR_THE_LAST
+#endif
+
 // A layer by its indices, under the same launches as the compiled ones: a block has a group of GROUP outputs, whose
 // inputs and weights [input][output] it keeps in shared memory, and goes over the columns.
 extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __restrict__ input, float* __restrict__ output,
@@ -64,11 +73,13 @@ extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __res
                                                              const int* __restrict__ inputs, const float4* __restrict__ weights,
                                                              const float* __restrict__ biases) {
     extern __shared__ float4 held[];
+    LET_THE_NEXT_IN;
     const int group = blockIdx.z, begin = first[group], entries = first[group + 1] - begin;
     int* const offsets = (int*)(held + entries * (GROUP / 4));
     for (int i = threadIdx.x; i < entries * (GROUP / 4); i += 256) held[i] = weights[begin * (GROUP / 4) + i];
     for (int i = threadIdx.x; i < entries; i += 256) offsets[i] = inputs[begin + i] * WIDTH;
     __syncthreads();
+    WAIT_FOR_THE_LAST;
     const int columns = *count;
     for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;
@@ -107,11 +118,13 @@ extern "C" __global__ void __launch_bounds__(256) index_edges(const float* __res
                                                              const int* __restrict__ inputs, const float* __restrict__ weights,
                                                              const float* __restrict__ biases) {
     extern __shared__ float2 edges[];
+    LET_THE_NEXT_IN;
     const int group = blockIdx.z, begin = first[group * GROUP];
     const int entries = first[(group + 1) * GROUP] - begin;
     for (int i = threadIdx.x; i < entries; i += 256)
         edges[i] = make_float2(__int_as_float(inputs[begin + i] * WIDTH), weights[begin + i]);
     __syncthreads();
+    WAIT_FOR_THE_LAST;
     const int columns = *count;
     for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
-from farm.bench.challenge_kernels import INDEX_KERNELS, cases_of, compile_kernels, tilings_of
+from farm.bench.challenge_kernels import INDEX_KERNELS, INDEX_THREADS, cases_of, compile_kernels, tilings_of
 from farm.bench.contenders import GENERATED
 from farm.bench.environment import network_environment
 from farm.bench.results import CHALLENGE_KIND, WRONG, Measurement, Results, write_results
@@ -19,7 +19,7 @@ from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.extras import way_out
-from farm.gpu.challenge import Challenge, Outcome, Run, edge_table, grouped_table
+from farm.gpu.challenge import Challenge, Outcome, Run, edge_table, grouped_table, launchings
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
 from farm.settings import Settings
@@ -27,6 +27,7 @@ from farm.store import open_store
 from farm.worker.build import known_toolchain
 
 if TYPE_CHECKING:
+    from codegen.layers import Checkpoint
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
 
@@ -34,8 +35,6 @@ INDEX, CUSPARSE = "index", "cusparse"
 PEERS = (INDEX, CUSPARSE)
 TOLERANCE = 1e-4
 """Norm of the error over norm of the float64 reference: beyond this a contender is wrong, its time void."""
-BLOCKS = (132, 264)
-"""Of a launch of kernels that go over all columns, about."""
 HELD_BYTES = 48 * 1024
 """That a block of an index kernel may have of shared memory."""
 Told = Callable[[Measurement], None]
@@ -100,7 +99,7 @@ def challenge_work(
             ]
             groups = {group for _, group in INDEX_KERNELS if challenge.neurons % group == 0}
             helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
-            session = ChallengeSession(challenge, ChallengeGpu(challenge, checkpoint, helpers))
+            session = ChallengeSession(challenge, checkpoint, ChallengeGpu(challenge, checkpoint, helpers))
             yield session.best(GENERATED, session.compiled(built))
             if INDEX in peers:
                 yield session.best(INDEX, session.indexed())
@@ -117,10 +116,10 @@ Variant = tuple[str, Callable[[], Run]]
 class ChallengeSession:
     """Measures one network on one GPU: of each contender the variant that is right and fastest."""
 
-    def __init__(self, challenge: Challenge, gpu: ChallengeGpu) -> None:
+    def __init__(self, challenge: Challenge, checkpoint: Checkpoint, gpu: ChallengeGpu) -> None:
         self._challenge = challenge
         self.gpu = gpu
-        self._layers = challenge.checkpoint().layers
+        self._layers = checkpoint.layers
 
     def best(self, contender: str, variants: Sequence[Variant] | Iterator[Variant]) -> Measurement:
         """The fastest that is right; if none is, why the last is not."""
@@ -154,10 +153,10 @@ class ChallengeSession:
             kernels = {digest: future.result().kernels[0] for digest, future in layers.items()}
             code = sum(len(cubin) for cubin, _ in kernels.values())
             groups = -(-self._challenge.neurons // tiling.group_kernels)
-            for across in sorted({max(1, blocks // groups) for blocks in BLOCKS}):
-                note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}, {across * groups} blocks"
-                note += f", {code / len(kernels) / 1e6:.2f} MB of code a layer"
-                yield note, partial(self.gpu.compiled, kernels, across)
+            note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}"
+            for launching in launchings(tiling.tile_width, groups):
+                size = f"{code / len(kernels) / 1e6:.2f} MB of code a layer"
+                yield f"{note}, {launching}, {size}", partial(self.gpu.compiled, kernels, launching)
 
     def indexed(self) -> Iterator[Variant]:
         """By index."""
@@ -171,9 +170,9 @@ class ChallengeSession:
             if max(table.most for table in tables.values()) * entry_bytes > HELD_BYTES:
                 continue
             groups = self._challenge.neurons // group
-            for across in sorted({max(1, blocks // groups) for blocks in (*BLOCKS, 528)}):
-                note = f"{entry}, groups of {group}, {across * groups} blocks"
-                yield note, partial(self.gpu.indexed, entry, group, tables, entry_bytes, across)
+            for launching in launchings(INDEX_THREADS, groups):
+                note = f"{entry}, groups of {group}, {launching}"
+                yield note, partial(self.gpu.indexed, entry, group, tables, entry_bytes, launching)
 
 
 def wrongness(run: Run, reference: Outcome) -> str:

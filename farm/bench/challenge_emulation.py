@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen import emulate
-from codegen.arch import virtual_arch
 from codegen.rewrite import Kernel, rewrite
 from codegen.template import make_template
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain
 from codegen.tsv.network import tile_rows
-from farm.bench.challenge_kernels import listed_tiling
+from farm.bench.challenge_kernels import listed_tiling, listed_virtual_arch
 from farm.gpu.challenge import Challenge, in_tiles, outcome_of
 
 ARCH = "sm_90"
@@ -57,7 +56,7 @@ def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLay
     checkpoint = challenge.checkpoint()
     spec, width = checkpoint.layers[0].spec, tile_rows(challenge.neurons)
     tiling = listed_tiling(min(GROUP, challenge.neurons), THREADS, challenge.neurons)
-    template = make_template(spec, tiling, virtual_arch(ARCH), toolchain, DEFAULT_LIMITS)
+    template = make_template(spec, tiling, listed_virtual_arch(ARCH), toolchain, DEFAULT_LIMITS)
     kernels: dict[str, Kernel] = {}
     values = in_tiles(challenge.rows, width)
     names = np.arange(len(challenge.rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import as_file, files
 
-from codegen.arch import virtual_arch
+from codegen.arch import has_clusters, virtual_arch
 from codegen.assemble import assemble
 from codegen.layers import Checkpoint, FloatArray
 from codegen.scratch import ScratchFolder
@@ -15,15 +15,16 @@ from farm.gpu.challenge import Challenge, grouped_table
 from farm.gpu.workload import Case, CaseKey
 
 SOURCE = "challenge.cu"
-TILINGS = ((16, 512), (32, 512), (64, 512), (128, 256))
-"""Outputs of a K group of the compiled kernels, and threads of a block. On an H200 a RadiX-Net of 1,024 neurons was no
-faster with groups of 8 outputs, or blocks of 256 or 1,024 threads."""
+TILINGS = ((16, 512), (16, 1024), (32, 512), (64, 512), (128, 256))
+"""Outputs of a K group of the compiled kernels, and threads of a block."""
 INDEX_KERNELS = (("index_layer", 16), ("index_layer", 32), ("index_edges", 16), ("index_edges", 32))
 """Kernels of challenge.cu and the outputs of their groups."""
 LOAD_COST, MOST_COST = 5.0, 1.5
 """A load in units of multiply-adds, and how much more than the least a tiling may cost that is tried."""
-MOST_TILINGS = 2
+MOST_TILINGS = 3
 CHUNK_CHANNELS = 32
+INDEX_THREADS = 256
+"""Of a block of an index kernel."""
 
 
 def listed_tiling(group: int, threads: int, neurons: int) -> Tiling:
@@ -57,6 +58,11 @@ def cases_of(challenge: Challenge, checkpoint: Checkpoint) -> dict[str, Case]:
     return cases
 
 
+def listed_virtual_arch(arch: str) -> str:
+    """The virtual architecture of kernels of listed columns: where there is one on which they may overlap, that."""
+    return virtual_arch(arch, clusters=has_clusters(arch))
+
+
 def compile_ptx(challenge: Challenge, group: int, virtual: str, toolchain: Toolchain) -> str:
     """The PTX of challenge.cu for a network and groups of so many outputs. Raises ToolError."""
     width, neurons = tile_rows(challenge.neurons), challenge.neurons
@@ -73,4 +79,4 @@ def compile_ptx(challenge: Challenge, group: int, virtual: str, toolchain: Toolc
 
 def compile_kernels(challenge: Challenge, group: int, arch: str, toolchain: Toolchain) -> bytes:
     """Their machine code. Raises ToolError."""
-    return assemble(compile_ptx(challenge, group, virtual_arch(arch), toolchain).encode(), arch, toolchain).data
+    return assemble(compile_ptx(challenge, group, listed_virtual_arch(arch), toolchain).encode(), arch, toolchain).data

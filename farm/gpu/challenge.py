@@ -20,6 +20,10 @@ MOST_RANDOM = 120
 """Random layers that are different; a deeper network has them in turn."""
 COMPACTED = 10
 """Layers after which the rows that are left are put side by side, from the first on: by then most of them are dead."""
+LAUNCHED_THREADS = 132 * 1024
+"""Of a launch that goes over all rows, about: as many as an H200 runs with 64 registers each."""
+FEWER = (1, 2)
+"""How many times fewer blocks the layers have in which most rows are dead: each fetches its code."""
 BUFFERS = 7
 """As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
 REFERENCE_BYTES = 2**30
@@ -111,6 +115,33 @@ class Outcome:
     def converged_share(self) -> float:
         """Of all live rows of all layers, those that the layer left as they were."""
         return sum(self.converged_rows) / max(1, sum(self.live_rows))
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How the layers of a network are launched."""
+
+    early: int
+    """Blocks a K group of the layers in which most rows are alive."""
+    late: int
+    """Of the others."""
+    overlapping: bool
+    """Whether a layer's blocks take the places of the last layer's as these end."""
+
+    def across(self, layer: int) -> int:
+        """Blocks a K group of this layer."""
+        return self.early if layer < COMPACTED else self.late
+
+    def __str__(self) -> str:
+        later = f", then {self.late}" if self.late != self.early else ""
+        return f"{self.early}{later} blocks a group{', overlapping' if self.overlapping else ''}"
+
+
+def launchings(threads: int, groups: int) -> list[Launching]:
+    """Those that are tried for blocks of so many threads."""
+    early = max(1, LAUNCHED_THREADS // threads // groups)
+    lates = sorted({max(1, early // fewer) for fewer in FEWER}, reverse=True)
+    return [Launching(early, late, overlapping) for late in lates for overlapping in (False, True)]
 
 
 @dataclass(frozen=True)

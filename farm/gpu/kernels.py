@@ -9,7 +9,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from codegen.arch import virtual_arch
+from codegen.arch import has_clusters, virtual_arch
 from codegen.assemble import ptxas_options
 from codegen.choice import choose_parts, fits_one_cubin
 from codegen.errors import CodegenError
@@ -139,7 +139,8 @@ class KernelPool:
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
-            virtual = virtual_arch(self._arch, clusters=tiling.cluster > 1)
+            newest = tiling.cluster > 1 or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
+            virtual = virtual_arch(self._arch, clusters=newest)
             key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
             self._make_template(template)

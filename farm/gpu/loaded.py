@@ -29,6 +29,29 @@ class Module:
         call("cuModuleUnload", self._module)
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_OVERLAP = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+
 def launch(
     function: ctypes.c_void_p,
     grid: Sequence[int],
@@ -36,10 +59,21 @@ def launch(
     shared_bytes: int,
     arguments: Sequence[Any],
     stream: int,
+    *,
+    overlapping: bool = False,
 ) -> None:
-    """Enqueues a kernel; the arguments are ctypes' numbers. Raises DeviceError."""
+    """Enqueues a kernel; the arguments are ctypes' numbers. Raises DeviceError.
+
+    An overlapping one begins before the kernel ahead of it has ended, from sm_90 on: it must wait itself.
+    """
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-    call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
+    if not overlapping:
+        call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
+        return
+    attribute = _Attribute(id=_OVERLAP, value=(ctypes.c_int * 16)(1))
+    how = _Configuration((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream)
+    how.attributes, how.count = ctypes.pointer(attribute), 1
+    call("cuLaunchKernelEx", ctypes.byref(how), function, pointers, None)
 
 
 class Part:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from codegen.launch import Launch
 from codegen.layers import Checkpoint, FloatArray
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
-from farm.gpu.challenge import REFERENCE_BYTES, Challenge, IndexTable, Outcome, Run, in_tiles
+from farm.gpu.challenge import REFERENCE_BYTES, Challenge, IndexTable, Launching, Outcome, Run, in_tiles
 from farm.gpu.loaded import Module, launch
 from farm.gpu.replay import rest
 
@@ -82,8 +82,8 @@ class ChallengeGpu:
         self._list, self._finish, self._gather = map(any_group.function, ("list_columns", "finish", "gather"))
         self.reference = self._outcome()
 
-    def compiled(self, kernels: Mapping[str, tuple[bytes, Launch]], across: int) -> Run:
-        """By the kernels of listed columns, given by the digests of the layers' weights; `across` blocks a K group."""
+    def compiled(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> Run:
+        """By the kernels of listed columns, given by the digests of the layers' weights."""
         loaded = {key: (Module(cubin).function(how.kernel), how) for key, (cubin, how) in kernels.items()}
 
         def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
@@ -94,28 +94,52 @@ class ChallengeGpu:
             arguments = [
                 ctypes.c_int32(numbers[name]) if name in numbers else _pointer(pointers[name]) for name in how.arguments
             ]
-            launch(function, (across, y, z), how.block, 0, arguments, self._stream.cuda_stream)
+            self._launch(i, launching, function, (y, z), how.block[0], 0, arguments)
 
         return self._tiled(layer)
 
-    def indexed(self, entry: str, group: int, tables: Mapping[str, IndexTable], entry_bytes: int, across: int) -> Run:
-        """By an index kernel, whose tables are given by the digests of the layers' weights; `across` blocks a group."""
+    def indexed(
+        self, entry: str, group: int, tables: Mapping[str, IndexTable], entry_bytes: int, launching: Launching
+    ) -> Run:
+        """By an index kernel, whose tables are given by the digests of the layers' weights."""
         function = self._modules[group].function(entry)
         held = {
             digest: [torch.from_numpy(each).cuda() for each in (table.first, table.inputs, table.weights)]
             for digest, table in tables.items()
         }
         biases = {each.weights.digest: torch.from_numpy(each.weights.bias).cuda() for each in self._layers}
-        grid = across, 1, self._challenge.neurons // group
+        groups = self._challenge.neurons // group
 
         def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
             digest = self._layers[i].weights.digest
             table = [columns.count, columns.places, columns.marks, *held[digest], biases[digest]]
             arguments = [_pointer(each) for each in (source, target, *table)]
             shared = tables[digest].most * entry_bytes
-            launch(function, grid, (THREADS, 1, 1), shared, arguments, self._stream.cuda_stream)
+            self._launch(i, launching, function, (1, groups), THREADS, shared, arguments)
 
         return self._tiled(layer)
+
+    def _launch(
+        self,
+        layer: int,
+        launching: Launching,
+        function: ctypes.c_void_p,
+        rest: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        """Enqueues a layer; `rest` is its grid but for the first dimension."""
+        after_kernel = layer > 0 and not self._challenge.forgets(layer)  # else marks are made zero before it
+        launch(
+            function,
+            (launching.across(layer), *rest),
+            (threads, 1, 1),
+            shared_bytes,
+            arguments,
+            self._stream.cuda_stream,
+            overlapping=launching.overlapping and after_kernel,
+        )
 
     def cusparse(self) -> Run:
         """By SpMM in CSR, one kernel for bias, clip and marks behind it, and the same compaction."""

@@ -174,7 +174,7 @@ def best(*runs: Run | Exception) -> Measurement:
 
         return run
 
-    session = ChallengeSession(net, cast("Any", Gpu(net)))
+    session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
     return session.best("index", [(f"variant {i}", run_of(each)) for i, each in enumerate(runs)])
 
 
