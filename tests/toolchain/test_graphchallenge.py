@@ -13,7 +13,7 @@ from codegen.networks.sparse_layers import CLIP, radix_net, random_layers
 from codegen.toolchain import find_toolchain
 from codegen.tsv.network import tile_rows, write_tsv_network
 from codegen.tsv.triples import write_rows
-from farm.bench.challenge_kernels import compile_ptx
+from farm.bench.challenge_kernels import compile_ptx, listed_virtual_arch
 from farm.gpu.challenge import Challenge, edge_table, grouped_table, in_tiles
 from tests.command import farm
 
@@ -29,7 +29,7 @@ def challenge() -> Challenge:
 
 @pytest.fixture(scope="module")
 def ptx(challenge: Challenge) -> str:
-    return compile_ptx(challenge, GROUP, "compute_80", find_toolchain())
+    return compile_ptx(challenge, GROUP, listed_virtual_arch("sm_90"), find_toolchain())
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

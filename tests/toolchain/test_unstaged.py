@@ -78,6 +78,16 @@ def test_a_groups_inputs_are_loaded_in_bursts_each_before_its_multiply_adds() ->
     assert used == 0
 
 
+def test_a_listed_kernel_reads_nothing_before_the_kernel_ahead_of_it_has_ended() -> None:
+    template = make_template(SPEC, LISTED, "compute_90", find_toolchain(), DEFAULT_LIMITS)
+    ptx = rewrite(template, random_weights(SPEC, 0.9, seed=3)).ptx.decode()
+    before, _, _ = ptx.partition("griddepcontrol.wait;")
+    assert "griddepcontrol.launch_dependents;" in before
+    assert "ld.global" in ptx
+    assert not re.search(r"\b(ld|st)\.global", before)
+    assert "griddepcontrol" not in rewrite(template_of(SPEC, LISTED), random_weights(SPEC, 0.9, seed=3)).ptx.decode()
+
+
 def listed(
     weights: Weights, x: np.ndarray, count: int, places: np.ndarray, blocks: int, images: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,7 @@ from farm.gpu.challenge import (
     edge_table,
     grouped_table,
     in_tiles,
+    launchings,
     made_challenge,
     outcome_of,
     read_challenge,
@@ -128,6 +129,19 @@ def test_dead_rows_go_after_each_of_the_first_layers_and_after_the_last() -> Non
     assert [i for i in range(COMPACTED + 5) if net.compacts(i)] == [*range(COMPACTED), COMPACTED + 4]
     assert [i for i in range(COMPACTED + 5) if net.forgets(i)] == [COMPACTED + 4]
     assert not any(challenge(3).forgets(i) for i in range(3))
+
+
+def test_once_rows_are_dead_layers_may_have_fewer_blocks() -> None:
+    found = launchings(threads=512, groups=64)
+    assert [(each.early, each.late, each.overlapping) for each in found] == [
+        (4, 4, False),
+        (4, 4, True),
+        (4, 2, False),
+        (4, 2, True),
+    ]
+    assert [found[-1].across(layer) for layer in (0, COMPACTED - 1, COMPACTED)] == [4, 4, 2]
+    assert str(found[-1]) == "4, then 2 blocks a group, overlapping"
+    assert {(each.early, each.late) for each in launchings(threads=1024, groups=256)} == {(1, 1)}
 
 
 def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern() -> None:
