@@ -79,7 +79,7 @@ def test_a_groups_inputs_are_loaded_in_bursts_each_before_its_multiply_adds() ->
 
 
 def test_a_listed_kernel_reads_nothing_before_the_kernel_ahead_of_it_has_ended() -> None:
-    template = make_template(SPEC, LISTED, "compute_90", find_toolchain(), DEFAULT_LIMITS)
+    template = shared_template(SPEC, LISTED, "compute_90")
     ptx = rewrite(template, random_weights(SPEC, 0.9, seed=3)).ptx.decode()
     before, _, _ = ptx.partition("griddepcontrol.wait;")
     assert "griddepcontrol.launch_dependents;" in before
