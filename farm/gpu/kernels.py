@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
@@ -34,6 +34,7 @@ from farm.worker.build import Worker, find_template
 from farm.worker.requests import CubinFacts, CubinRequest, Failure, Fault, TemplateRequest
 
 Made = TypeVar("Made")
+GIVEN_UP = "it was given up"
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +178,15 @@ class KernelPool:
             if future is None:
                 future = self._templates[request.key] = Future()
         if mine:
-            failure = self._tools.submit(self._worker().build, request).result().failure
-            if failure is None:
-                future.set_result(None)
+            try:
+                failure = self._tools.submit(self._worker().build, request).result().failure
+                why = "" if failure is None else failure.message
+            except (CancelledError, RuntimeError):  # the pool has ended: those who wait for this one must end too
+                why = GIVEN_UP
+            if why:
+                future.set_exception(NotBuiltError(why))
             else:
-                future.set_exception(NotBuiltError(_words(failure)))
+                future.set_result(None)
         future.result()
 
     def _make_cubins(
@@ -216,7 +221,7 @@ class KernelPool:
         whole: bool,
     ) -> CubinFacts:
         if not wanted():
-            raise NotBuiltError("it was given up")
+            raise NotBuiltError(GIVEN_UP)
         options = ptxas_options(self._optimisation, clusters=template.tiling.cluster > 1)
         version = self._toolchain.ptxas_version
         key = cubin_key(template.key, weights, part, self._arch, options, version, made_by=assembler)
@@ -225,16 +230,12 @@ class KernelPool:
         )
         made = self._worker().build_cubin(request).made
         if isinstance(made, Failure):
-            raise (_PartsNeededError if made.fault is Fault.PARTS else NotBuiltError)(_words(made))
+            raise (_PartsNeededError if made.fault is Fault.PARTS else NotBuiltError)(made.message)
         return made
 
     def _worker(self) -> Worker:
         """One of its own for each build: a worker does one thing at a time."""
         return Worker.of(self._settings, self._store, self._toolchain)
-
-
-def _words(failure: Failure) -> str:
-    return failure.message
 
 
 def _facts(tiling: Tiling, made: Sequence[CubinFacts]) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
+from time import sleep
 
 import pytest
 
 from codegen.assemble import Cubin, assemble
 from codegen.choice import choose_tiling
-from codegen.errors import MachineCodeError
+from codegen.errors import DeviceError, MachineCodeError
 from codegen.layers import Layer
 from codegen.networks import TEN_OPERATORS
 from codegen.operators import tiled
@@ -30,6 +32,20 @@ from farm.worker.build import Worker
 from farm.worker.direct import DirectBuilds
 from farm.worker.requests import CubinRequest, CubinResult
 from tests.tuning_samples import GPU, other_tiling, record
+
+
+def test_after_an_error_no_layer_waits_for_a_template_that_nobody_makes_any_more(tmp_path: Path) -> None:
+    settings, release = laptop_settings(tmp_path), Event()
+    cases = list(operator_cases(["lenet-conv1"], Choice((64,), (0.9, 0.91))))
+    with suppress(DeviceError), KernelPool(settings, MemoryStore(), find_toolchain(), "sm_90") as pool:
+        for _ in range(settings.jobs):
+            pool.begin(lambda *_: release.wait())
+        building = [pool.submit(case) for case in cases]
+        while not pool._templates:
+            sleep(0.01)
+        raise DeviceError("the GPU has met an error")
+    release.set()
+    assert {type(each.exception(timeout=60)) for each in building} == {NotBuiltError}
 
 
 def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
