@@ -7,7 +7,7 @@ a copy keeps and which digits it gets are computed for all copies at once. Full 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,10 @@ from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
 from codegen.tiling import Part
 
-_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
-_SHIFTS = np.arange(28, -4, -4, dtype=np.uint32)
+_HEX = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), dtype=np.uint16)
+"""Each byte as two digits."""
+_DIGITS = np.dtype("V8")
+"""Eight digits, moved at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +70,14 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds)
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     head, tails = form.closed(tails) if layer.tiling.listed else (form.head, tails)
-    parts = [form.head_from(part.first, head).encode("ascii")]
+    parts: list[bytes | memoryview] = [form.head_from(part.first, head).encode("ascii")]
     parts += [] if layer.tiling.stages else [bursts.declaration(layer)]
     _dispatch(
         parts,
         form.group_register,
         part.first,
         part.end,
-        lambda group: turns[group - part.first] + tails[group - part.first],
+        lambda group: (turns[group - part.first], tails[group - part.first]),
     )
     parts.append(b"}\n")
     kernels = int(every.exists[chosen].sum()) // layer.geometry.phase_count
@@ -91,7 +93,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
 
 def _turns(
     form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32], bounds: NDArray[np.float32]
-) -> tuple[list[bytes], int, int]:
+) -> tuple[Sequence[bytes | memoryview], int, int]:
     """Every group's copies of the loop; and how many FMAs were kept and loads left out."""
     groups, copies, count = weights.shape
     values = bits(layer.spec, weights)
@@ -123,8 +125,7 @@ def _turns(
     digits = values[:, :, in_line_order][nonzero[:, :, in_line_order]]
     _patch(text, starts[weighted] + form.immediate_column[slot[weighted]], digits)
     ends = np.append(starts, len(text))[np.cumsum(keep.reshape(groups, -1).sum(axis=1))]
-    data = text.tobytes()
-    edges = [0, *ends.tolist()]
+    data, edges = text.data, [0, *ends.tolist()]
     return [data[a:b] for a, b in pairwise(edges)], int(nonzero.sum()), int((~used).sum())
 
 
@@ -201,13 +202,21 @@ def _pick(lines: Lines, keep: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDA
 
 def _patch(text: NDArray[np.uint8], columns: NDArray[np.int64], values: NDArray[np.uint32]) -> None:
     """Writes each value as eight hex digits at its column."""
-    text[columns[:, None] + np.arange(8)] = _HEX[(values[:, None] >> _SHIFTS) & 15]
+    digits = _HEX[values.astype(">u4").view(np.uint8)].view(_DIGITS)
+    from_each_byte = np.ndarray(max(0, len(text) - 7), _DIGITS, text, strides=(1,))
+    from_each_byte[columns] = digits
 
 
-def _dispatch(parts: list[bytes], register: str, low: int, high: int, stream: Callable[[int], bytes]) -> None:
+def _dispatch(
+    parts: list[bytes | memoryview],
+    register: str,
+    low: int,
+    high: int,
+    stream: Callable[[int], Iterable[bytes | memoryview]],
+) -> None:
     """A binary tree of branches on the group, each group's stream at its leaf: log2(groups) branches to any."""
     if high - low == 1:
-        parts.append(stream(low))
+        parts.extend(stream(low))
         return
     middle = (low + high) // 2
     test = f".reg .pred %from{middle};\nsetp.ge.u32 %from{middle},{register},{middle};\n"
