@@ -46,9 +46,10 @@ class Emulated:
         return self.same_rows and self.largest_error <= TOLERANCE
 
     def __str__(self) -> str:
+        left = "1 row is left" if self.rows == 1 else f"{self.rows} rows are left"
         if not self.same_rows:
-            return f"{self.rows} rows are left, and not those of float64"
-        return f"{self.rows} rows are left, as in float64, the largest error is {self.largest_error:.1e} of the values"
+            return f"{left}, not as in float64"
+        return f"{left}, as in float64, the largest error is {self.largest_error:.1e} of the values"
 
 
 def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLayer | Emulated]:

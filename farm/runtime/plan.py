@@ -128,15 +128,16 @@ class Plan:
     def images_of(self, arrays: Sequence[NDArray[Any]]) -> int:
         """How many images arrays for the inputs hold, images first. Raises UsageError for what it does not take."""
         if len(arrays) != len(self.inputs):
-            raise UsageError(f"the network takes {len(self.inputs)} arrays and is given {len(arrays)}")
+            names = ", ".join(f"'{port.name}'" for port in self.inputs)
+            raise UsageError(f"the network's inputs are {names} and it is given {len(arrays)}: give an array for each")
         counts: set[int] = set()
         for port, array in zip(self.inputs, arrays, strict=True):
             first = f"N x {port.rows}" if port.rows > 1 else "N"
             if array.dtype != port.held_in:
-                raise UsageError(f"the input {port.name} is of {port.held_in} and is given {array.dtype}: convert it")
+                raise UsageError(f"the input '{port.name}' is {port.held_in} and is given {array.dtype}: convert it")
             if array.shape[1:] != port.shape or array.ndim == 0 or array.shape[0] % port.rows:
                 wanted = ", ".join(map(str, (first, *port.shape)))
-                raise UsageError(f"the input {port.name} is [{wanted}] and is given {list(array.shape)}")
+                raise UsageError(f"the input '{port.name}' is [{wanted}] and is given {list(array.shape)}: reshape it")
             counts.add(array.shape[0] // port.rows)
         images = counts.pop()
         if counts or self.images not in (None, images):

@@ -197,7 +197,8 @@ def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tens
         given = list(tensor.shape)
         fits = given[-1] == spec.inputs if isinstance(spec, Linear) else _is_image(spec, given)
         if not fits:
-            shown = f"[..., {spec.inputs}]" if isinstance(spec, Linear) else str(["N", *spec.input_shape])
+            wanted = ("...", spec.inputs) if isinstance(spec, Linear) else ("N", *spec.input_shape)
+            shown = f"[{', '.join(map(str, wanted))}]"
             raise ValueError(f"layer {layer.name} was compiled for inputs of {shown} and is given {given}")
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()

@@ -66,7 +66,7 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert "text.npy: it cannot be read" in capsys.readouterr().err
     farm.fetch(job.id, tmp_path / "out", ptx=True)
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
-    assert "the input x is of float32 and is given float64: convert it" in capsys.readouterr().err
+    assert "the input 'x' is float32 and is given float64: convert it" in capsys.readouterr().err
     assert not (tmp_path / "y.npy").exists()
 
 

@@ -102,7 +102,7 @@ def test_a_layer_refuses_what_it_was_not_compiled_for(tmp_path: Path) -> None:
     module, _, x = module_read(tmp_path, "lenet5", 2)
     with pytest.raises(TypeError, match=r"layer conv1 takes float32 and its input is torch\.float64: convert it"):
         module(torch.from_numpy(x).double())
-    with pytest.raises(ValueError, match=r"layer conv1 was compiled for inputs of \['N', 1, 28, 28\] and is given"):
+    with pytest.raises(ValueError, match=r"layer conv1 was compiled for inputs of \[N, 1, 28, 28\] and is given"):
         module(torch.from_numpy(x)[:, :, :27])
 
 

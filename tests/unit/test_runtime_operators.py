@@ -213,14 +213,14 @@ def test_what_is_not_run_is_named(why: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 3, 9), r"the input x is \[N, 3, 9, 7\] and is given \[2, 3, 9\]"),
+        ((2, 3, 9), r"the input 'x' is \[N, 3, 9, 7\] and is given \[2, 3, 9\]: reshape it"),
         ((2, 3, 9, 8), r"is given \[2, 3, 9, 8\]"),
     ],
 )
 def test_arrays_that_the_network_does_not_take_are_refused(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         computed(one("Relu"), values(*shape))
-    with pytest.raises(UsageError, match="the input x is of float32 and is given float64: convert it"):
+    with pytest.raises(UsageError, match="the input 'x' is float32 and is given float64: convert it"):
         computed(one("Relu"), values(*shape).astype(np.float64))
 
 
