@@ -9,6 +9,8 @@
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     float total[ROWS][STORED_KERNELS];
+    // All shares are on their way before the first is waited for.
+    float share[CLUSTER][ROWS][STORED_KERNELS];
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g) {
         unsigned sums;
@@ -17,10 +19,14 @@
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-            for (int j = 0; j < STORED_KERNELS; ++j) {
-                float share;
+            for (int j = 0; j < STORED_KERNELS; ++j)
                 asm volatile("ld.shared::cluster.f32 %0,[%1];"
-                             : "=f"(share) : "r"(sums + (p * SUMS + j) * THREADS * 4) : "memory");
-                total[p][j] = g == 0 ? share : total[p][j] + share;
-            }
+                             : "=f"(share[g][p][j]) : "r"(sums + (p * SUMS + j) * THREADS * 4) : "memory");
     }
+#pragma unroll
+    for (int g = 0; g < CLUSTER; ++g)
+#pragma unroll
+        for (int p = 0; p < ROWS; ++p)
+#pragma unroll
+            for (int j = 0; j < STORED_KERNELS; ++j)
+                total[p][j] = g == 0 ? share[g][p][j] : total[p][j] + share[g][p][j];

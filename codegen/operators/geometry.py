@@ -50,6 +50,8 @@ class Geometry:
     """Of the layer's kernel, each of which is a channel here, if no two positions share an input row."""
     rows_left: int = 0
     """Input rows of a channel below those of the last patch."""
+    is_linear: bool = False
+    """Whether the positions are the rows of a linear layer's batch."""
 
     @cached_property
     def channel_step(self) -> int:
@@ -122,7 +124,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
     """The geometry of a layer."""
     match spec:
         case Linear():
-            return Geometry(spec.inputs, spec.outputs)
+            return Geometry(spec.inputs, spec.outputs, is_linear=True)
         case Conv2d() if _has_patch_rows(spec):
             return Geometry(
                 spec.channels * spec.kernel_height,
@@ -244,7 +246,7 @@ class Streams:
     def of(geometry: Geometry, tiling: Tiling) -> Streams:
         groups = max(1, tiling.group_kernels // geometry.group_kernels) if geometry.groups > 1 else 1
         span_channels, span_kernels = groups * geometry.group_channels, groups * geometry.group_kernels
-        channels = span_channels // tiling.cluster
+        channels = -(-span_channels // tiling.cluster)
         return Streams(
             span_channels=span_channels,
             span_kernels=span_kernels,
@@ -267,8 +269,8 @@ class Streams:
 
     @property
     def channels(self) -> int:
-        """Of a stream."""
-        return self.span_channels // self.shares
+        """Of a stream; the last shares of a linear layer may have fewer, or none."""
+        return -(-self.span_channels // self.shares)
 
     @property
     def stored_kernels(self) -> int:
@@ -300,14 +302,15 @@ def fits(geometry: Geometry, tiling: Tiling) -> bool:
     """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
 
     A chunk of the others has channels of one group only, and one of a patch rows of one channel. The blocks of a
-    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels.
+    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels; only those of a linear
+    layer may have fewer channels at its end.
     """
     if tiling.cluster > 1:
         return (
             geometry.groups == geometry.patch_rows == 1
-            and geometry.channels % (tiling.cluster * tiling.chunk_channels) == 0
             and tiling.chunk_channels % QUAD == 0
             and tiling.group_kernels % tiling.cluster == 0
+            and (_threads_reach(geometry, tiling) if geometry.is_linear else _shares_are_whole(geometry, tiling))
         )
     if geometry.groups == 1:
         return geometry.patch_rows == 1 or geometry.patch_rows % tiling.chunk_channels == 0
@@ -315,3 +318,13 @@ def fits(geometry: Geometry, tiling: Tiling) -> bool:
         return tiling.chunk_channels <= geometry.group_channels
     groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)
     return rest == 0 and geometry.groups % groups == 0 and tiling.chunk_channels == groups * geometry.group_channels
+
+
+def _shares_are_whole(geometry: Geometry, tiling: Tiling) -> bool:
+    return geometry.channels % (tiling.cluster * tiling.chunk_channels) == 0
+
+
+def _threads_reach(geometry: Geometry, tiling: Tiling) -> bool:
+    """Whether the threads of a block copy a row of a chunk at once, and have a row of the batch each."""
+    unit = QUAD if geometry.channels % QUAD == 0 else 1
+    return tiling.rows == 1 and tiling.chunk_channels <= tiling.tile_width * unit

@@ -20,7 +20,11 @@
 #define IMAGE_OUTPUTS 0
 #include "stream.cuh"
 
+#if CLUSTER > 1
+extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS) linear(PARAMETERS) {
+#else
 extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
+#endif
     extern __shared__ __align__(16) float tile[];
     const int thread = threadIdx.x;
     const int first_row = blockIdx.x * (THREADS * ROWS * PAIRS);
@@ -28,10 +32,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     int group;
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += blockIdx.z;
+    const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
+    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
 
     Copies copies;
 #if LOOPED
-    copies.begin(input + (size_t)first_row * CHANNELS, thread, images - first_row, tile_address);
+    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, tile_address);
 #else
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
@@ -47,12 +53,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #endif
 
     const int row = first_row + thread;
-    const size_t first = (size_t)row * KERNELS + group * GROUP_KERNELS;
+    const size_t first = (size_t)row * KERNELS + first_kernel;
     Element* out[] = {output + first};
 #if HAS_RESIDUAL
     const Element* residual = added + first;
 #endif
+#if LOOPED
+    // Rows that the batch has not are not copied: their threads read its last one.
+    const float* window = tile + min(thread, images - first_row - 1) * ROW_WORDS;
+#else
     const float* window = tile + thread * ROW_WORDS;
+#endif
 #define IN_RANGE(rows) (row + (rows) < images)
 #include "loop.cuh"
+#if CLUSTER > 1
+    keep_until_read();
+#endif
 }

@@ -43,7 +43,8 @@ def unit(layer: TiledLinear) -> int:
 
 def is_looped(layer: TiledLinear) -> bool:
     """Whether the kernel copies in a loop: a thread then has the same elements of every so manieth row."""
-    return layer.tiling.chunk_channels >= LOOPED_CHANNELS
+    tiling = layer.tiling
+    return tiling.rows == 1 and (tiling.chunk_channels >= LOOPED_CHANNELS or tiling.cluster > 1)
 
 
 def row_words(layer: TiledLinear) -> int:
@@ -54,8 +55,16 @@ def row_words(layer: TiledLinear) -> int:
     return channels | 1
 
 
+def shared_words(layer: TiledLinear) -> int:
+    """Chunks, or afterwards the sums of a block that others read."""
+    tiling = layer.tiling
+    stages = min(tiling.stages, layer.streams.chunks)
+    sums = tiling.group_kernels if tiling.cluster > 1 else 0
+    return tiling.tile_width * tiling.rows * max(stages * row_words(layer), sums)
+
+
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
-    """Rows of the batch, nothing, groups of outputs."""
+    """Rows of the batch, nothing, groups of outputs: the blocks of a cluster are neighbours there."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
@@ -63,17 +72,18 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
         kernel=KERNEL,
         grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
-        shared_bytes=4 * tiling.stages * tiling.tile_width * tiling.rows * row_words(layer),
+        shared_bytes=4 * shared_words(layer),
         arguments=("input", "output", *residual, "images"),
         data_type=spec.data_type,
     )
 
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
-    """What the block with this blockIdx.x and K group computes; it may reach beyond the batch."""
-    size, rows = layer.tiling.group_kernels, block_rows(layer)
-    kernel = block[2] * size
-    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(kernel, min(kernel + size, layer.spec.outputs)))
+    """What the block with this blockIdx.x and stream stores; it may reach beyond the batch."""
+    outputs, rows = layer.spec.outputs, block_rows(layer)
+    kernel = layer.streams.first_kernel(block[2])
+    end = kernel + layer.streams.stored_kernels
+    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(min(kernel, outputs), min(end, outputs)))
 
 
 def _copies(layer: TiledLinear) -> int:
@@ -91,6 +101,8 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "POINTERS": copies,
         "HELD": copies * (2 if layer.spec.data_type == "float16" else unit(layer)),
         "ADVANCE": layer.tiling.chunk_channels,
+        "SHARE_CHANNELS": layer.streams.chunks * layer.tiling.chunk_channels,
+        "STORED_KERNELS": layer.streams.stored_kernels,
         "JUMP": 0,
         "JUMP_AFTER": 1,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
@@ -109,26 +121,28 @@ def _stores(layer: TiledLinear) -> Iterator[Store]:
     for p in range(tiling.rows):
         for q in range(pairs(layer)):
             rows = f"{p + q * tiling.rows} * THREADS"
-            for k in range(tiling.group_kernels):
+            for k in range(layer.streams.stored_kernels):
                 yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * KERNELS + {k}")
 
 
 def work(layer: TiledLinear) -> Work:
     """What one stream does."""
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
-    sums = tiling.rows * tiling.group_kernels
+    sums, inputs = tiling.rows * tiling.group_kernels, layer.streams.channels
+    stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
+    exchanged = 3 * sums + 2 * tiling.cluster if tiling.cluster > 1 else 0
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32"
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Work(
         streams=layer.streams.count,
         threads=tiling.tile_width,
         sums=sums * (3 if adds_up else 1),
-        terms=sums * spec.inputs,
-        inputs=tiling.rows * -(-spec.inputs // step),
+        terms=sums * inputs,
+        inputs=tiling.rows * -(-inputs // step),
         pointers=1 if looped else _copies(layer),
         copies=_copies(layer) * chunks,
         chunks=chunks,
-        stores=sums * pairs(layer) * (1 + added_instructions(spec.epilogue)),
+        stores=exchanged + stored * (1 + added_instructions(spec.epilogue)),
         slots=sums * tiling.chunk_channels,
         results=sums * -(-tiling.chunk_channels // stream.POINTWISE_CHANNELS),
         tile_bytes=block_rows(layer) * chunks * (element * tiling.chunk_channels + 28),

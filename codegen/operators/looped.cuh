@@ -1,6 +1,5 @@
 // Copies to shared memory in a loop of the kernel, for chunks so large that a line of code for each copy would be most of
-// the code. A thread has the same elements of every so manieth row, and copies only rows of the batch: `clear` makes the
-// others zero, once.
+// the code. A thread has the same elements of every so manieth row, and copies only rows of the batch.
 //
 // Each loop is one line of PTX in a scope of its own: the rewriter repeats it with the chunk, labels and all.
 #define ROW_UNITS (CHUNK_CHANNELS / UNIT)
@@ -11,28 +10,16 @@ struct Copies {
     unsigned target;
     // The address after the last row of the batch that the block has, in the first stage.
     unsigned end;
-    // Of the row, from this thread's first element on.
+    // Of the row, from this thread's first element on: none of a thread that copies nothing.
     int channels;
 
-    __device__ __forceinline__ void begin(const Element* rows, unsigned thread, int count, unsigned tile) {
+    __device__ __forceinline__ void begin(const Element* rows, int first, unsigned thread, int count, unsigned tile) {
         const unsigned row = thread / ROW_UNITS, channel = thread % ROW_UNITS * UNIT;
-        source = rows + (size_t)row * CHANNELS + channel;
+        source = rows + (size_t)row * CHANNELS + first + channel;
         target = tile + (row * ROW_WORDS + channel) * 4;
         end = tile + min(count, THREADS * ROWS) * (ROW_WORDS * 4);
-        channels = CHANNELS % CHUNK_CHANNELS ? CHANNELS - (int)channel : CHANNELS;
-        // Rows that the batch has not: each thread its own, which nobody else reads.
-#pragma unroll
-        for (int p = 0; p < ROWS; ++p) {
-            const unsigned words = tile + (thread + p * THREADS) * (ROW_WORDS * 4);
-#pragma unroll
-            for (int s = 0; s < STAGES; ++s) clear(words + s * (STAGE * 4), end + s * (STAGE * 4));
-        }
-    }
-
-    __device__ __forceinline__ void clear(unsigned row, unsigned last) const {
-        asm volatile("{ .reg .pred p; .reg .b32 a,z; setp.lt.u32 p,%0,%1; @p bra done; mov.b32 a,%0; add.u32 z,a,%2; "
-                     "next: .pragma \"nounroll\"; st.shared.b32 [a],0; add.u32 a,a,4; setp.lt.u32 p,a,z; @p bra next; done: }"
-                     :: "r"(row), "r"(last), "n"(ROW_WORDS * 4) : "memory");
+        channels = CHANNELS % (CLUSTER * CHUNK_CHANNELS) ? min(CHANNELS - first - (int)channel, SHARE_CHANNELS) : SHARE_CHANNELS;
+        if (THREADS % ROW_UNITS) channels &= -(int)(row < PASS_ROWS);
     }
 
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {

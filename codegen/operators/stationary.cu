@@ -55,7 +55,5 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
     const bool has_image = IMAGES == 1 || first_image + image < images;
 #define IN_RANGE(dy) (has_image && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)out_x < OUTPUT_WIDTH)
 #include "loop.cuh"
-    // Until the others have read its sums, a block's shared memory must stay: the stores above waited for what it has read.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    keep_until_read();
 }

@@ -49,6 +49,14 @@ __device__ __forceinline__ void wait_for_copies() {
     __syncthreads();
 }
 
+#if CLUSTER > 1
+// Until the others have read its sums, a block's shared memory must stay: what it stored waited for what it has read.
+__device__ __forceinline__ void keep_until_read() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
 #if LOOPED
 #include "looped.cuh"
 #elif CLUSTER > 1

@@ -1,10 +1,10 @@
-"""Convolutions whose channels are split over the blocks of a cluster."""
+"""Layers whose channels, or inputs, are split over the blocks of a cluster."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from codegen.spec import Clip, Conv2d, LeakyRelu
+from codegen.spec import Clip, Conv2d, Gelu, LeakyRelu, Linear
 from codegen.tiling import Tiling
 from tests.toolchain.operator_case import PAD, RESIDUAL, Case
 
@@ -36,5 +36,23 @@ CLUSTER_CASES: dict[str, Case] = {
     ),
     "a cluster, a 1x1 kernel, stride 2": _of_hopper(
         Conv2d(32, 9, 8, 16, 1, 1, stride=(2, 2)), Tiling(4, 3, 1, 16, 8, 3, cluster=2)
+    ),
+    "linear, a cluster, one row": _of_hopper(
+        Linear(256, 40, epilogue=(Clip(low=0.0),)), Tiling(32, 1, 1, 16, 32, 2, cluster=8), batch=1
+    ),
+    "linear, a cluster, a row beyond a block": _of_hopper(
+        Linear(64, 12, epilogue=RESIDUAL), Tiling(32, 1, 1, 8, 16, 3, cluster=2), batch=33
+    ),
+    "linear, a cluster, its last block with fewer inputs": _of_hopper(
+        Linear(400, 20, epilogue=(Gelu(),)), Tiling(32, 1, 1, 8, 52, 2, cluster=8), batch=3
+    ),
+    "linear, a cluster, blocks without inputs": _of_hopper(
+        Linear(40, 20), Tiling(32, 1, 1, 8, 8, 2, cluster=8), batch=3
+    ),
+    "linear, a cluster, copied word by word": _of_hopper(
+        Linear(50, 20, epilogue=RESIDUAL), Tiling(32, 1, 1, 8, 8, 3, cluster=4), batch=40
+    ),
+    "linear, a cluster, more chunks than stages": _of_hopper(
+        Linear(270, 20), Tiling(64, 1, 1, 8, 16, 3, cluster=4), batch=65
     ),
 }

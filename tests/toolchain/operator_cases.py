@@ -199,8 +199,8 @@ _LINEAR = {
     "linear, copied in a loop, inputs that do not divide": Case(
         Linear(300, 10, epilogue=RESIDUAL), Tiling(32, 1, 1, 4, 128, 2), batch=70
     ),
-    "linear, copied in a loop, word by word, two rows a thread": Case(
-        Linear(301, 9), Tiling(64, 1, 2, 4, 64, 2), batch=100
+    "linear, copied in a loop, word by word, two blocks of rows": Case(
+        Linear(301, 9), Tiling(64, 1, 1, 4, 64, 2), batch=100
     ),
     "linear, copied in a loop without cp.async, one row": Case(
         Linear(100, 6), Tiling(32, 1, 1, 4, 64, 2), virtual_arch="compute_75", batch=1

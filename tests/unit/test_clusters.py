@@ -81,11 +81,25 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
     cluster: int, chunk: int, group: int, kernels: int
 ) -> None:
     spec = Conv2d(32, 5, 5, kernels, 3, 3, padding=PAD)
+    has_each_weight_and_kernel_once(spec, Tiling(5, 5, 1, group, chunk, 2, cluster=cluster))
+
+
+@given(
+    st.sampled_from([2, 4, 8]), st.sampled_from([4, 8]), st.sampled_from([8, 16]), st.integers(1, 70), st.integers(1, 40)
+)
+def test_the_streams_of_a_linear_layer_do_whatever_inputs_the_last_of_a_cluster_have(
+    cluster: int, chunk: int, group: int, inputs: int, outputs: int
+) -> None:
+    has_each_weight_and_kernel_once(Linear(inputs, outputs), Tiling(32, 1, 1, group, chunk, 2, cluster=cluster))
+
+
+def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
+    kernels = spec.kernels
     weights = Weights(
         np.arange(1, spec.weights_count + 1, dtype=np.float32).reshape(spec.weights_shape),
         np.arange(1, kernels + 1, dtype=np.float32),
     )
-    layer = tiled(spec, Tiling(5, 5, 1, group, chunk, 2, cluster=cluster))
+    layer = tiled(spec, tiling)
     made = values(layer, weights)
     assert made.weights.shape == (layer.streams.count, layer.streams.chunks, len(slots(layer).sums))
     assert sorted(made.weights[made.weights != 0].tolist()) == weights.kernel.ravel().tolist()
@@ -104,9 +118,9 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
         Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, data_type="float16"),
         Conv2d(32, 7, 7, 32, 1, 1, bounded=True),
         Conv2d(40, 7, 7, 32, 3, 3, padding=PAD),
-        Linear(64, 32),
+        Linear(64, 32, data_type="float16"),
     ],
-    ids=["groups", "float16", "bounds", "channels that do not divide", "linear"],
+    ids=["groups", "float16", "bounds", "channels that do not divide", "linear, float16"],
 )
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
