@@ -8,9 +8,8 @@
         for (int j = 0; j < SUMS; ++j) tile[(p * SUMS + j) * THREADS + thread] = sum[p][j];
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    float total[ROWS][STORED_KERNELS];
     // All shares are on their way before the first is waited for.
-    float share[CLUSTER][ROWS][STORED_KERNELS];
+    float share[CLUSTER][ROWS][STORED_KERNELS], total[ROWS][STORED_KERNELS];
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g) {
         unsigned sums;

@@ -5,6 +5,9 @@
 // the batch (in float16 twice as many) for one group of GROUP_KERNELS outputs: blockIdx.x = rows, blockIdx.z = group. A
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.
+//
+// For few rows the inputs may be split over the blocks of a cluster, as the channels are in stationary.cu: blockIdx.z is
+// then group times CLUSTER, plus rank; the last ranks may have fewer inputs, or none.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define EDGES 0

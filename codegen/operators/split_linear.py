@@ -17,6 +17,10 @@ CLUSTERS = (8, 4, 2)
 GROUP_KERNELS = (8, 16, 24, 32, 40, 48, 64)
 THREADS = (32, 64, 128)
 """Rows of a block."""
+CHUNKS = (1, 2, 4, 8, 16)
+"""Of a block's inputs."""
+REFILLED = 3
+"""Chunks in flight where they are not all there at once."""
 
 
 def applies(spec: LayerSpec, geometry: Geometry) -> bool:
@@ -25,14 +29,16 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
 
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not: all of a block's inputs are copied at once."""
+    """Tilings worth a look, in a fixed order, whether they fit or not: all chunks of a block at once, or three."""
     spec = layer.spec
-    unit = QUAD if spec.inputs % QUAD == 0 else 1
     for threads in THREADS:
         for cluster in CLUSTERS:
             share = -(-spec.inputs // cluster)
-            chunks = -(-share // (unit * threads))
-            chunk = -(-share // (QUAD * chunks)) * QUAD
             for kernels in GROUP_KERNELS:
-                if kernels % cluster == 0 and kernels < spec.outputs + cluster:
-                    yield Tiling(threads, 1, 1, kernels, chunk, chunks + 1, cluster=cluster)
+                if kernels % cluster or kernels >= spec.outputs + cluster:
+                    continue
+                for count in CHUNKS:
+                    chunk = -(-share // (QUAD * count)) * QUAD
+                    yield Tiling(threads, 1, 1, kernels, chunk, count + 1, cluster=cluster)
+                    if count >= REFILLED:
+                        yield Tiling(threads, 1, 1, kernels, chunk, REFILLED, cluster=cluster)
