@@ -47,6 +47,10 @@ UNSTAGED_DENSITY = 0.05
 """Up to which tilings without stages are looked at: of denser layers every input is used often."""
 UNSTAGED_GAIN = 1.25
 """How much faster such a tiling must be predicted than all others: its terms are not fitted."""
+SPLIT_CODE = 1.5
+"""How much more code a layer over clusters may have than the smallest: its time has the fetching of it all."""
+SPLIT_ROWS = 64
+"""Most rows, by bands, with which a linear layer is split over clusters: its prediction is fitted to no more."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -154,7 +158,7 @@ def _fitting(
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
     ranking = _ranking(layer.spec, *bands, kind)
-    if clusters and layer.stationary is not None:
+    if clusters and layer.stationary is not None and not (layer.geometry.is_linear and bands[0] > SPLIT_ROWS):
         ranking = _with_clusters(layer.spec, *bands, ranking)
     ranking = _with_unstaged(layer, *bands, ranking)
     for tiling in (*ranking, *_last_resort(layer, kind)):
@@ -258,7 +262,7 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[T
     every = [layer.tiled(tiling) for tiling in ranking]
     every += [each for each in split if _comes_out_even(each) and _block_fits(each)]
     sizes = [Stream.of(each.work, density).code * each.work.streams for each in every]
-    limit = max(LAYER_INSTRUCTIONS, 1.2 * min(sizes[: len(ranking)], default=math.inf))
+    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min(sizes[: len(ranking)], default=math.inf))
     fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
     times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))

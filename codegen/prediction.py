@@ -54,12 +54,27 @@ L2_BYTES_PER_MICROSECOND = 4.7e6
 DRAM_BYTES_PER_MICROSECOND = 4.0e6
 MEMORY_OVERLAP = 2.64
 LAUNCH_MICROSECONDS = 1.23
-BLOCK_PER_CLOCK = 0.065
-"""Instructions of a stationary stream that come from DRAM while one block of a multiprocessor waits for them."""
-ONE_STREAM_PER_CLOCK, STREAMS_TO_HALVE = 0.25, 110
-"""How fast a stream comes that all multiprocessors follow, and how many different ones halve that."""
-EXCHANGE_CLOCKS = 5000.0
-"""Waiting for the input, and for the sums of a cluster's other blocks."""
+ONE_STREAM_PER_CLOCK = 0.25
+"""How fast a stream of clusters comes that all multiprocessors follow."""
+
+
+@dataclass(frozen=True)
+class ClusterTerms:
+    """What is fitted to kernels with clusters."""
+
+    block_per_clock: float
+    """Instructions of a stream that come in a network while one block of a multiprocessor waits for them."""
+    streams_to_halve: float
+    """How many different streams halve what comes to each multiprocessor."""
+    most_different: float
+    """Beyond so many, more are not slower."""
+    exchange_clocks: float
+    """Waiting for the input, and for the sums of a cluster's other blocks."""
+
+
+OF_CONVOLUTIONS = ClusterTerms(0.065, 110, math.inf, 5000.0)
+OF_LINEAR_LAYERS = ClusterTerms(0.07, 75, MULTIPROCESSORS, 500.0)
+"""Fitted to 24 kernels on an H200, halfway between code from L2 and from DRAM."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +204,10 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
     registers = allocated(registers_of(work)) * warps * 32
     resident = max(1, min(BLOCKS, REGISTERS // registers, WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)))
     at_once = min(here, resident)
-    different = min(streams, math.ceil(MULTIPROCESSORS * at_once / (x * y)))
-    rate = ONE_STREAM_PER_CLOCK / (1 + different / STREAMS_TO_HALVE)
-    rate = min(BLOCK_PER_CLOCK * at_once, rate) if cold else rate
+    terms_of = OF_LINEAR_LAYERS if layer.geometry.is_linear else OF_CONVOLUTIONS
+    different = min(streams, terms_of.most_different, math.ceil(MULTIPROCESSORS * at_once / (x * y)))
+    rate = ONE_STREAM_PER_CLOCK / (1 + different / terms_of.streams_to_halve)
+    rate = min(terms_of.block_per_clock * at_once, rate) if cold else rate
     terms = (
         stream.instructions * warps * here / ISSUE_PER_CLOCK,
         stream.loads * work.conflicts * warps * here * LOAD_CLOCKS,
@@ -199,6 +215,6 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
         stream.instructions * WARP_CLOCKS,
     )
     together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
-    clocks = together + EXCHANGE_CLOCKS * math.ceil(here / resident)
+    clocks = together + terms_of.exchange_clocks * math.ceil(here / resident)
     l2 = (x * y * streams * work.tile_bytes + batch * work.output_bytes) / L2_BYTES_PER_MICROSECOND
     return clocks / CLOCKS_PER_MICROSECOND + l2 + LAUNCH_MICROSECONDS

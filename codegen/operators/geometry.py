@@ -302,8 +302,8 @@ def fits(geometry: Geometry, tiling: Tiling) -> bool:
     """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
 
     A chunk of the others has channels of one group only, and one of a patch rows of one channel. The blocks of a
-    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels; only those of a linear
-    layer may have fewer channels at its end.
+    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels; only of a linear
+    layer may the last have fewer channels.
     """
     if tiling.cluster > 1:
         return (

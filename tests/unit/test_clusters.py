@@ -51,6 +51,18 @@ def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_th
     assert tuple(each for each in with_clusters if each.cluster == 1) == ranked_tilings(spec, 1, nonzeros)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("spec", [Linear(512, 1000), Linear(1024, 1024), Linear(1280, 1000), Linear(400, 120)], ids=str)
+def test_linear_layers_of_few_rows_are_split_where_there_are_clusters_and_only_there(spec: Linear, rows: int) -> None:
+    nonzeros = tenth(spec)
+    split = choose_tiling(spec, rows, nonzeros, clusters=True)
+    assert split.cluster > 1
+    assert choose_tiling(spec, rows, nonzeros).cluster == 1
+    # Its rows are in as few blocks as that takes: another block would fetch the same streams.
+    assert tiled(spec, split).launch.grid_at(rows)[0] == 1
+    assert choose_tiling(spec, 4096, nonzeros, clusters=True) == choose_tiling(spec, 4096, nonzeros)
+
+
 @pytest.mark.parametrize("spec", [SHALLOW, *DEEP.values()], ids=["64 x 56 x 56", *DEEP])
 def test_large_batches_and_shallow_layers_keep_their_tilings(spec: LayerSpec) -> None:
     for batch in (64, 256) if spec != SHALLOW else (1, 64):
@@ -85,7 +97,11 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
 
 
 @given(
-    st.sampled_from([2, 4, 8]), st.sampled_from([4, 8]), st.sampled_from([8, 16]), st.integers(1, 70), st.integers(1, 40)
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([4, 8]),
+    st.sampled_from([8, 16]),
+    st.integers(1, 70),
+    st.integers(1, 40),
 )
 def test_the_streams_of_a_linear_layer_do_whatever_inputs_the_last_of_a_cluster_have(
     cluster: int, chunk: int, group: int, inputs: int, outputs: int
