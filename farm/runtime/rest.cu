@@ -53,7 +53,8 @@ __device__ __forceinline__ float together(float value) {
     return values[0];
 }
 
-// A window of a size that the compiler knows: all that it reads is on its way at once.
+// A window of a size that the compiler knows: all that it reads is on its way at once. For what `halve` below cannot
+// take: other strides, as in Inception, and maps whose width does not divide by eight, as VGG's last ones.
 template <int SIZE, typename E>
 __device__ __forceinline__ float largest_of(const E* plane, int y0, int x0, int height, int width) {
     float result = __uint_as_float(0xff800000);

@@ -21,6 +21,7 @@ from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.samples import SMALLER, checkpoint, layer
+from tests.verifications import assert_right
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
 OPTIONS = BuildOptions(("sm_80", "sm_90"), assembler="ptxas")
@@ -49,7 +50,7 @@ def test_a_checkpoint_compiles_on_ray_and_the_second_time_without_it(
     with Farm.open(replace(laptop_settings(tmp_path), executor="ray")) as farm:
         [job] = farm.compile([NET], OPTIONS)
         assert (job.status, job.done, job.hits) == (Status.SUCCEEDED, 4, 0)
-        assert all(each.verification.ok for each in farm.verify(job.id))
+        assert_right(farm.verify(job.id))
         import ray
 
         monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray was started"))

@@ -27,6 +27,7 @@ from farm.tuner.search import search
 from farm.tuner.tuner import TunePlan, TuneProgress
 from tests.samples import checkpoint, layer
 from tests.tuning_samples import ended, whole_tuning
+from tests.verifications import assert_right
 
 NET = checkpoint(layer("conv1"))
 CASES = list(model_cases(NET, [], Choice((8,))))
@@ -59,7 +60,7 @@ def test_the_winner_is_right_no_slower_than_the_models_choice_and_used_by_a_comp
         assert detail.builds[0].tiling == record.tiling
         assert tuple(str(each.cubin) for each in detail.results) == record.cubins
         assert job.hits == job.total
-        assert all(each.verification.ok for each in farm.verify(job.id, gpu=True))
+        assert_right(farm.verify(job.id, gpu=True))
 
 
 def test_kernels_that_leave_outputs_unwritten_never_win(

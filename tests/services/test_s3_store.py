@@ -29,6 +29,7 @@ from tests.conftest import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph
 from tests.store_contract import KEY, Place, SharedStoreContract, blob_name
+from tests.verifications import assert_right
 
 PART = 5 * 2**20
 """The least that S3 takes as a part."""
@@ -336,4 +337,4 @@ def test_a_job_compiled_on_one_machine_is_all_hits_on_another(ceph: Ceph, bucket
     with farm("second") as second:
         [job] = second.compile([net], options)
         assert (job.status, job.done, job.hits) == (Status.SUCCEEDED, 2, 2)
-        assert all(each.verification.ok for each in second.verify(job.id))
+        assert_right(second.verify(job.id))

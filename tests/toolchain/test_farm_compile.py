@@ -25,6 +25,7 @@ from farm.worker.build import TEMPLATE_STAGE
 from tests.samples import SMALLER, checkpoint, layer
 from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, REFUSAL, Tools
+from tests.verifications import assert_right
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,14 @@ def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_u
     )
     [job] = farm.compile([net], BuildOptions(("sm_90",)))
     assert job.status is Status.SUCCEEDED, job.reason
-    assert all(each.verification.ok for each in farm.verify(job.id))
+    assert_right(farm.verify(job.id))
 
 
 def test_verify_runs_machine_code_for_the_architecture_whose_words_it_knows(farm: Farm) -> None:
     [job] = farm.compile([NET], OPTIONS)
     found = list(farm.verify(job.id, machine=True))
     assert {(each.archs, each.where) for each in found} == {(("sm_80",), "emulator"), (("sm_90",), "machine code")}
-    assert all(each.verification.ok for each in found), [each.verification.message for each in found]
+    assert_right(found)
     [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_80",)))
     with pytest.raises(UsageError, match="sm_90, the job has sm_80"):
         list(farm.verify(job.id, machine=True))
@@ -143,7 +144,7 @@ def test_verification_says_how_to_replace_a_stored_template_that_cannot_be_used(
     assert all("FARM_RECACHE=1" in each.verification.message for each in farm.verify(job.id))
     with Farm.open(replace(settings, recache=True)) as again:
         again.compile([NET], OPTIONS)
-    assert all(each.verification.ok for each in farm.verify(job.id))
+    assert_right(farm.verify(job.id))
 
 
 def test_full_and_rolled_templates_are_kept_apart(farm: Farm, tools: Tools) -> None:

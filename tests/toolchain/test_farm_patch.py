@@ -18,6 +18,7 @@ from farm.settings import Settings
 from tests.bundle_samples import validator
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import Tools
+from tests.verifications import assert_right
 
 PATCH = BuildOptions(("sm_80", "sm_90"), assembler="patch")
 LAYERS = layer("conv1", sparsity=0.5), layer("conv2", spec=SMALLER, sparsity=0.5)
@@ -103,4 +104,4 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
     assert [cubin["assembler"] for cubin in cubins] == ["patch", "patch"]
     assert run(["cache", "ls"]) == 0
     assert re.search(r"^mould +4 ", capsys.readouterr().out, re.MULTILINE)
-    assert all(each.verification.ok for each in farm.verify(job.id, machine=True))
+    assert_right(farm.verify(job.id, machine=True))

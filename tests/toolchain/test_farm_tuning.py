@@ -32,6 +32,7 @@ from farm.tuner.tuner import TunePlan, TuneProgress
 from tests.samples import SMALL, layer
 from tests.toolchain.tools import NET, OPTIONS
 from tests.tuning_samples import GPU, KeptRecords, other_tiling, record, whole_tuning
+from tests.verifications import assert_right
 
 BY_MODEL = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_kernel)
 TUNED = other_tiling(BY_MODEL)
@@ -61,7 +62,7 @@ def test_a_record_for_one_architecture_of_two_gives_each_its_own_tiling(tuned: F
         ["sm_80", "sm_90"],
     ]
     found = list(tuned.verify(job.id))
-    assert all(each.verification.ok for each in found)
+    assert_right(found)
     assert [(each.layer, each.archs) for each in found] == [
         ("conv1", ("sm_80",)),
         ("conv1", ("sm_90",)),

@@ -17,6 +17,7 @@ from farm.runtime.bundle import Bundle
 from tests.bundle_samples import validator
 from tests.samples import checkpoint, cut_in_two, layer
 from tests.toolchain.tools import NET, Tools
+from tests.verifications import assert_right
 
 BOTH = BuildOptions(("sm_80", "sm_90"), assembler="direct")
 assemble = DirectAssembler.assemble
@@ -89,7 +90,7 @@ def check_parts(farm: Farm, job: Job) -> None:
     assert (job.status, job.done, job.total) == (Status.SUCCEEDED, 8, 8), job.reason
     detail = farm.inspect(job.id)
     assert parts_made(detail, "sm_90") == [[(0, "direct"), (1, "direct")]] * 2
-    assert all(each.verification.ok for each in farm.verify(job.id))
+    assert_right(farm.verify(job.id))
 
 
 def test_it_is_cut_when_the_job_runs_if_ptxas_is_to_make_it_by_then(

@@ -16,6 +16,7 @@ from farm.network_verification import NetworkQuestion
 from farm.runtime.bundle import Bundle
 from farm.runtime.emulated import run_bundle
 from tests.toolchain.tools import Tools
+from tests.verifications import assert_right
 
 NEURONS, LAYERS, BIAS = 64, 6, -0.3
 OPTIONS = BuildOptions(("sm_90",), batch=4)
@@ -40,7 +41,7 @@ def test_a_compiled_network_of_files_computes_what_the_challenge_defines(
 ) -> None:
     matrices = random_layers(NEURONS, LAYERS) if random else radix_net(NEURONS, seed=4)
     job = compiled(farm, tmp_path / "net", matrices)
-    assert all(each.verification.ok for each in farm.verify(job.id, batch=1))
+    assert_right(farm.verify(job.id, batch=1))
     farm.fetch(job.id, tmp_path / "bundle", ptx=True)
     rows = np.random.default_rng(1).random((tile_rows(NEURONS), NEURONS)) < 0.5
     images = np.ascontiguousarray(rows.T.astype(np.float32))[None, :, None, :]

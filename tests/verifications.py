@@ -1,0 +1,14 @@
+"""What `farm verify` finds of a job whose layers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from farm.verification import LayerVerification
+
+
+def assert_right(found: Iterable[LayerVerification]) -> None:
+    """There are some, and not one is wrong."""
+    messages = [each.verification.message for each in found]
+    assert messages
+    assert not any(messages), messages
