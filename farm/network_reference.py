@@ -28,6 +28,7 @@ def reference_tensors(
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        return dict(zip(found, session.run(list(found), dict(inputs)), strict=True))
+        computed = session.run(list(found), dict(inputs))
     except Exception as error:  # noqa: BLE001 - onnxruntime's own, which have no common class
         raise UsageError(f"onnxruntime cannot run {model} ({' '.join(str(error).split())})") from None
+    return dict(zip(found, computed, strict=True))
