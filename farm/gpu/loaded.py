@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from codegen.launch import Launch
 from farm.gpu.driver import call
+
+WARP = 32
 
 
 class Module:
@@ -82,14 +85,34 @@ class Part:
     def __init__(self, image: bytes, how: Launch) -> None:
         """Loads it into the current context. Raises DeviceError."""
         self.launch = how
+        self.code_bytes = len(image)
         self.module = Module(image)
         self._function = self.module.function(how.kernel)
 
     def enqueue(self, addresses: Mapping[str, int], numbers: Mapping[str, int], stream: int) -> None:
         """Each argument is an address or a number. Raises DeviceError."""
         how = self.launch
-        values = [
-            ctypes.c_int32(numbers[name]) if name in numbers else ctypes.c_uint64(addresses[name])
-            for name in how.arguments
-        ]
+        values = self._arguments(addresses, numbers)
         launch(self._function, how.grid_at(numbers["images"]), how.block, how.shared_bytes, values, stream)
+
+    def run_through(self, scratch: int, stream: int) -> None:
+        """One warp of a block of each K group runs the code, on no images, so that it is in the L2 cache.
+
+        What it writes is nonsense and goes to `scratch`, memory of the size of one image of input and output.
+        """
+        how = self.launch
+        values = self._arguments(dict.fromkeys(how.arguments, scratch), how.numbers(0))
+        launch(
+            self._function,
+            (1, 1, how.grid_at(1)[2]),
+            (min(WARP, prod(how.block)), 1, 1),
+            how.shared_bytes,
+            values,
+            stream,
+        )
+
+    def _arguments(self, addresses: Mapping[str, int], numbers: Mapping[str, int]) -> list[Any]:
+        return [
+            ctypes.c_int32(numbers[name]) if name in numbers else ctypes.c_uint64(addresses[name])
+            for name in self.launch.arguments
+        ]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from farm.errors import UsageError
+from farm.torch.ahead import code_fetched_ahead
 
 MOST_GRAPHS = 8
 """Of one module: of that many combinations of shapes, the last used; each holds memory for all the activations."""
@@ -89,7 +90,7 @@ class _Captured(nn.Module):
                 self.network(*held)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"), code_fetched_ahead():
             output = self.network(*held)
         free = torch.cuda.Event()
         free.record()

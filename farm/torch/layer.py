@@ -16,6 +16,7 @@ from farm.errors import UsageError
 from farm.gpu.driver import driver
 from farm.gpu.loaded import Part
 from farm.runtime.bundle import Bundle, BundledLayer
+from farm.torch.ahead import CodeAhead
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT_BYTES = 16
@@ -33,7 +34,7 @@ class Compute(Protocol):
         """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
 
 
-def layers_on(device: torch.device, bundle: Bundle) -> dict[str, Compute]:
+def layers_on(device: torch.device, bundle: Bundle) -> dict[str, GpuLayer]:
     """All layers of a bundle, loaded. Raises DeviceError without a GPU, UsageError for one that it has no code for."""
     if device.type != "cuda":
         raise DeviceError(f"compiled layers run on NVIDIA GPUs only, not on the device {device}: give a CUDA device")
@@ -42,7 +43,16 @@ def layers_on(device: torch.device, bundle: Bundle) -> dict[str, Compute]:
     layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
     for layer in layers.values():
         layer.load(device)
-    return dict(layers)
+    return layers
+
+
+def fetch_ahead(layers: Sequence[GpuLayer], device: torch.device) -> None:
+    """Of a network that is captured, layers fetch each other's code from now on; they come in the order they run in."""
+    with torch.cuda.device(device):
+        most_bytes = max((layer.image_bytes for layer in layers), default=0)
+        ahead = CodeAhead([layer.load(device) for layer in layers], most_bytes, device)
+        for number, layer in enumerate(layers):
+            layer.tell(ahead, number, device)
 
 
 def no_gpu_way_out() -> str:
@@ -60,12 +70,25 @@ class GpuLayer:
         least = min(each.launch.images_limit for each in layer.cubins)
         self._most_images = least // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         """Of one launch: more are launched in slices, which begin at aligned addresses."""
+        self._follow: dict[int, tuple[CodeAhead, int]] = {}
+        """By device: where this layer's launches are told, and by which number."""
         self._lock = threading.Lock()
         self._loaded: dict[int, tuple[Sequence[Part], Sequence[torch.cuda.Stream]]] = {}
 
-    def load(self, device: torch.device) -> None:
-        """Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
-        self._on(device)
+    def load(self, device: torch.device) -> Sequence[Part]:
+        """Its parts there. Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
+        return self._on(device)[0]
+
+    @property
+    def image_bytes(self) -> int:
+        """Of one image of its input or its output, whichever is larger."""
+        spec = self._layer.spec
+        element_bytes: int = DTYPES[spec.data_type].itemsize
+        return max(math.prod(spec.input_shape), math.prod(spec.output_shape)) * element_bytes
+
+    def tell(self, ahead: CodeAhead, number: int, device: torch.device) -> None:
+        """Of each launch there from now on, by the layer's number in its network."""
+        self._follow[_index(device)] = ahead, number
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
@@ -82,7 +105,10 @@ class GpuLayer:
             steps["output"] = output.stride(0)
         parts, others = self._on(x.device)
         most = self._most_images
+        ahead, number = self._follow.get(_index(x.device), (None, 0))
         with torch.cuda.device(x.device):
+            if ahead is not None:
+                ahead.before(number, min(most, images))
             for start in range(0, images, most):
                 count = min(most, images - start)
                 addresses = {
@@ -92,7 +118,7 @@ class GpuLayer:
         return output
 
     def _on(self, device: torch.device) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
-        index = torch.cuda.current_device() if device.index is None else device.index
+        index = _index(device)
         with self._lock:
             if index not in self._loaded:
                 self._loaded[index] = self._load(index)
@@ -114,6 +140,11 @@ class GpuLayer:
             parts = [Part(self._bundle.cubin(each), each.launch) for each in cubins]
             others = [torch.cuda.Stream(index) for _ in range(min(len(parts), BRANCHES) - 1)]
         return parts, others
+
+
+def _index(device: torch.device) -> int:
+    index: int = torch.cuda.current_device() if device.index is None else device.index
+    return index
 
 
 def _enqueue(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 import warnings
@@ -26,9 +25,11 @@ from farm.errors import UsageError
 from farm.gpu.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.gpu.replay import Gate, rest
 from farm.runtime.bundle import BundledLayer
+from farm.torch.ahead import code_fetched_ahead
 from farm.torch.dense import DenseLayer
 from farm.torch.layer import no_gpu_way_out
 from farm.torch.module import load, module_of
+from farm.torch.traces import TracedKernel, read_trace
 
 Inputs = tuple[torch.Tensor, ...]
 """Of one call."""
@@ -57,15 +58,6 @@ class Timing:
     """Of replays one right after the other: what the throughput comes from."""
     cpu: float
     """Until a call without a graph returns: what the CPU does to launch it all."""
-
-
-@dataclass(frozen=True)
-class TracedKernel:
-    """A kernel, a copy or a fill in a replay; times in microseconds on one clock."""
-
-    name: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -235,7 +227,7 @@ class NetworkGpu:
                     call(*held)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch.cuda.graph(graph, stream=self._stream), code_fetched_ahead():
                 output = call(*held)
             with torch.cuda.stream(self._stream):
                 yield _Replay(graph, held, output)
@@ -305,16 +297,6 @@ def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in layers}
     dense = {each.name: DenseLayer(each) for each in layers}
     return module_of(read_network(checkpoint.rest.without(layers)), bundled, dense).eval()
-
-
-def read_trace(text: str) -> list[TracedKernel]:
-    """What ran on the GPU, from the profiler's file, in the order of its beginning."""
-    found = [
-        TracedKernel(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
-        for event in json.loads(text)["traceEvents"]
-        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
-    return sorted(found, key=lambda each: each.start)
 
 
 def first_of(output: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from codegen.onnx.network import Network, NetworkNode, read_network
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
-from farm.torch.layer import Compute, forget, layers_on, register
+from farm.torch.layer import Compute, fetch_ahead, forget, layers_on, register
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.places import Place, places_of
 from farm.torch.pooling import own_max_pool
@@ -36,6 +36,7 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     network = read_network(bundle.network)
     where = torch.device(device)
     layers = layers_on(where, bundle)
+    fetch_ahead([layers[node.layer] for node in network.nodes if node.layer], where)
     return module_of(network, bundle.layers, layers, OPERATORS | {"MaxPool": own_max_pool}).to(where).eval()
 
 

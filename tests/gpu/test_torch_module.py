@@ -18,10 +18,11 @@ from codegen.toolchain import Toolchain
 from farm.api import Farm
 from farm.errors import UsageError
 from farm.gpu.device import Device
+from farm.gpu.loaded import Part
 from farm.jobs import BuildOptions, Status
 from farm.runtime.bundle import Bundle
 from farm.testing import laptop_settings
-from farm.torch import capture, load
+from farm.torch import ahead, capture, load
 
 NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),
@@ -106,6 +107,23 @@ def test_a_captured_network_gives_the_networks_outputs_for_every_shape_in_turn(f
         for seed, batch in enumerate((1, 3, 1, 0, 3)):
             x = torch.from_numpy(inputs(name, batch, seed)).cuda()
             torch.testing.assert_close(captured(x), net(x), rtol=0, atol=0)
+
+
+def test_code_that_is_fetched_ahead_changes_no_bit(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    run_through = Part.run_through
+
+    def counted(part: Part, scratch: int, stream: int) -> None:
+        launched.append(part)
+        run_through(part, scratch, stream)
+
+    monkeypatch.setattr(Part, "run_through", counted)
+    monkeypatch.setattr(ahead, "LEAST_BYTES", 0)
+    monkeypatch.setattr(ahead, "LEAST_BLOCKS", 1)
+    net = load(fetched / "resnet18")
+    x = torch.randn(2, 3, 224, 224, device="cuda")
+    torch.testing.assert_close(capture(net)(x), net(x), rtol=0, atol=0)
+    assert len(launched) > 10
 
 
 def test_outputs_of_a_captured_network_outlive_the_next_call_and_take_part_in_training(fetched: Path) -> None:

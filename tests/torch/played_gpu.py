@@ -14,8 +14,9 @@ from codegen.layers import Checkpoint
 from codegen.onnx.network import read_network
 from farm.runtime.bundle import Bundle
 from farm.torch.dense import DenseLayer
-from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing, TracedKernel
+from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing
 from farm.torch.module import module_of
+from farm.torch.traces import TracedKernel
 
 OWN_LATENCY, DENSE_LATENCY = 100.0, 300.0
 REST = "pooling"
