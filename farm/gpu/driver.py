@@ -23,6 +23,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (_POINTER,),
     "cuModuleGetFunction": (ctypes.POINTER(_POINTER), _POINTER, ctypes.c_char_p),
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
+    "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
     "cuInit": (_UNSIGNED,),
     "cuDeviceGetCount": (_INTEGER,),
     "cuDeviceGet": (_INTEGER, ctypes.c_int),

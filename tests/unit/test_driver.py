@@ -1,0 +1,61 @@
+"""The CUDA driver by ctypes, without one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.gpu import driver
+from farm.gpu.loaded import launch
+
+
+def test_every_function_that_is_called_has_a_signature() -> None:
+    sources = [path.read_text() for path in Path(farm.__file__).parent.rglob("*.py")]
+    called = {name for text in sources for name in re.findall(r'\b(?:call|function)\(\s*"(cu\w+)"', text)}
+    assert "cuLaunchKernel" in called
+    assert called <= driver._SIGNATURES.keys()
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_launch_passes_grid_block_shared_memory_and_arguments(
+    overlapping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    class Function:
+        argtypes: tuple[Any, ...] = ()
+        restype: Any = None
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, *arguments: Any) -> int:
+            for kind, argument in zip(self.argtypes, arguments, strict=True):
+                kind.from_param(argument)
+            calls.append((self.name, *arguments))
+            return 0
+
+    class Library:
+        def __getattr__(self, name: str) -> Function:
+            return Function(name)
+
+    monkeypatch.setattr(driver, "driver", Library)
+    driver.function.cache_clear()
+    launch(ctypes.c_void_p(7), (4, 1, 64), (512, 1, 1), 48, [ctypes.c_int32(5)], 9, overlapping=overlapping)
+    driver.function.cache_clear()
+    [(name, *arguments)] = calls
+    if not overlapping:
+        assert (name, arguments[1:9]) == ("cuLaunchKernel", [4, 1, 64, 512, 1, 1, 48, 9])
+        return
+    how = arguments[0]._obj
+    assert name == "cuLaunchKernelEx"
+    assert ([*how.grid], [*how.block], how.shared_bytes, how.stream) == ([4, 1, 64], [512, 1, 1], 48, 9)
+    assert how.count == 1
+    assert (how.attributes[0].id, how.attributes[0].value[0]) == (6, 1)
+    assert ctypes.sizeof(how) == 56
+    assert ctypes.sizeof(how.attributes[0]) == 72
