@@ -27,8 +27,8 @@ def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None)
     builds = [replace(build, id=i) for i, build in enumerate(made.builds)]
     results = []
     for build in builds:
-        for arch in ARCHS:
-            for number, part in enumerate(build.parts):
+        for arch in build.archs(options):
+            for number, part in enumerate(build.parts_of(arch)):
                 launch = launch_of(build.spec, build.tiling, part)
                 letters = "".join(LETTERS[name] for name in launch.arguments)
                 data = f"fake {launch.kernel} {letters} {build.layer} {arch} {number}".encode()
