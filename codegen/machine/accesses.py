@@ -11,10 +11,14 @@ from codegen.emulator.accesses import fetched
 from codegen.emulator.arithmetic import Lanes
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.machine.core import Core, Instruction, Mask
-from codegen.machine.integers import Run
+from codegen.machine.integers import WINDOW_HIGH, Run
+from codegen.machine.word import UCGABAR_ARRIVE
 
 _ELEMENTS: Final = {0: ("u1", 1), 1: ("i1", 1), 2: ("u2", 1), 3: ("i2", 1), 4: ("u4", 1), 5: ("u4", 2), 6: ("u4", 4)}
 """By the field of the size: what is loaded into each register, and how many registers."""
+_RANK_SHIFT, _WITHIN_BLOCK = np.uint32(24), np.uint32(0xFFFFFF)
+"""In an address of shared memory: the block's rank in its cluster, and the place within the block."""
+_32 = np.uint64(32)
 STACK_END: Final = 0x10000
 """What c[0x0][0x28] says: stacks grow downwards from here."""
 
@@ -42,7 +46,30 @@ def _shared_addresses(core: Core, word: Instruction, lanes: NDArray[np.intp]) ->
     address = core.read(word.field(24, 8))[lanes] + np.uint32(word.signed(40, 24) & 0xFFFFFFFF)
     if word.field(91):
         address = address + core.read(word.field(32 if word.kind == 0x184 else 64, 6), uniform=True)[lanes]
-    return address.astype(np.uint64)
+    return _own_addresses(core, address, lanes)
+
+
+def _own_addresses(core: Core, address: Lanes, lanes: NDArray[np.intp]) -> Lanes:
+    """In the block's own shared memory: its rank in the cluster, which they say too, left out."""
+    rank = core.special["%cluster_ctarank"][core.first : core.first + core.lanes][lanes]
+    if (other := np.flatnonzero(address >> _RANK_SHIFT != rank)).size:
+        first = int(other[0])
+        said = int(address[first] >> _RANK_SHIFT)
+        raise FaultError(int(lanes[first]) + core.first, f"shared memory of rank {said} in rank {int(rank[first])}")
+    return (address & _WITHIN_BLOCK).astype(np.uint64)
+
+
+def _load_generic(core: Core, word: Instruction, mask: Mask) -> None:
+    """LD: here of the shared memory of some block of the cluster only."""
+    lanes, (dtype, count) = _chosen(core, mask), _form(word)
+    addresses = _global_addresses(core, word, lanes, word.field(32, 23))
+    if (elsewhere := np.flatnonzero(addresses >> _32 != WINDOW_HIGH)).size:
+        address = int(addresses[elsewhere[0]])
+        raise FaultError(int(lanes[elsewhere[0]]) + core.first, f"{address:#x}, which is no address of shared memory")
+    low, clusters = addresses.astype(np.uint32), core.memories.clusters
+    mapped = clusters.mapped(low & _WITHIN_BLOCK, low >> _RANK_SHIFT, lanes + core.first)
+    values = clusters.load(mapped, lanes + core.first, dtype.itemsize, count)
+    _put(core, word, lanes, values, dtype)
 
 
 def _put(core: Core, word: Instruction, lanes: NDArray[np.intp], values: list[Lanes], to: np.dtype[np.generic]) -> None:
@@ -86,6 +113,7 @@ def _store_global(core: Core, word: Instruction, mask: Mask) -> None:
 def _store_shared(core: Core, word: Instruction, mask: Mask) -> None:
     lanes = _chosen(core, mask)
     size, values = _stored(core, word, lanes)
+    core.memories.fenced[lanes + core.first] = False
     core.memories.shared.store(_shared_addresses(core, word, lanes), lanes + core.first, size, values)
 
 
@@ -100,7 +128,7 @@ def _copy(core: Core, word: Instruction, mask: Mask) -> None:
     source = _global_addresses(core, word, lanes, word.signed(32, 12))
     # A lane that brings nothing may have an address anywhere.
     words = fetched(core.memories.buffers, np.where(wanted > 0, source, 0), lanes + core.first, wanted, size)
-    core.memories.copies.issue(lanes + core.first, target.astype(np.uint64), words)
+    core.memories.copies.issue(lanes + core.first, _own_addresses(core, target, lanes), words)
 
 
 def _end_group(core: Core, _: Instruction, mask: Mask) -> None:
@@ -155,6 +183,19 @@ def _constant(core: Core, word: Instruction, mask: Mask) -> None:
         core.write(word.field(16, 6 if uniform else 8) + i, value, mask, uniform=uniform)
 
 
+def _fence(core: Core, _: Instruction, mask: Mask) -> None:
+    """MEMBAR: what the lanes wrote, everybody sees from here on."""
+    core.memories.fenced[_chosen(core, mask) + core.first] = True
+
+
+def _arrive(core: Core, word: Instruction, mask: Mask) -> None:
+    """UCGABAR_ARV: at the barrier of the cluster. With no fence before it nobody sees what the lanes wrote."""
+    if word.opcode != UCGABAR_ARRIVE:
+        raise UnsupportedError("this word of the barrier of a cluster")
+    lanes = _chosen(core, mask) + core.first
+    core.memories.clusters.arrive(lanes, releases=bool(core.memories.fenced[lanes].all()))
+
+
 def _which_lanes(core: Core, word: Instruction, mask: Mask) -> None:
     """BMOV: which lanes of a warp are to meet again, in a register that is only put back."""
     core.write(word.to, np.zeros(core.lanes, dtype=np.uint32), mask)
@@ -174,6 +215,7 @@ ACCESSES: Final[dict[int, Run]] = {
     0x148: _nothing,
     0x155: _which_lanes,
     0x156: _nothing,
+    0x180: _load_generic,
     0x181: _load_global,
     0x182: _constant,
     0x183: _load_local,
@@ -181,7 +223,11 @@ ACCESSES: Final[dict[int, Run]] = {
     0x186: _store_global,
     0x187: _store_local,
     0x188: _store_shared,
+    0x18F: _nothing,
+    0x192: _fence,
+    0x1AB: _nothing,
     0x1AE: _copy,
     0x1AF: _end_group,
+    0x1C7: _arrive,
 }
 """By the opcode without its form."""

@@ -125,8 +125,6 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
     if tiling.stages == 0:
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
-    if tiling.cluster > 1:
-        return "the assembler knows no clusters of blocks"
     if tiling.form != "rolled":
         return "the assembler knows rolled templates, not full ones"
     return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen.assemble import Cubin, assemble
 from codegen.errors import MachineCodeError
@@ -89,8 +90,7 @@ class DirectAssembler:
         nonzero = (kernels != 0) & (patterns != 0)
         added = added_up_after(layer, nonzero) & bool(marked.sums.wide)
         made = streams(marked, skeleton, patterns, nonzero, added)
-        constant = made.untouched.reshape(len(kernels), -1, layer.sums) & every.exists[chosen][:, np.newaxis]
-        if _is_computed_by_ptxas(layer.spec) and constant.any():
+        if layer.tiling.cluster == 1 and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(
                 "an activation of an output channel without weights, which ptxas rounds otherwise than a GPU does"
             )
@@ -101,7 +101,11 @@ class DirectAssembler:
         return Cubin(data, self.arch, skeleton.file.registers, skeleton.spill_bytes, time.perf_counter() - began)
 
 
-def _is_computed_by_ptxas(spec: LayerSpec) -> bool:
-    """Whether a sum that is a constant goes through what ptxas then computes itself, not as MUFU does."""
+def _has_constants(spec: LayerSpec, untouched: NDArray[np.bool_], exists: NDArray[np.bool_]) -> bool:
+    """Whether a sum without a product [groups, sums], of those that exist [groups, sums of a row], goes through what
+    ptxas then computes itself, not as MUFU does. What other blocks add to is no constant.
+    """
+    groups, in_row = exists.shape
     before = takewhile(lambda step: not isinstance(step, AddResidual), spec.epilogue)
-    return any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)
+    rounded = any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)
+    return rounded and bool((untouched.reshape(groups, -1, in_row) & exists[:, np.newaxis]).any())

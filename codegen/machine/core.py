@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.emulator.arithmetic import Lanes
+from codegen.emulator.clusters import Clusters
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory
@@ -41,6 +42,9 @@ class Memories:
     """Which bytes of it this emulator knows."""
     local: NDArray[np.uint8]
     """[lanes, bytes]: each lane's stack."""
+    clusters: Clusters
+    fenced: NDArray[np.bool_]
+    """[lanes]: whether a lane has written nothing since its last MEMBAR."""
 
 
 class Core:

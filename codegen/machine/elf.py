@@ -41,9 +41,11 @@ _ADDRESSES: Final = {_EXITS: 4, 0x28: 4, 0x31: 4}
 """Attributes that list code addresses: exits, warp-wide instructions; and how far apart they stand."""
 _INDIRECT_BRANCHES: Final = 0x34
 """Attribute: the address of a BRX, two other words and how many targets, then these."""
+_CLUSTER: Final = 0x3D
+"""Attribute: the blocks of a cluster, in three words."""
 _WITHOUT_ADDRESSES: Final = {
     *(0x04, 0x05, 0x0A, 0x11, 0x12, 0x17, 0x19, 0x1B, 0x1E, REGISTER_COUNT),
-    *(0x35, 0x36, 0x37, 0x41, 0x4A, 0x4C, 0x50, 0x55, 0x5F),
+    *(0x35, 0x36, 0x37, _CLUSTER, 0x3E, 0x41, 0x4A, 0x4C, 0x50, 0x55, 0x5F),
 }
 """Those of the farm's kernels that say nothing of places in the code."""
 
@@ -126,6 +128,15 @@ class CubinFile:
         """Of a thread."""
         (count,) = struct.unpack_from("<I", self._register_count.data, 4)
         return int(count)
+
+    @cached_property
+    def cluster(self) -> tuple[int, int, int]:
+        """Blocks of a cluster on x, y and z; 1 where there are none."""
+        for attribute in self.attributes:
+            if attribute.number == _CLUSTER:
+                x, y, z = struct.unpack("<III", attribute.data)
+                return x, y, z
+        return 1, 1, 1
 
     @cached_property
     def _register_count(self) -> Attribute:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.emulator.clusters import Clusters
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.global_memory import GlobalMemory
 from codegen.emulator.grid import Dimensions, chosen_blocks, place, special_registers
@@ -27,7 +28,7 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.floats import FLOATS
 from codegen.machine.integers import INTEGERS, Run
 from codegen.machine.known_bits import check_known
-from codegen.machine.word import BAR, BRA, BRX, EXIT, OPCODE, WORD_BYTES, branch_distances
+from codegen.machine.word import BAR, BRA, BRX, EXIT, OPCODE, UCGABAR_WAIT, WORD_BYTES, branch_distances
 
 ARCHITECTURE: Final = 90
 KNOWN_ARCH: Final = f"sm_{ARCHITECTURE}"
@@ -37,6 +38,7 @@ WORD_LIMIT: Final = 5_000_000
 _MEMORY_BYTES: Final = 1 << 30
 _DONE: Final = 2**31 - 1
 _WAITING: Final = 2**31 - 2
+_CONTROL: Final = (BRA, EXIT, BAR, BRX, UCGABAR_WAIT)
 _BLOCK_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0x28, 0x208
 """Places in constant bank 0."""
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
@@ -60,17 +62,21 @@ def run(
     """
     if cubin.capability != ARCHITECTURE:
         raise EmulationError(f"machine code for sm_{cubin.capability}: this emulator knows sm_{ARCHITECTURE}'s")
-    chosen = chosen_blocks(grid, blocks)
+    chosen, of_cluster = chosen_blocks(grid, blocks, cubin.cluster), prod(cubin.cluster)
     buffers, constants, known = _constants(cubin, block, arguments)
     stack_bytes = _stack_bytes(cubin)
-    together = max(1, _MEMORY_BYTES // (prod(block) * (4 * cubin.registers + stack_bytes) + 6 * shared_bytes))
+    of_block = prod(block) * (4 * cubin.registers + stack_bytes) + 6 * shared_bytes
+    together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
         lanes = len(indices) * prod(block)
         shared = SharedMemory(shared_bytes, len(indices), prod(block))
         stack = np.zeros((lanes, stack_bytes), dtype=np.uint8)
-        memories = Memories(GlobalMemory(buffers), shared, AsyncCopies(shared, lanes), constants, known, stack)
+        copies, clusters = AsyncCopies(shared, lanes), Clusters(of_cluster, lanes, shared)
+        fenced = np.zeros(lanes, dtype=np.bool_)
+        memories = Memories(GlobalMemory(buffers), shared, copies, constants, known, stack, clusters, fenced)
         special = special_registers(grid, block, indices)
+        special["%cluster_ctarank"] = (np.arange(lanes) // prod(block) % of_cluster).astype(np.uint32)
         with np.errstate(all="ignore"):
             _Run(cubin, Core(lanes, memories, special, ARCHITECTURE), prod(block)).until_all_ended(word_limit)
 
@@ -126,12 +132,13 @@ class _Run:
         self._words = [Instruction(low | high << 64) for low, high in words.tolist()]
         self._opcodes = OPCODE.get(words).tolist()
         self._distances = branch_distances(words, ARCHITECTURE).tolist()
-        controls = np.flatnonzero(np.isin(OPCODE.get(words), (BRA, EXIT, BAR, BRX)))
+        controls = np.flatnonzero(np.isin(OPCODE.get(words), _CONTROL))
         targets = [i + 1 + self._distances[i] // WORD_BYTES for i in controls.tolist() if self._opcodes[i] == BRA]
         self._ends = sorted({*(controls + 1).tolist(), *(t for t in targets if 0 < t < len(words)), len(words)})
         """Where a straight piece of code ends: behind what goes elsewhere, and before what is gone to."""
         self._next: NDArray[np.int32] = np.zeros(core.lanes, dtype=np.int32)
         self._after_barrier: NDArray[np.int32] = np.zeros(core.lanes, dtype=np.int32)
+        self._waits_for_cluster: NDArray[np.bool_] = OPCODE.get(words) == UCGABAR_WAIT
         self._checked: set[int] = set()
 
     def until_all_ended(self, limit: int) -> None:
@@ -164,7 +171,7 @@ class _Run:
                     self._checked.add(number)
                 guard = word.guard(core)
                 mask = everyone if guard is None else guard if everyone is None else guard & everyone
-                if opcode in (BRA, EXIT, BAR, BRX):
+                if opcode in _CONTROL:
                     np.copyto(upcoming, np.int32(end), where=active)
                     self._go(number, first, beyond, active if mask is None else mask)
                     return
@@ -184,7 +191,10 @@ class _Run:
                 np.copyto(upcoming, np.int32(number + 1 + self._distances[number] // WORD_BYTES), where=lanes)
             case opcode if opcode == EXIT:
                 np.copyto(upcoming, np.int32(_DONE), where=lanes)
-            case opcode if opcode == BAR:
+                self._core.memories.clusters.end(self._next == _DONE)
+            case opcode if opcode in (BAR, UCGABAR_WAIT):
+                if opcode == UCGABAR_WAIT:
+                    self._core.memories.clusters.check_wait(np.flatnonzero(lanes) + first)
                 np.copyto(self._after_barrier[first:beyond], np.int32(number + 1), where=lanes)
                 np.copyto(upcoming, np.int32(_WAITING), where=lanes)
             case _:
@@ -192,7 +202,11 @@ class _Run:
 
     def _release(self) -> None:
         """Nobody can run: who has not ended waits, which is right if all of a block wait at one place."""
-        waiting = self._next == _WAITING
+        waiting, clusters = self._next == _WAITING, self._core.memories.clusters
+        of_cluster = waiting & self._waits_for_cluster[self._after_barrier - 1]
+        if of_cluster.any() and (passing := clusters.passing(of_cluster, self._next == _DONE)).any():
+            np.copyto(self._next, self._after_barrier, where=passing)
+            return
         at = np.where(waiting, self._after_barrier, _WAITING).reshape(-1, self._threads)
         foremost = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != foremost) & (at != _WAITING))).size:
@@ -201,7 +215,11 @@ class _Run:
             raise EmulationError(
                 f"{self._at(int(self._after_barrier[lane]) - 1)}: {where} waits here, others elsewhere"
             )
-        np.copyto(self._next, self._after_barrier, where=waiting)
+        if (of_cluster == waiting).all():
+            lane = int(np.flatnonzero(of_cluster)[0])
+            where, word = place(self._core.special, lane), int(self._after_barrier[lane]) - 1
+            raise EmulationError(f"{self._at(word)}: {where}: only a part of its cluster arrives at this barrier")
+        np.copyto(self._next, self._after_barrier, where=waiting & ~of_cluster)
         self._core.memories.shared.publish()
 
     def _at(self, number: int) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
-from codegen.machine.operands import operands
+from codegen.machine.operands import UNIFORM_ADDRESS, operands
 from codegen.machine.sums import Sums
 from codegen.machine.word import ZERO_REGISTER, Words
 from codegen.operators.placeholders import FIRST_BIAS
@@ -17,6 +17,7 @@ from codegen.operators.placeholders import FIRST_BIAS
 _LOP3 = 0x212
 _XOR = 0x3C
 _TRUTH_TABLE = word.Field(72, 8)
+_WORD_BYTES = 4
 _FIRST_SLOT, _SECOND_SLOT = word.SOURCE_A, word.SOURCE_B
 
 
@@ -50,6 +51,9 @@ class Ending:
         biases = _biases(words, opcodes, end, one, sums)
         none = np.zeros(0, dtype=np.int64)
         count = len(sums.registers)
+        if sums.exchanged_bytes:
+            _check_each_row(biases, sums)
+            return Ending(biases, none, none, _exchanged(words, opcodes, pinned, end, sums.exchanged_bytes))
         if not sums.packed:
             found = _in_registers(biases, pinned, list(sums.in_row))
             return Ending(biases, none, none, found)
@@ -94,6 +98,35 @@ def _in_registers(biases: Biases, registers: NDArray[np.int64], numbers: list[in
     if missing or len(found) != len(biases.words) or len(found) != len(wanted):
         raise MachineCodeError(f"{len(missing)} sums are not in their registers when their biases are added")
     return np.array([found[each] for each in wanted], dtype=np.int64)
+
+
+def _check_each_row(biases: Biases, sums: Sums) -> None:
+    """Each sum that a thread finishes has its bias, those of one number in each row."""
+    rows = len(sums.registers) // len(set(sums.in_row))
+    if not np.array_equal(np.sort(biases.numbers), np.repeat(np.arange(sums.finished // rows), rows)):
+        raise MachineCodeError(f"{len(biases.numbers)} biases for the {sums.finished} sums that a thread finishes")
+
+
+def _exchanged(
+    words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice, distance_bytes: int
+) -> NDArray[np.int64]:
+    """[sums]: the store of each to shared memory, where the other blocks of the cluster read it."""
+    found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (word.STS, word.STS_PLAIN)))
+    stores = words[found]
+    offsets = word.OFFSET.get(stores)
+    order = np.argsort(offsets)
+    apart = np.diff(offsets[order])
+    alike = [word.SOURCE_A, word.SIZE, word.PREDICATE, word.NEGATED_PREDICATE, UNIFORM_ADDRESS]
+    if (
+        not np.array_equal(word.SOURCE_B.get(stores)[order], registers)
+        or (apart != distance_bytes).any()
+        or any(len(set(each.get(stores).tolist())) != 1 for each in alike)
+        or int(word.PREDICATE.get(stores)[0]) != word.ALWAYS
+        or word.SIZE_BYTES[int(word.SIZE.get(stores)[0])] != _WORD_BYTES
+    ):
+        raise MachineCodeError("a sum is not in its register when it is stored for the other blocks of its cluster")
+    places: NDArray[np.int64] = found[order]
+    return places
 
 
 def _stores(words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice) -> NDArray[np.int64]:

@@ -26,9 +26,11 @@ _SPECIAL: Final = {
     0x26: "%ctaid.y",
     0x27: "%ctaid.z",
     0x00: "%laneid",
+    0x88: "%cluster_ctarank",
 }
-_BLOCK_OF_CLUSTER: Final = 0x88
-"""Special register: zero where blocks form no clusters."""
+_WINDOW: Final = 0x2F
+WINDOW_HIGH: Final = 0x7F0B
+"""The upper half of a generic address of shared memory: any number that no global address has."""
 _ZERO_SPECIAL: Final = 0xFF
 _MASK = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -50,8 +52,8 @@ def _predicates_to_register(core: Core, word: Instruction, mask: Mask) -> None:
 def _special(core: Core, word: Instruction, mask: Mask) -> None:
     number = word.field(72, 8)
     uniform = word.opcode == 0x9C3
-    if number == _BLOCK_OF_CLUSTER:
-        value = np.zeros(core.lanes, dtype=np.uint32)
+    if number == _WINDOW:
+        value = np.full(core.lanes, WINDOW_HIGH, dtype=np.uint32)
     elif number in _SPECIAL:
         value = core.special[_SPECIAL[number]][core.first : core.first + core.lanes]
     else:

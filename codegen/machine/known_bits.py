@@ -63,16 +63,21 @@ _FIELDS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
     0x14D: (_INPUT,),
     0x155: ((24, 8), (84, 1)),
     0x156: ((24, 8), (32, 8)),
+    0x180: ((32, 23), _SIZE, (72, 1)),
     0x181: ((32, 8), _OFFSET, _SIZE, _DESCRIPTOR),
     0x182: ((38, 21), _SIZE),
     0x183: (_OFFSET, _SIZE, (84, 3)),
     0x184: ((32, 8), _OFFSET, _SIZE, _DESCRIPTOR),
     0x186: ((32, 8), _OFFSET, (64, 6), _SIZE, _DESCRIPTOR),
     0x187: ((32, 8), _OFFSET, _SIZE, (84, 3)),
-    0x188: ((32, 8), _OFFSET, _SIZE),
+    0x188: ((32, 8), _OFFSET, (64, 6), _SIZE, _DESCRIPTOR),
+    0x18F: (),
+    0x192: (),
+    0x1AB: (),
     0x1AE: (_INPUT, (32, 32), (64, 6), _SIZE, _DESCRIPTOR),
     0x1AF: (),
     0x1C3: ((72, 8),),
+    0x1C7: (),
 }
 """By the opcode without its form: first bit and number of bits of what its function reads beside its operands."""
 _REST: Final[dict[int, tuple[int, ...]]] = {
@@ -87,8 +92,12 @@ _REST: Final[dict[int, tuple[int, ...]]] = {
     0xA4: (0x7 << 81,),
     0x11D: (0x1 << 80,),
     0x141: (0x7 << 87,),
+    0x180: (0x1 << 84,),
     0x181: (0x41E91 << 72,),
     0x186: (0x40011 << 72,),
+    0x18F: (0x1 << 89 | 0xFF << 24,),
+    0x192: (0xA << 76,),
+    0x1C7: (0x1 << 91,),
     0x1AE: (0x12104 << 68, 0x10104 << 68),
 }
 """What ptxas has in the other bits, where it is not zero: predicates that are the true one, hints for caches."""

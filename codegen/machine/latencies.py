@@ -23,7 +23,7 @@ _REGISTERS: Final[dict[str, dict[str, int]]] = {
     "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "high": 3, "memory": 5},
     "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "high": 2, "memory": 5},
     "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "high": 4, "memory": 5},
-    "high": {"alu": 5},
+    "high": {"alu": 5, "integer": 10},
 }
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""

@@ -18,7 +18,7 @@ from codegen.machine.copies import loads_of
 from codegen.machine.elf import CubinFile
 from codegen.machine.ending import Biases, Ending
 from codegen.machine.marked import Marked
-from codegen.machine.operands import UNIFORM_ADDRESS, UNIFORM_C, operands
+from codegen.machine.operands import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS, UNIFORM_C, operands
 from codegen.machine.outputs import accesses_of
 from codegen.machine.word import Words
 
@@ -223,20 +223,20 @@ def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[
     if len(compares) != 1:
         raise MachineCodeError("ptxas compares the K group in another way")
     compare = int(compares[0])
-    branches = np.flatnonzero(opcodes == word.BRA)
-    targets = branches + 1 + word.branch_distances(words[branches], capability) // word.WORD_BYTES
-    after = np.flatnonzero(branches > compare)
+    predicate = int(FIRST_PREDICATE.get(words)[compare])
+    jumps = np.flatnonzero(np.isin(opcodes, (word.BRA, word.BSSY)))
+    targets = jumps + 1 + word.jump_distances(words[jumps], capability) // word.WORD_BYTES
+    asks = (opcodes[jumps] == word.BRA) & (word.PREDICATE.get(words)[jumps] == predicate)
+    after = np.flatnonzero(asks & (jumps > compare))
     if not len(after):
         raise MachineCodeError("ptxas branches on the K group in another way")
-    branch, other = int(branches[after[0]]), int(targets[after[0]])
-    guard = word.PREDICATE.get(words)[branch]
-    if guard != _written_predicate(words[compare]) or word.NEGATED_PREDICATE.get(words)[branch] or other <= branch:
+    branch, other = int(jumps[after[0]]), int(targets[after[0]])
+    writes = operands(words[compare + 1 : branch]).writes.resource
+    if word.NEGATED_PREDICATE.get(words)[branch] or other <= branch or (writes == PREDICATES + predicate).any():
         raise MachineCodeError("ptxas branches on the K group in another way")
+    if (targets[jumps < branch] > branch).any():
+        raise MachineCodeError("ptxas branches over the branch on the K group")
     return compare, branch, other
-
-
-def _written_predicate(compare: Words) -> int:
-    return int(word.Field(81, 3).get(compare))
 
 
 def _jumps(

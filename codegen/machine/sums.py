@@ -18,6 +18,7 @@ _ACCUMULATE = re.compile(
     r".*\} // farm\.accumulate \d+ \d+$"
 )
 _BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,(0f[0-9A-F]{8}); // farm\.bias \d+$")
+_WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Sums:
     """Which sum of its row each is: those of one number have the same bias."""
     wide: tuple[tuple[str, str], ...]
     """Of packed ones that are added to float32 ones from chunk to chunk, these: lower half, upper half. Else none."""
+    exchanged_bytes: int = 0
+    """Where the blocks of a cluster add up each other's sums: how far apart a thread stores them. Else 0."""
+    finished: int = 0
+    """Sums that a thread has a bias for, and stores."""
 
     @staticmethod
     def of(layer: AnyTiled, form: RolledForm) -> Sums:
@@ -50,6 +55,8 @@ class Sums:
             registers=tuple(registers[number] for number in numbers),
             in_row=tuple(number % layer.sums for number in numbers),
             wide=tuple(wide[registers[number]] for number in numbers) if wide else (),
+            exchanged_bytes=_WORD_BYTES * layer.threads if layer.tiling.cluster > 1 else 0,
+            finished=len(form.bias_lines),
         )
 
     @cached_property

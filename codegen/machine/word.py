@@ -100,6 +100,8 @@ BRX = 0x949
 BSSY = 0x945
 BSYNC = 0x941
 EXIT = 0x94D
+UCGABAR_ARRIVE = 0x9C7
+UCGABAR_WAIT = 0xDC7
 
 
 def words_of(text: bytes) -> Words:

@@ -34,7 +34,9 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
     for (int j = 0; j < POINTERS; ++j) {
         const int place = thread + j * THREADS;
         const int i = place / PLANE, y = place % PLANE / ROW_PLACES, x = place % ROW_PLACES;
-        const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y, in_x = tile_column * STRIDE_X - PAD_LEFT + x * STEP_X;
+        int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y, in_x = tile_column * STRIDE_X - PAD_LEFT + x * STEP_X;
+        // Where all places of a tile are in one row, the compiler would branch on whether that row is within the map.
+        asm volatile("" : "+r"(in_y));
         const bool present = (unsigned)in_y < HEIGHT && (unsigned)in_x < WIDTH && first_image + i < images;
         // A mask, not a choice: that could become a branch.
         const int offset = i * IMAGE_ELEMENTS + in_y * WIDTH + in_x;

@@ -41,6 +41,10 @@ LAYERS_OF_SHAPE = 40
 """Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
 MOST_WEIGHTS = 1024
 """Of a drawn shape: ptxas takes a tenth of a second for most such layers."""
+MOST_SPLIT_WEIGHTS = 3072
+"""Of a shape whose channels are split over the blocks of a cluster: each has a stream of its own."""
+SPLIT_EVERY = 3
+"""Of so many float32 shapes one has its channels split over the blocks of a cluster."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
 STEPS: tuple[Step, ...] = (
@@ -106,13 +110,19 @@ def numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[
 def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     """The shape of a number; None if no tiling fits it."""
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
-    spec, batch = _spec(rng, data_type), int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
+    split = data_type == "float32" and number % SPLIT_EVERY == SPLIT_EVERY - 1
+    spec = _split_spec(rng) if split else _spec(rng, data_type)
+    batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
     batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
     density = float(rng.choice([0.05, 0.2, 0.6]))
     nonzeros = np.full(spec.kernels, max(1, round(density * spec.weights_count / spec.kernels)))
     try:
-        if rng.random() < 0.4:
+        if split:
+            ranked = ranked_tilings(spec, batch, nonzeros, accumulate, clusters=True)
+            clustered = [each for each in ranked if each.cluster > 1]
+            tiling = clustered[int(rng.integers(len(clustered)))]
+        elif rng.random() < 0.4:
             tiling = choose_tiling(spec, batch, nonzeros, accumulate=accumulate)
         else:
             ranked = ranked_tilings(spec, batch, nonzeros, accumulate)
@@ -147,6 +157,22 @@ def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     return Conv2d(*size, stride, padding, dilation if fits else (1, 1), groups, epilogue, data_type)
 
 
+def _split_spec(rng: np.random.Generator) -> LayerSpec:
+    """A convolution that has tilings with clusters, of at least one quad of channels a block."""
+    height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 9, 11, 14, 16], 2))
+    rows, columns = (int(size) for size in rng.choice([1, 1, 2, 3, 3, 3], 2))
+    channels = int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128]))
+    weights = int(np.exp(rng.uniform(np.log(256), np.log(MOST_SPLIT_WEIGHTS))))
+    kernels = int(np.clip(round(weights / (channels * rows * columns)), 1, 64))
+    padding = tuple(int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
+    top, left, bottom, right = padding
+    dilation = _pair(rng, (1, 1, 1, 2))
+    fits = (rows - 1) * dilation[0] < height and (columns - 1) * dilation[1] < width
+    size = (channels, height, width, kernels, rows, columns)
+    pads, apart = (top, left, bottom, right), dilation if fits else (1, 1)
+    return Conv2d(*size, _pair(rng, (1, 1, 2)), pads, apart, 1, _epilogue(rng), "float32")
+
+
 def _pair(rng: np.random.Generator, choices: tuple[int, ...]) -> tuple[int, int]:
     first, second = rng.choice(choices, 2)
     return int(first), int(second)
@@ -173,6 +199,8 @@ def _masks() -> tuple[tuple[str, Mask], ...]:
         ("one weight", _one_weight),
         ("one chunk empty", _without_chunk),
         ("one chunk left", lambda shape, rng: ~_without_chunk(shape, rng)),
+        ("one share of the channels empty", _without_share),
+        ("one share of the channels left", lambda shape, rng: ~_without_share(shape, rng)),
         ("one K group empty", _without_group),
         ("one K group left", lambda shape, rng: ~_without_group(shape, rng)),
         ("kernels pruned", _without_kernels),
@@ -194,6 +222,15 @@ def _one_weight(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
 
 def _without_chunk(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
     mask, size = np.ones(shape.spec.weights_shape, dtype=bool), shape.tiling.chunk_channels
+    first = size * int(rng.integers(-(-mask.shape[1] // size)))
+    mask[:, first : first + size] = False
+    return mask
+
+
+def _without_share(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    """Of the blocks of a cluster one has nothing to do; where there is none, half of the channels is empty."""
+    mask = np.ones(shape.spec.weights_shape, dtype=bool)
+    size = -(-mask.shape[1] // max(2, shape.tiling.cluster))
     first = size * int(rng.integers(-(-mask.shape[1] // size)))
     mask[:, first : first + size] = False
     return mask

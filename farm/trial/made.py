@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Self
 
 from codegen.arch import virtual_arch
-from codegen.assemble import assemble
+from codegen.assemble import assemble, ptxas_options
 from codegen.choice import choose_parts
 from codegen.errors import CodegenError, MachineCodeError
 from codegen.launch import Launch
+from codegen.machine.admission import ADMITTED_LEVEL
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.operators import launch_of
 from codegen.rewrite import rewrite
@@ -69,9 +70,12 @@ def make_both(
     shape = drawn_shape(number, data_type)
     if shape is None:
         return MadeShape(number, data_type)
+    clusters = shape.tiling.cluster > 1
+    options = ptxas_options(ADMITTED_LEVEL, clusters=clusters)
     try:
-        template = make_template(shape.spec, shape.tiling, virtual_arch(arch), toolchain, limits)
-        skeleton = make_skeleton(template, arch, toolchain, limits=limits)
+        virtual = virtual_arch(arch, clusters=clusters)
+        template = make_template(shape.spec, shape.tiling, virtual, toolchain, limits)
+        skeleton = make_skeleton(template, arch, toolchain, options, limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)
     except MachineCodeError as error:
         return MadeShape(number, data_type, shape, refused=Counter({_reason(error): variants}))
@@ -97,7 +101,7 @@ def make_both(
             continue
         try:
             kernels = [rewrite(template, weights, part) for part in parts]
-            by_ptxas = [assemble(kernel.ptx, arch, toolchain, limits=limits) for kernel in kernels]
+            by_ptxas = [assemble(kernel.ptx, arch, toolchain, options, limits) for kernel in kernels]
         except CodegenError as error:
             failed.append(f"{name}: {error}")
             continue
