@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import latencies
+from codegen.machine.barriers import barrier_findings
 from codegen.machine.elf import CubinFile
 from codegen.machine.operands import PREDICATES
 from codegen.machine.paths import pending_on_branches
@@ -54,7 +55,7 @@ def findings(words: Words, registers: int, jump_targets: Places | None = None) -
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets)
     found = [*_bounds(code, registers), *_waits(code), *_in_order(code), *_overwritten_operands(code)]
-    found += [*pending_on_branches(code), *_kept_operands(code)]
+    found += [*pending_on_branches(code), *_kept_operands(code), *barrier_findings(code)]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
 
 
