@@ -57,8 +57,7 @@ def verify_on_cpu(
 ) -> Iterator[LayerVerification]:
     """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
 
-    With `machine` the words of the cubins run instead of the PTX, for the architecture whose words the emulator knows,
-    but of kernels with clusters.
+    With `machine` the words of the cubins run instead of the PTX, for the architecture whose words the emulator knows.
     Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images,
     or in rows of layers of which the model does not say how many an image has.
     Raises BlobLostError if the store has lost a template, weights or a cubin; UsageError if no cubin's words are known.
@@ -71,8 +70,7 @@ def verify_on_cpu(
         archs: dict[_Made, list[str]] = {}
         for arch, kernels in _by_arch(build, results).items():
             launches = tuple(kernel.known_launch for kernel in kernels)
-            has_words = machine and is_known(arch) and build.tiling.cluster == 1
-            words = tuple(kernels) if has_words else ()
+            words = tuple(kernels) if machine and is_known(arch) else ()
             made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
             archs.setdefault(made, []).append(arch)
         for made, names in archs.items():

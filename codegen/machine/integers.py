@@ -77,8 +77,8 @@ def compare(core: Core, word: Instruction, mask: Mask, holds: Lanes) -> None:
     given = word.input_predicate(core)
     if word.field(74, 2):
         raise UnsupportedError("a comparison combined by OR or XOR")
-    core.set_predicate(word.field(84, 3), ~holds & given, mask)
-    core.set_predicate(word.field(81, 3), holds & given, mask)
+    core.set_predicate(word.field(84, 3), ~holds & given, mask, uniform=word.uniform)
+    core.set_predicate(word.field(81, 3), holds & given, mask, uniform=word.uniform)
 
 
 def _compare_integers(core: Core, word: Instruction, mask: Mask) -> None:
@@ -145,6 +145,14 @@ def _logic(core: Core, word: Instruction, mask: Mask) -> None:
     core.put(word, value, mask)
 
 
+def _predicate_logic(core: Core, word: Instruction, mask: Mask) -> None:
+    """PLOP3: two functions of three predicates, each as a table of eight bits."""
+    third = core.predicate(word.field(68, 3), negated=bool(word.field(71)), uniform=bool(word.field(67)))
+    row = 4 * word.input_predicate(core) + 2 * word.input_predicate(core, 77) + third
+    for to, table in ((81, word.field(64, 3) | word.field(72, 5) << 3), (84, word.field(16, 8))):
+        core.set_predicate(word.field(to, 3), (np.int64(table) >> row & 1).astype(np.bool_), mask)
+
+
 def _permute(core: Core, word: Instruction, mask: Mask) -> None:
     known = bit_operation("prmt", "b32")
     if known is None:
@@ -184,8 +192,8 @@ def _multiply_add_integers(core: Core, word: Instruction, mask: Mask) -> None:
 
 def _multiply_add_wide(core: Core, word: Instruction, mask: Mask) -> None:
     value = _wide_product(core, word)
-    core.write(word.to, (value & _MASK).astype(np.uint32), mask)
-    core.write(word.to + 1, (value >> _32).astype(np.uint32), mask)
+    core.write(word.to, (value & _MASK).astype(np.uint32), mask, uniform=word.uniform)
+    core.write(word.to + 1, (value >> _32).astype(np.uint32), mask, uniform=word.uniform)
 
 
 def _multiply_add_high(core: Core, word: Instruction, mask: Mask) -> None:
@@ -200,8 +208,9 @@ def _wide_product(core: Core, word: Instruction) -> NDArray[np.uint64]:
     form = word.form()
     if form in (2, 3) or word.c_sign()[0]:
         raise UnsupportedError("such an addend of IMAD.WIDE")
-    uniform = form == 7
-    number, zero = (word.field(32, 6), UNIFORM_ZERO) if uniform else (word.field(64, 8), ZERO_REGISTER)
+    uniform = word.uniform or form == 7
+    number = word.field(64 if form != 7 else 32, 6 if uniform else 8)
+    zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
     lower, upper = (core.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
     c = upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
     value: NDArray[np.uint64] = (a * b).view(np.uint64) + c
@@ -233,17 +242,20 @@ INTEGERS: Final[dict[int, Run]] = {
     0x12: _logic,
     0x16: _permute,
     0x19: _shift,
+    0x1C: _predicate_logic,
     0x24: _multiply_add_integers,
     0x25: _multiply_add_wide,
     0x27: _multiply_add_high,
     0x36: _add_two,
     0x46: _add_and_bound,
     0x82: _move,
+    0x8C: _compare_integers,
     0x90: _add,
     0x91: _shifted_add,
     0x92: _logic,
     0x99: _shift,
     0xA4: _multiply_add_integers,
+    0xA5: _multiply_add_wide,
     0x119: _special,
     0x1C3: _special,
 }

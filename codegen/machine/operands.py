@@ -54,6 +54,8 @@ CONTINUED = Field(72, 1)
 """Of ISETP: of a comparison that another one began."""
 UNIFORM_ADDRESS = Field(91, 1)
 """Of a memory access: a uniform register is part of the address, or describes the memory."""
+UNIFORM_COMPARE = Field(67, 1)
+"""Of PLOP3: its third predicate is a uniform one."""
 PREDICATE_MASK = Field(32, 7)
 WHOLE_64 = Field(80, 1)
 """Of CS2R: the result has 64 bits."""
@@ -94,6 +96,7 @@ SHAPES: Final[dict[int, Shape]] = {
     0x12: Shape("LOP3", "alu", 1, 1, 1, 1, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0x16: Shape("PRMT", "alu", 1, 1, 1, 1),
     0x19: Shape("SHF", "alu", 1, 1, 1, 1),
+    0x1C: Shape("PLOP3", "alu", writes=_ADDED, reads=(INPUT_PREDICATE, CARRY_PREDICATE)),
     0x20: Shape("FMUL", "float", 1, 1, 1),
     0x21: Shape("FADD", "float", 1, 1, 1),
     0x23: Shape("FFMA", "float", 1, 1, 1, 1),
@@ -135,11 +138,13 @@ SHAPES: Final[dict[int, Shape]] = {
     0x1AF: Shape("LDGDEPBAR", "global", asynchronous=True),
     0x1C7: Shape("UCGABAR", "control"),
     0x82: Shape("UMOV", "uniform", 1, b=1),
+    0x8C: Shape("UISETP", "uniform", 0, 1, 1, writes=_ADDED, reads=(INPUT_PREDICATE,)),
     0x90: Shape("UIADD3", "uniform", 1, 1, 1, 1, writes=_ADDED, reads=(INPUT_PREDICATE, CARRY_PREDICATE)),
     0x91: Shape("ULEA", "uniform", 1, 1, 1, 1, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0x92: Shape("ULOP3", "uniform", 1, 1, 1, 1, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0x99: Shape("USHF", "uniform", 1, 1, 1, 1),
     0xA4: Shape("UIMAD", "uniform", 1, 1, 1, 1, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
+    0xA5: Shape("UIMAD.WIDE", "uniform", 2, 1, 1, 2, writes=(FIRST_PREDICATE,), reads=(INPUT_PREDICATE,)),
     0xB9: Shape("ULDC", "uniform", -1),
     0x1C3: Shape("S2UR", "other", 1, asynchronous=True),
 }
@@ -246,6 +251,8 @@ class _Role:
     """-1: as SIZE says."""
     only_if: Field | None = None
     """A field that is not zero in the words that do."""
+    unless: Field | None = None
+    """A field that is zero in the words that do."""
     beyond: int = 0
     """Added to the number."""
 
@@ -259,6 +266,8 @@ def _accesses(words: Words, which: NDArray[np.int64], roles: dict[_Role, list[in
         places = np.flatnonzero(has_role[which])
         if role.only_if is not None:
             places = places[role.only_if.get(words[places]) != 0]
+        if role.unless is not None:
+            places = places[role.unless.get(words[places]) == 0]
         chosen = words[places]
         numbers = np.zeros(len(places), np.int64) if role.field is None else role.field.get(chosen)
         real = numbers != _LAST[role.kind]
@@ -289,6 +298,9 @@ def _reads(shape: Shape, form: int) -> Iterator[_Role]:
         yield _Role(predicates, field)
     if shape.name == "ISETP":
         yield _Role(predicates, COMPARE_PREDICATE, only_if=CONTINUED)
+    if shape.name == "PLOP3":
+        yield _Role(PREDICATES, COMPARE_PREDICATE, unless=UNIFORM_COMPARE)
+        yield _Role(UNIFORM_PREDICATES, COMPARE_PREDICATE, only_if=UNIFORM_COMPARE)
     if shape.name == "P2R":
         for predicate in range(7):
             yield _Role(PREDICATES, None, only_if=Field(PREDICATE_MASK.first + predicate, 1), beyond=predicate)

@@ -74,7 +74,7 @@ class TuningBook:
                     found.append((record.tiling, TilingChoice(arch, record.gpu)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
-            clusters = has_clusters(arch) and options.assembler != "direct"  # which knows none
+            clusters = has_clusters(arch)
             if clusters not in of_model:
                 of_model[clusters] = choose_tiling(
                     spec,

@@ -31,6 +31,9 @@ CLUSTER_CASES: dict[str, Case] = {
         Conv2d(16, 9, 12, 8, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), epilogue=(Clip(-1.0, 1.0),)),
         Tiling(12, 5, 1, 8, 8, 2, cluster=2),
     ),
+    "a cluster, tiles of one row, several places a thread": _of_hopper(
+        Conv2d(48, 8, 11, 4, 1, 3, stride=(1, 2)), Tiling(6, 1, 1, 4, 12, 2, cluster=4)
+    ),
     "a cluster, a 1x1 kernel": _of_hopper(
         Conv2d(64, 5, 9, 20, 1, 1, epilogue=RESIDUAL), Tiling(23, 1, 1, 8, 8, 3, cluster=4)
     ),

@@ -37,5 +37,6 @@ def drawn_weights(name: str, density: float, seed: int) -> Weights:
 @cache
 def cubin_for(name: str, arch: str, density: float = 0.5, seed: int = 0) -> bytes:
     """Of one of the operators' cases, the whole layer in one kernel."""
-    kernel = rewrite(template_for(name, virtual_arch(arch)), drawn_weights(name, density, seed))
+    virtual = virtual_arch(arch, clusters=CASES[name].tiling.cluster > 1)
+    kernel = rewrite(template_for(name, virtual), drawn_weights(name, density, seed))
     return assemble(kernel.ptx, arch, find_toolchain()).data

@@ -68,7 +68,7 @@ Product = tuple[int, int, int, int]
 
 @cache
 def skeleton_of(name: str) -> Cubin:
-    return make_skeleton(template_for(name, "compute_80"), ARCH, find_toolchain())
+    return make_skeleton(template_for(name, CASES[name].virtual_arch), ARCH, find_toolchain())
 
 
 def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[list[list[Product]]]:
@@ -88,7 +88,7 @@ def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[li
     for line in rewrite(template, weights, part).ptx.decode().splitlines():
         if line.startswith("// farm.body.begin"):
             chunk += 1
-        elif match := re.match(r"ld\.shared\S*\s+(.*),\s*\[(%\w+)(?:\+(-?\d+))?\];", line):
+        elif match := re.match(r"ld\.shared(?!::)\S*\s+(.*),\s*\[(%\w+)(?:\+(-?\d+))?\];", line):
             for i, register in enumerate(re.findall(r"%[fr]\d+", match[1])):
                 inputs[register] = pointers.index(match[2]), int(match[3] or 0) + 4 * i
         elif match := re.match(r"fma\.rn\.f32 (%f\d+),(%f\d+),0f([0-9A-F]{8}),\1;", line):

@@ -135,7 +135,7 @@ def test_equal_content_under_another_name_is_another_request() -> None:
 
 
 def test_whoever_asks_for_the_direct_assembler_gets_no_tiling_that_it_leaves_to_ptxas() -> None:
-    """A layer whose channels ptxas's kernel splits over clusters, which takes ptxas minutes."""
+    """A layer whose channels are split over clusters, which takes ptxas minutes."""
     spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
     net = checkpoint(layer("conv", spec=spec))
     chosen: dict[AssemblerChoice, Tiling] = {}
@@ -144,4 +144,5 @@ def test_whoever_asks_for_the_direct_assembler_gets_no_tiling_that_it_leaves_to_
         [build] = new_job(net, options, namespace="", name="net", store=None).builds
         chosen[assembler] = build.tiling
     assert chosen["ptxas"].cluster > 1
+    assert chosen["direct"] == chosen["ptxas"]
     assert not unknown(spec, chosen["direct"], "sm_90")

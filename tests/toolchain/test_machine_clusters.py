@@ -1,0 +1,254 @@
+"""Kernels with clusters without ptxas: each block its own stream, the sums met in distributed shared memory."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen import emulate as ptx
+from codegen.assemble import assemble
+from codegen.errors import EmulationError, MachineCodeError
+from codegen.launch import Launch
+from codegen.layers import Weights
+from codegen.machine import emulate, word
+from codegen.machine.assembler import DirectAssembler
+from codegen.machine.elf import CubinFile
+from codegen.machine.marked import Marked
+from codegen.machine.proof import findings, prove
+from codegen.machine.skeleton import Skeleton
+from codegen.machine.word import Words
+from codegen.operators import stream_count
+from codegen.rewrite import rewrite
+from codegen.tiling import Part
+from codegen.toolchain import find_toolchain
+from codegen.verify import poisoned, random_input, random_residual, verify_layer
+from tests.toolchain.cluster_cases import CLUSTER_CASES
+from tests.toolchain.machine_cubins import drawn_weights, template_for
+from tests.toolchain.test_machine_assembler import products_in_ptx, products_in_words, skeleton_of
+
+ARCH = "sm_90"
+TWO = "a cluster of two, kernels that do not divide"
+EIGHT = "a cluster of eight"
+MEMBAR, STS, LD, CCTL, S2UR = 0x992, 0x388, 0x980, 0x98F, 0x9C3
+CLUSTER_RANK = 0x88
+MASKS = ("no weight", "one weight", "a block without weights", "one block with weights", "one chunk empty", "no zero")
+
+
+def masked(name: str, mask: str) -> Weights:
+    """Drawn weights where the mask leaves any; a block has the channels of its share."""
+    case, weights = CLUSTER_CASES[name], drawn_weights(name, 1.0, seed=3)
+    share, chunk = case.spec.channels // case.tiling.cluster, case.tiling.chunk_channels
+    kept = np.ones(case.spec.weights_shape, dtype=bool)
+    match mask:
+        case "no weight":
+            kept[:] = False
+        case "one weight":
+            kept[:] = False
+            kept[1, share + 1, -1, 0] = True
+        case "a block without weights":
+            kept[:, share : 2 * share] = False
+        case "one block with weights":
+            kept[:, :share] = False
+            kept[:, 2 * share :] = False
+        case "one chunk empty":
+            kept[:, chunk : 2 * chunk] = False
+    return Weights(np.where(kept, weights.kernel, np.float32(0)), weights.bias)
+
+
+def directly(name: str, weights: Weights, part: Part | None = None) -> CubinFile:
+    template = template_for(name, "compute_90")
+    whole = part or Part(0, stream_count(template.spec, template.tiling))
+    return CubinFile.read(
+        DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole).data
+    )
+
+
+def arguments(name: str, launch: Launch) -> tuple[NDArray[Any], list[NDArray[Any] | int]]:
+    case = CLUSTER_CASES[name]
+    output = poisoned(case.spec, case.batch)
+    named: dict[str, Any] = {"input": random_input(case.spec, case.batch, seed=1), "output": output}
+    named |= {"residual": random_residual(case.spec, case.batch, seed=0), "images": case.batch}
+    named["output_step"] = prod(case.spec.output_shape)
+    return output, [named[each] for each in launch.arguments]
+
+
+def computed(name: str, weights: Weights, cubin: CubinFile) -> NDArray[Any]:
+    launch = rewrite(template_for(name, "compute_90"), weights).launch
+    output, given = arguments(name, launch)
+    emulate.run(cubin, launch.grid_at(CLUSTER_CASES[name].batch), launch.block, launch.shared_bytes, given)
+    return output.view(np.uint32)
+
+
+def expected(name: str, weights: Weights) -> NDArray[Any]:
+    """What the rewritten PTX computes."""
+    kernel = rewrite(template_for(name, "compute_90"), weights)
+    output, given = arguments(name, kernel.launch)
+    grid = kernel.launch.grid_at(CLUSTER_CASES[name].batch)
+    ptx.run(kernel.ptx, grid, kernel.launch.block, kernel.launch.shared_bytes, given)
+    return output.view(np.uint32)
+
+
+def changed(cubin: CubinFile, words: Words) -> CubinFile:
+    return CubinFile.read(cubin.with_words(words))
+
+
+def places(words: Words, opcode: int) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.flatnonzero(word.OPCODE.get(words) == opcode)
+    return found
+
+
+def nothing(words: Words) -> Words:
+    return words[int(places(words, word.NOP)[-1])]
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return drawn_weights(TWO, 0.5, seed=1)
+
+
+@pytest.fixture(scope="module")
+def cubin(weights: Weights) -> CubinFile:
+    return directly(TWO, weights)
+
+
+@pytest.mark.parametrize("name", CLUSTER_CASES)
+@pytest.mark.parametrize("density", [0.1, 0.5])
+def test_blocks_of_a_cluster_compute_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
+    weights = drawn_weights(name, density, seed=1)
+    np.testing.assert_array_equal(computed(name, weights, directly(name, weights)), expected(name, weights))
+
+
+@pytest.mark.parametrize("name", [TWO, EIGHT])
+@pytest.mark.parametrize("mask", MASKS)
+def test_blocks_with_little_or_nothing_to_do_compute_bit_for_bit_what_the_ptx_does(name: str, mask: str) -> None:
+    weights = masked(name, mask)
+    np.testing.assert_array_equal(computed(name, weights, directly(name, weights)), expected(name, weights))
+
+
+def test_the_words_of_ptxas_compute_what_those_made_without_it_do(weights: Weights, cubin: CubinFile) -> None:
+    kernel = rewrite(template_for(TWO, "compute_90"), weights)
+    by_ptxas = CubinFile.read(assemble(kernel.ptx, ARCH, find_toolchain(), ("-O1",)).data)
+    prove(by_ptxas)
+    np.testing.assert_array_equal(computed(TWO, weights, by_ptxas), computed(TWO, weights, cubin))
+
+
+@pytest.mark.parametrize("name", CLUSTER_CASES)
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+def test_every_block_s_stream_has_the_products_of_its_own_channels_in_order(name: str, density: float) -> None:
+    template, weights = template_for(name, "compute_90"), drawn_weights(name, density, seed=1)
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    form = Skeleton.read(skeleton_of(name).data, Marked.of(template))
+    found = products_in_words(directly(name, weights), form)
+    assert len(found) == whole.end
+    assert found == products_in_ptx(template, weights, whole)
+
+
+def test_a_part_has_whole_clusters_of_streams() -> None:
+    name = "a cluster of four, in tiles, chunks copied as there is room"
+    template, weights = template_for(name, "compute_90"), drawn_weights(name, 0.5, seed=1)
+    part = Part(4, 8)
+    made = directly(name, weights, part)
+    assert verify_layer(template, weights, [part], cubins=[made.data]).ok
+    assert made.cluster == (1, 1, 4)
+
+
+def test_a_sum_in_another_register_is_refused() -> None:
+    skeleton = CubinFile.read(skeleton_of(TWO).data)
+    words = skeleton.words
+    stores = places(words, STS)
+    last = int(stores[stores < places(words, MEMBAR)[0]][-1])
+    word.SOURCE_B.put(words[last : last + 1], word.SOURCE_B.get(words)[last - 1])
+    with pytest.raises(MachineCodeError, match="stored for the other blocks of its cluster"):
+        Skeleton.read(skeleton.with_words(words), Marked.of(template_for(TWO, "compute_90")))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "which", "reason"),
+    [
+        (MEMBAR, 0, "written since the last barrier of the cluster"),
+        (word.UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
+        (word.UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
+    ],
+)
+def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
+    weights: Weights, cubin: CubinFile, opcode: int, which: int, reason: str
+) -> None:
+    words = cubin.words
+    words[places(words, opcode)[which]] = nothing(words)
+    with pytest.raises(EmulationError, match=reason):
+        computed(TWO, weights, changed(cubin, words))
+
+
+def test_blocks_that_do_not_wait_for_who_reads_their_sums_are_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    for opcode in (word.UCGABAR_ARRIVE, word.UCGABAR_WAIT, CCTL):
+        words[places(words, opcode)[1::2]] = nothing(words)
+    assert any("no barrier behind it" in each.reason for each in findings(words, cubin.registers))
+
+
+def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cubin: CubinFile) -> None:
+    """Every block takes itself for the one of rank 0."""
+    words = cubin.words
+    ranks = places(words, S2UR)
+    ranks = ranks[word.Field(72, 8).get(words)[ranks] == CLUSTER_RANK]
+    assert len(ranks)
+    for rank in ranks.tolist():
+        to = int(word.DESTINATION.get(words)[rank])
+        words[rank, 0] = np.uint64(0x7882 | to << 16)  # UMOV of 0
+        words[rank, 1] = np.uint64(int(words[rank, 1]) & ~((1 << 41) - 1))
+    with pytest.raises(EmulationError, match="shared memory of rank 0 in rank 1"):
+        computed(TWO, weights, changed(cubin, words))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "which", "reason"),
+    [
+        (MEMBAR, 0, "no barrier and fence before it|a fence that no cluster's barrier follows"),
+        (0x5AB, 0, "a fence that no cluster's barrier follows"),
+        (word.UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
+        (word.UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
+        (CCTL, 0, "what was loaded before may be taken for new"),
+        (word.UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
+    ],
+)
+def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
+    cubin: CubinFile, opcode: int, which: int, reason: str
+) -> None:
+    words = cubin.words
+    words[places(words, opcode)[which]] = nothing(words)
+    with pytest.raises(MachineCodeError, match=reason):
+        prove(changed(cubin, words))
+
+
+def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    place = int(places(words, MEMBAR)[0])
+    word.STALL.put(words[place : place + 1], 2)
+    with pytest.raises(MachineCodeError, match="no barrier and fence before it"):
+        prove(changed(cubin, words))
+
+
+def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    load, arrive = int(places(words, LD)[0]), int(places(words, word.UCGABAR_ARRIVE)[0])
+    words[[load, arrive - 4]] = words[[arrive - 4, load]]
+    assert any("loads from another block" in each.reason for each in findings(words, cubin.registers))
+
+
+def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    load = int(places(words, LD)[-1])
+    words[load] = words[int(places(words, STS)[-1])]
+    assert any("where other blocks load from it" in each.reason for each in findings(words, cubin.registers))
+
+
+def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    place = int(places(words, word.UCGABAR_WAIT)[0])
+    word.PREDICATE.put(words[place : place + 1], 0)
+    with pytest.raises(MachineCodeError, match="a predicate guards"):
+        prove(changed(cubin, words))
