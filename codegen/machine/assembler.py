@@ -88,7 +88,8 @@ class DirectAssembler:
         biases = every.biases[chosen]
         patterns = bits(layer.spec, kernels)
         nonzero = (kernels != 0) & (patterns != 0)
-        added = added_up_after(layer, nonzero) & bool(marked.sums.wide)
+        never = np.zeros((*nonzero.shape[:2], len(marked.sums.registers)), dtype=np.bool_)
+        added = added_up_after(layer, nonzero) if marked.sums.wide else never
         made = streams(marked, skeleton, patterns, nonzero, added)
         if layer.tiling.cluster == 1 and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(

@@ -6,7 +6,7 @@ not in `SHAPES` is an error, so that whoever trusts what stands here trusts noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Final, Literal
@@ -157,6 +157,8 @@ _UNIFORM_RESULTS: Final = ("ULDC", "S2UR")
 
 
 _RESOURCE_SHIFT: Final = 32
+_Uses = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Places of words, and a resource that each uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +171,10 @@ class Accesses:
     """Of the code, in words."""
 
     @staticmethod
-    def of(word: NDArray[np.int64], resource: NDArray[np.int64], length: int) -> Accesses:
-        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word), length)
+    def of(uses: Iterable[_Uses], length: int) -> Accesses:
+        word, resource = (np.concatenate(each) for each in zip(*uses, strict=True))
+        # They come partly in order, of which this kind of sort makes use.
+        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word, kind="stable"), length)
 
     @cached_property
     def word(self) -> NDArray[np.int64]:
@@ -190,8 +194,13 @@ class Accesses:
 
     def before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The last word before each place that uses its resource, or -1."""
-        found = self._ended[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1]
-        return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), -1)
+        found = self.index_before(resources, places)
+        return np.where(found < 0, -1, self._ended[found] & ((1 << _RESOURCE_SHIFT) - 1))
+
+    def index_before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same as an index of these accesses."""
+        found = np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1
+        return np.where(self._ended[found] >> _RESOURCE_SHIFT == resources, found, -1)
 
     def following(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first word at each place, or behind it, that uses its resource, or the code's length."""
@@ -225,19 +234,21 @@ def operands(words: Words) -> Operands:
     which = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
     which[present] = np.arange(len(present))
     which = which[opcodes]
+    by_opcode = np.split(np.argsort(which.astype(np.uint16), kind="stable"), np.cumsum(np.bincount(which))[:-1])
     shapes = []
-    reads: dict[_Role, list[int]] = {}
-    writes: dict[_Role, list[int]] = {}
-    for index, opcode in enumerate(present.tolist()):
+    none = np.zeros(0, np.int64)
+    reads: list[_Uses] = [(none, none)]
+    writes: list[_Uses] = [(none, none)]
+    for opcode, places in zip(present.tolist(), by_opcode, strict=True):
         shape = SHAPES.get(opcode & 0x1FF)
         if shape is None or opcode >> 9 == 0:
-            first = int(np.argmax(which == index))
-            raise MachineCodeError(f"word {first} has the opcode {opcode:#05x}, which is not known here")
+            raise MachineCodeError(f"word {places[0]} has the opcode {opcode:#05x}, which is not known here")
         shapes.append(shape)
-        for roles, of_opcode in ((reads, _reads_of(opcode)), (writes, _writes_of(opcode))):
-            for role in of_opcode:
-                roles.setdefault(role, []).append(index)
-    return Operands(tuple(shapes), which, _accesses(words, which, reads), _accesses(words, which, writes))
+        chosen = words[places]
+        for found, roles in ((reads, _reads_of(opcode)), (writes, _writes_of(opcode))):
+            for role in roles:
+                found += role.accesses(chosen, places)
+    return Operands(tuple(shapes), which, Accesses.of(reads, len(words)), Accesses.of(writes, len(words)))
 
 
 @dataclass(frozen=True)
@@ -256,28 +267,21 @@ class _Role:
     beyond: int = 0
     """Added to the number."""
 
-
-def _accesses(words: Words, which: NDArray[np.int64], roles: dict[_Role, list[int]]) -> Accesses:
-    """`which` [instructions] is an index of each word's opcode, `roles` has those of each role."""
-    found_words, found_resources = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for role, indices in roles.items():
-        has_role = np.zeros(which.max(initial=0) + 1, dtype=np.bool_)
-        has_role[indices] = True
-        places = np.flatnonzero(has_role[which])
-        if role.only_if is not None:
-            places = places[role.only_if.get(words[places]) != 0]
-        if role.unless is not None:
-            places = places[role.unless.get(words[places]) == 0]
-        chosen = words[places]
-        numbers = np.zeros(len(places), np.int64) if role.field is None else role.field.get(chosen)
-        real = numbers != _LAST[role.kind]
+    def accesses(
+        self, words: Words, places: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Of words [instructions, 2] at these places."""
+        numbers = np.zeros(len(places), np.int64) if self.field is None else self.field.get(words)
+        real = numbers != _LAST[self.kind]
+        if self.only_if is not None:
+            real &= self.only_if.get(words) != 0
+        if self.unless is not None:
+            real &= self.unless.get(words) == 0
         places, numbers = places[real], numbers[real]
-        widths = np.full(len(places), role.width) if role.width > 0 else WORDS_OF_SIZE[SIZE.get(chosen[real])]
+        widths = np.full(len(places), self.width) if self.width > 0 else WORDS_OF_SIZE[SIZE.get(words[real])]
         for i in range(int(widths.max(initial=0))):
             wide = slice(None) if i < widths.min() else np.flatnonzero(widths > i)
-            found_words.append(places[wide])
-            found_resources.append(role.kind + numbers[wide] + role.beyond + i)
-    return Accesses.of(np.concatenate(found_words), np.concatenate(found_resources), len(words))
+            yield places[wide], self.kind + numbers[wide] + self.beyond + i
 
 
 @cache

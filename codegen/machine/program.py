@@ -112,8 +112,31 @@ class Program:
 
     @cached_property
     def done(self) -> Places:
-        """Per word of unknown latency the first one at which its result is known to be there."""
-        return self.first_wait(self.covering, self.write_scoreboard[self.covering])
+        """Per word of unknown latency the first one at which its result is known to be there; of the others itself."""
+        result = np.arange(len(self))
+        places = np.flatnonzero(self.variable)
+        covers = self.covering[places]
+        result[places] = self.first_wait(covers, self.write_scoreboard[covers])
+        return result
+
+    @cached_property
+    def _under_way(self) -> tuple[Accesses, Places]:
+        """Writes of an unknown latency; and of each the first word at which it, and all before it in its segment that
+        write the same, are known to be there.
+        """
+        writes = self.used.writes.where(self.variable[self.used.writes.word])
+        others = (np.diff(each, prepend=-1) != 0 for each in (writes.resource, self.segment[writes.word]))
+        first_of_next = np.cumsum(np.logical_or(*others)) * (len(self) + 1)
+        return writes, np.maximum.accumulate(first_of_next + self.done[writes.word]) - first_of_next
+
+    def unfinished(self, resources: Places, before: Places, places: Places) -> NDArray[np.bool_]:
+        """Whether, at each place, a result may be missing that a word of its segment before `before` writes."""
+        writes, until = self._under_way
+        found = writes.index_before(resources, before)
+        there = found >= 0
+        there[there] = self.segment[writes.word[found[there]]] == self.segment[places[there]]
+        there[there] = until[found[there]] > places[there]
+        return there
 
     @cached_property
     def released(self) -> Places:

@@ -123,34 +123,34 @@ def _in_order(code: Program) -> Iterator[Finding]:
             there[there] = code.segment[writer[there]] == code.segment[places[there]]
             places, resources, writer = places[there], resources[there], writer[there]
             yield from _against(code, writer, places, resources, writing=writing)
-            # One that a predicate guards may not have run: what came before it counts too.
-            again = code.guard[writer] != ALWAYS
+            # One that a predicate guards may not have run: what came before it counts too, unless that is long ago.
+            again = np.flatnonzero(code.guard[writer] != ALWAYS)
             places, resources, before = places[again], resources[again], writer[again]
+            recent = code.cycles[places] - code.cycles[before] < latencies.LONGEST
+            again = np.flatnonzero(recent | code.unfinished(resources, before, places))
+            places, resources, before = places[again], resources[again], before[again]
 
 
 def _against(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
     """Accesses at `places` to what the words `writer` write, with nothing but guarded words in between."""
-    late = code.variable[writer] & (code.done[writer] > places)
+    passed = code.cycles[places] - code.cycles[writer]
+    doubtful = np.flatnonzero((passed < latencies.LONGEST) | (code.done[writer] > places))
+    writer, places, resources, passed = writer[doubtful], places[doubtful], resources[doubtful], passed[doubtful]
+    variable = code.variable[writer]
+    late, near = variable & (code.done[writer] > places), ~variable & (passed < latencies.LONGEST)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))
-    passed = code.cycles[places] - code.cycles[writer]
-    near = ~code.variable[writer] & (passed < latencies.LONGEST)
-    doubtful = np.flatnonzero(late | near)
-    writer, places, resources = writer[doubtful], places[doubtful], resources[doubtful]
     needed = code.needed(writer, places, resources, writing=writing)
-    both = ~code.opposite(writer, places)
-    late, near = late[doubtful] & both, near[doubtful] & both & (passed[doubtful] < needed)
+    wrong = np.flatnonzero(late | near & (passed < needed))
+    wrong = wrong[~code.opposite(writer[wrong], places[wrong])]
     verb = "overwrites" if writing else "reads"
-    for i in np.flatnonzero(late):
-        yield Finding(
-            int(places[i]), f"{verb} {resource_name(int(resources[i]))} before word {writer[i]} is waited for"
-        )
-    for i in np.flatnonzero(near):
-        cycles = int(code.cycles[places[i]] - code.cycles[writer[i]])
-        yield Finding(
-            int(places[i]),
-            f"{verb} {resource_name(int(resources[i]))} {cycles} cycles after word {writer[i]}, not {needed[i]}",
-        )
+    for i in wrong.tolist():
+        name = resource_name(int(resources[i]))
+        if late[i]:
+            yield Finding(int(places[i]), f"{verb} {name} before word {writer[i]} is waited for")
+        else:
+            cycles = f"{passed[i]} cycles after word {writer[i]}, not {needed[i]}"
+            yield Finding(int(places[i]), f"{verb} {name} {cycles}")
 
 
 def _overwritten_operands(code: Program) -> Iterator[Finding]:
