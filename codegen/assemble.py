@@ -16,6 +16,7 @@ PTX_LIMIT_BYTES = 64 * 2**20
 _ELF_HEADER_BYTES = 64
 
 
+MOST_LEVEL = 3
 CLUSTERED_LEVEL = 1
 """At most, for kernels of many short streams: above it the time of ptxas grows with the square of their number, for
 code of the same size (64 streams of 680 instructions: 29 s at level 3, 4 s at this one)."""
@@ -40,10 +41,15 @@ def ptxas_options(optimisation: int, *, clusters: bool = False) -> tuple[str, ..
     return (f"-O{min(optimisation, CLUSTERED_LEVEL) if clusters else optimisation}",)
 
 
+def skeleton_options(options: tuple[str, ...], *, clusters: bool = False) -> tuple[str, ...]:
+    """The options of a skeleton whose kernels have these: it has one stream, and ptxas is quick at any level."""
+    return ptxas_options(MOST_LEVEL) if clusters and level_of(options) == CLUSTERED_LEVEL else options
+
+
 def level_of(options: tuple[str, ...]) -> int:
     """The optimisation level among options of ptxas: without any it takes 3."""
     levels = [option for option in options if option.startswith("-O")]
-    return int(levels[-1].removeprefix("-O")) if levels else 3
+    return int(levels[-1].removeprefix("-O")) if levels else MOST_LEVEL
 
 
 def assemble(

@@ -1,10 +1,10 @@
 """The barrier of a cluster, as ptxas writes it: what one block stored, another may load.
 
-    MEMBAR, ERRBAR, CGAERRBAR   everybody sees what was stored before
-    UCGABAR_ARV, UCGABAR_WAIT   the barrier
-    CCTL.IVALL                  what follows loads nothing older
-    LD ...                      of other blocks' shared memory
-    UCGABAR_ARV, UCGABAR_WAIT, CCTL.IVALL: a block's memory stays until all have loaded from it
+MEMBAR, ERRBAR, CGAERRBAR   everybody sees what was stored before
+UCGABAR_ARV, UCGABAR_WAIT   the barrier
+CCTL.IVALL                  what follows loads nothing older
+LD ...                      of other blocks' shared memory
+UCGABAR_ARV, UCGABAR_WAIT, CCTL.IVALL: a block's memory stays until all have loaded from it
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codegen.machine.program import Finding, Places, Program
 from codegen.machine.word import ALWAYS, OPCODE, UCGABAR_ARRIVE, UCGABAR_WAIT
@@ -45,12 +46,16 @@ def barrier_findings(code: Program) -> Iterator[Finding]:
     if (code.segment[arrives] != code.segment[waits]).any():
         yield Finding(int(arrives[0]), "a cluster's barrier that is not waited for where it was arrived at")
     yield from _loads(code, loads, arrives, waits, fenced)
-    inside = np.searchsorted(arrives, stores := np.flatnonzero(code.used.named("STS", "LDGSTS"))) - 1
-    for place in stores[(inside >= 0) & (code.segment[arrives[inside]] == code.segment[stores])].tolist():
+    stores = np.flatnonzero(code.used.named("STS", "LDGSTS"))
+    stores = stores[stores > arrives.min(initial=len(code))]
+    last = arrives[np.searchsorted(arrives, stores) - 1]
+    for place in stores[code.segment[last] == code.segment[stores]].tolist():
         yield Finding(place, "stores to shared memory where other blocks load from it")
 
 
-def _loads(code: Program, loads: Places, arrives: Places, waits: Places, fenced: Places) -> Iterator[Finding]:
+def _loads(
+    code: Program, loads: Places, arrives: Places, waits: Places, fenced: NDArray[np.bool_]
+) -> Iterator[Finding]:
     """Each load of another block's memory lies between two barriers, the first with a fence, and is done before the
     second.
     """
@@ -65,7 +70,7 @@ def _loads(code: Program, loads: Places, arrives: Places, waits: Places, fenced:
             yield Finding(load, "loads from another block, and is not waited for before the next barrier")
 
 
-def _fenced(code: Program, opcodes: Places, arrives: Places) -> Places:
+def _fenced(code: Program, opcodes: Places, arrives: Places) -> NDArray[np.bool_]:
     """[arrives]: whether the words of a fence stand right before each."""
     fenced = np.ones(len(arrives), dtype=np.bool_)
     for distance, (opcode, stall) in zip((3, 2, 1), _FENCE, strict=True):

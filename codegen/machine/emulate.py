@@ -23,7 +23,7 @@ from codegen.emulator.grid import Dimensions, chosen_blocks, place, special_regi
 from codegen.emulator.shared_memory import AsyncCopies, SharedMemory
 from codegen.errors import EmulationError
 from codegen.machine.accesses import ACCESSES, STACK_END
-from codegen.machine.core import Core, Instruction, Mask, Memories
+from codegen.machine.core import Core, Instruction, Memories
 from codegen.machine.elf import CubinFile
 from codegen.machine.floats import FLOATS
 from codegen.machine.integers import INTEGERS, Run
@@ -183,7 +183,7 @@ class _Run:
                 raise EmulationError(f"{self._at(number)}: {reason}") from None
         np.copyto(upcoming, np.int32(end), where=active)
 
-    def _go(self, number: int, first: int, beyond: int, lanes: Mask) -> None:
+    def _go(self, number: int, first: int, beyond: int, lanes: NDArray[np.bool_]) -> None:
         """Branches, barriers and ends, for the lanes whose guard holds."""
         upcoming = self._next[first:beyond]
         match self._opcodes[number]:

@@ -163,8 +163,8 @@ def _split_spec(rng: np.random.Generator) -> LayerSpec:
     weights = int(np.exp(rng.uniform(np.log(256), np.log(MOST_SPLIT_WEIGHTS))))
     kernels = int(np.clip(round(weights / (channels * rows * columns)), 1, 64))
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
-    size, stride, padding = (channels, height, width, kernels, rows, columns), _pair(rng, (1, 1, 2)), (top, left, bottom, right)
-    return Conv2d(*size, stride, padding, _dilation(rng, size), 1, _epilogue(rng))
+    size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
+    return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng))
 
 
 def _dilation(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from codegen.arch import virtual_arch
-from codegen.assemble import assemble, ptxas_options
+from codegen.assemble import assemble, ptxas_options, skeleton_options
 from codegen.choice import choose_parts
 from codegen.errors import CodegenError, MachineCodeError
 from codegen.launch import Launch
@@ -75,7 +75,7 @@ def make_both(
     try:
         virtual = virtual_arch(arch, clusters=clusters)
         template = make_template(shape.spec, shape.tiling, virtual, toolchain, limits)
-        skeleton = make_skeleton(template, arch, toolchain, options, limits)
+        skeleton = make_skeleton(template, arch, toolchain, skeleton_options(options, clusters=clusters), limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)
     except MachineCodeError as error:
         return MadeShape(number, data_type, shape, refused=Counter({_reason(error): variants}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.assemble import Cubin
+from codegen.assemble import Cubin, skeleton_options
 from codegen.errors import MachineCodeError, ToolError
 from codegen.keys import skeleton_key
 from codegen.layers import Weights
@@ -32,7 +32,7 @@ class DirectBuilds:
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
-        key = skeleton_key(request.template.key, request.arch, request.options, self._toolchain.ptxas_version).digest
+        key = skeleton_key(request.template.key, request.arch, _options(request), self._toolchain.ptxas_version).digest
         assembler = self._assemblers.get(key, lambda: self._assembler(key, request, template, limits))
         return assembler.assemble(weights, request.part)
 
@@ -48,7 +48,7 @@ class DirectBuilds:
 
     def _make(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> bytes:
         try:
-            made = make_skeleton(template, request.arch, self._toolchain, request.options, limits)
+            made = make_skeleton(template, request.arch, self._toolchain, _options(request), limits)
         except (MachineCodeError, ToolError) as error:
             if type(error) not in (MachineCodeError, ToolError):
                 raise  # out of time or memory, or crashed: may go well the next time
@@ -58,3 +58,8 @@ class DirectBuilds:
         self._stage.keep(key, made.data, seconds=made.seconds)
         self._made_seconds += made.seconds
         return made.data
+
+
+def _options(request: CubinRequest) -> tuple[str, ...]:
+    """Of its skeleton."""
+    return skeleton_options(request.options, clusters=request.template.tiling.cluster > 1)

@@ -62,9 +62,7 @@ def masked(name: str, mask: str) -> Weights:
 def directly(name: str, weights: Weights, part: Part | None = None) -> CubinFile:
     template = template_for(name, "compute_90")
     whole = part or Part(0, stream_count(template.spec, template.tiling))
-    return CubinFile.read(
-        DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole).data
-    )
+    return CubinFile.read(DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole).data)
 
 
 def arguments(name: str, launch: Launch) -> tuple[NDArray[Any], list[NDArray[Any] | int]]:
@@ -237,6 +235,14 @@ def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: 
     load, arrive = int(places(words, LD)[0]), int(places(words, word.UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
     assert any("loads from another block" in each.reason for each in findings(words, cubin.registers))
+
+
+def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: CubinFile) -> None:
+    words = cubin.words
+    for opcode in (word.UCGABAR_ARRIVE, word.UCGABAR_WAIT, CCTL, MEMBAR, 0x9AB, 0x5AB):
+        words[places(words, opcode)] = nothing(words)
+    found = [each for each in findings(words, cubin.registers) if "with no barrier and fence" in each.reason]
+    assert len(found) == len(places(words, LD))
 
 
 def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: CubinFile) -> None:

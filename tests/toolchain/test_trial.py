@@ -184,7 +184,7 @@ def test_a_drawn_layer_has_the_mask_that_it_is_named_for() -> None:
 
 
 def _has_parts(shape: Shape) -> bool:
-    return shape.spec.kernels > shape.tiling.group_kernels > 1
+    return shape.spec.kernels > shape.tiling.group_kernels > 1 and shape.tiling.cluster == 1
 
 
 def test_a_layer_in_parts_for_ptxas_is_tried_as_the_one_cubin_that_jobs_get(monkeypatch: pytest.MonkeyPatch) -> None:
