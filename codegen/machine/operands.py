@@ -155,7 +155,6 @@ _REGISTER_FORM, _THIRD_IMMEDIATE, _THIRD_CONSTANT, _IMMEDIATE, _CONSTANT, _UNIFO
 _MEMORY: Final = ("shared", "global", "local")
 _UNIFORM_RESULTS: Final = ("ULDC", "S2UR")
 
-
 _RESOURCE_SHIFT: Final = 32
 _Uses = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places of words, and a resource that each uses."""

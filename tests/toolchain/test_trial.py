@@ -36,13 +36,15 @@ from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_residual
 from farm.trial.admit import TrialProgress, follow
 from farm.trial.bench import Compared, differing
-from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape, mask_name
+from farm.trial.corpus import LAYERS_OF_SHAPE, SPLIT_EVERY, Shape, drawn_shape, mask_name
 from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
 from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
 from tests.templates import shared_template
 
 SHAPE = 2
 """A 3x3 convolution whose layers are small."""
+SPLIT_SHAPE = 4
+"""One whose channels are split over a cluster."""
 LIMITS = ToolLimits(120)
 
 
@@ -111,6 +113,20 @@ def test_layers_with_odd_masks_give_the_same_bits_both_ways(made: MadeShape) -> 
     assert found.tried.outputs > 500
     assert found.tried.wrong == ()
     assert found.evidence == ()
+
+
+def test_one_float32_shape_of_three_is_split_over_clusters_and_its_layers_give_the_same_bits_both_ways() -> None:
+    shapes = [each for number in range(30) if (each := drawn_shape(number, "float32"))]
+    assert {shape.number for shape in shapes if shape.tiling.cluster > 1} == {
+        shape.number for shape in shapes if shape.number % SPLIT_EVERY == 1
+    }
+    made = make_both(SPLIT_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert made.shape is not None
+    assert made.shape.tiling.cluster > 1
+    masks = {mask_name(layer.variant) for layer in made.layers}
+    assert {"one share of the channels empty", "one share of the channels left"} <= masks
+    assert len(made.layers) == 8
+    assert tried(made).tried.wrong == ()
 
 
 def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(made: MadeShape) -> None:
