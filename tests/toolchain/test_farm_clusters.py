@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
+from codegen.assemble import ptxas_options, skeleton_options
 from codegen.spec import AddResidual, Clip, Conv2d
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
@@ -35,3 +37,20 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
     assert split["archs"] == ["sm_90", "sm_120"]
     [again] = farm.compile([NET], OPTIONS)
     assert again.hits == again.total
+
+
+def test_a_layer_with_clusters_is_made_without_ptxas_but_for_its_skeleton(farm: Farm) -> None:
+    [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_90",), assembler="direct"))
+    assert job.status is Status.SUCCEEDED
+    detail = farm.inspect(job.id)
+    assert all(build.tiling.cluster > 1 for build in detail.builds)
+    assert [(each.assembler, each.fallback, each.part) for each in detail.results] == [("direct", "", 0)]
+    found = list(farm.verify(job.id, machine=True))
+    assert [(each.where, each.verification.ok) for each in found] == [("machine code", True)]
+
+
+def test_the_skeleton_of_a_kernel_with_clusters_is_made_at_the_highest_level_unless_ptxas_was_too_slow() -> None:
+    kernels = ptxas_options(3, clusters=True)
+    assert skeleton_options(kernels, clusters=True) == ("-O3",)
+    assert skeleton_options(("-O0",), clusters=True) == ("-O0",)
+    assert skeleton_options(("-O1",)) == ("-O1",)
