@@ -43,6 +43,7 @@ MACHINE_SOURCES = (
     *REWRITER_SOURCES,
     "machine/__init__.py",
     "machine/assembler.py",
+    "machine/barriers.py",
     "machine/copies.py",
     "machine/elf.py",
     "machine/ending.py",

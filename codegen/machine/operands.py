@@ -266,9 +266,7 @@ class _Role:
     beyond: int = 0
     """Added to the number."""
 
-    def accesses(
-        self, words: Words, places: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def accesses(self, words: Words, places: NDArray[np.int64]) -> Iterator[_Uses]:
         """Of words [instructions, 2] at these places."""
         numbers = np.zeros(len(places), np.int64) if self.field is None else self.field.get(words)
         real = numbers != _LAST[self.kind]
@@ -276,11 +274,16 @@ class _Role:
             real &= self.only_if.get(words) != 0
         if self.unless is not None:
             real &= self.unless.get(words) == 0
-        places, numbers = places[real], numbers[real]
-        widths = np.full(len(places), self.width) if self.width > 0 else WORDS_OF_SIZE[SIZE.get(words[real])]
-        for i in range(int(widths.max(initial=0))):
-            wide = slice(None) if i < widths.min() else np.flatnonzero(widths > i)
-            yield places[wide], self.kind + numbers[wide] + self.beyond + i
+        if not real.any():
+            return
+        places, numbers = places[real], numbers[real] + (self.kind + self.beyond)
+        if self.width > 0:
+            yield from ((places, numbers + i) for i in range(self.width))
+            return
+        widths = WORDS_OF_SIZE[SIZE.get(words[real])]
+        for i in range(int(widths.max())):
+            wide = np.flatnonzero(widths > i)
+            yield places[wide], numbers[wide] + i
 
 
 @cache
