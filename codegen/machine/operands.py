@@ -15,17 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
-from codegen.machine.word import (
-    DESTINATION,
-    OPCODE,
-    PREDICATE,
-    SIZE,
-    SOURCE_A,
-    SOURCE_B,
-    SOURCE_C,
-    Field,
-    Words,
-)
+from codegen.machine.word import DESTINATION, OPCODE, PREDICATE, SIZE, SOURCE_A, SOURCE_B, SOURCE_C, Field, Words
 
 Unit = Literal[
     "float", "half", "alu", "integer", "wide", "high", "uniform", "control", "shared", "global", "local", "other"
@@ -233,7 +223,7 @@ def operands(words: Words) -> Operands:
     which = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
     which[present] = np.arange(len(present))
     which = which[opcodes]
-    by_opcode = np.split(np.argsort(which.astype(np.uint16), kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    by_opcode = np.split(np.argsort(which.astype(np.uint16), kind="stable"), np.cumsum(np.bincount(which)))[:-1]
     shapes = []
     none = np.zeros(0, np.int64)
     reads: list[_Uses] = [(none, none)]

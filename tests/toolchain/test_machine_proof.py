@@ -186,3 +186,8 @@ def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() ->
     assert not any("kept" in each.reason for each in proof.findings(words, cubin.registers))
     REUSE.put(words[before : before + 1], 1)
     assert any(f"as word {before} kept it" in each.reason for each in proof.findings(words, cubin.registers))
+
+
+def test_no_words_use_no_registers() -> None:
+    used = operands(np.zeros((0, 2), dtype=np.uint64))
+    assert len(used.reads.word) == len(used.writes.word) == len(used.shapes) == 0
