@@ -14,6 +14,7 @@ from codegen.toolchain import DEFAULT_LIMITS, Toolchain
 from codegen.tsv.network import tile_rows
 from farm.bench.challenge_kernels import listed_tiling, listed_virtual_arch
 from farm.gpu.challenge import Challenge, in_tiles, outcome_of
+from farm.gpu.challenge_rows import check_layer_memory
 
 ARCH = "sm_90"
 TOLERANCE = 1e-4
@@ -53,7 +54,8 @@ class Emulated:
 
 
 def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLayer | Emulated]:
-    """Tells each layer, then the end. Raises ToolError and EmulationError."""
+    """Tells each layer, then the end. Raises ToolError and EmulationError, and UsageError for layers too large."""
+    check_layer_memory(challenge.neurons)
     checkpoint = challenge.checkpoint()
     spec, width = checkpoint.layers[0].spec, tile_rows(challenge.neurons)
     tiling = listed_tiling(min(GROUP, challenge.neurons), THREADS, challenge.neurons)

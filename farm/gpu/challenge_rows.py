@@ -19,16 +19,26 @@ THRESHOLD, NOISE = 0.66, 0.1
 BLOCK = 4096
 COPIES = 3
 """Of the inputs in memory at once, about: as they are, in tiles, and on the way there."""
+DENSE_BYTES = 4 + 8
+"""For each weight that a layer could have: dense in float32, and in float64 for what is right."""
 
 
 def check_memory(neurons: int, count: int) -> None:
     """Raises UsageError for inputs that this machine's memory does not hold, before any is made."""
     needed = COPIES * 4 * count * neurons
+    _check(needed, f"{count:,} rows of {neurons:,} neurons take", "give fewer with --rows, or fewer --neurons")
+
+
+def check_layer_memory(neurons: int) -> None:
+    """Raises UsageError for a layer that this machine's memory does not hold as the emulator wants it."""
+    _check(DENSE_BYTES * neurons**2, f"a layer of {neurons:,} neurons takes", "emulate one of fewer --neurons")
+
+
+def _check(needed_bytes: int, what: str, way_out: str) -> None:
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+    if needed_bytes > there:
         raise UsageError(
-            f"{count:,} rows of {neurons:,} neurons take {needed / 1e9:.0f} GB of memory and this machine has "
-            f"{there / 1e9:.0f} GB: give fewer with --rows, or fewer --neurons"
+            f"{what} {needed_bytes / 1e9:.0f} GB of memory and this machine has {there / 1e9:.0f} GB: {way_out}"
         )
 
 

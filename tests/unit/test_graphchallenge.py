@@ -63,6 +63,14 @@ def test_more_rows_than_memory_holds_are_told_before_any_is_made(
     assert "60,000 rows of 65,536 neurons take 47 GB of memory and this machine has 4 GB" in capsys.readouterr().err
 
 
+def test_a_layer_that_memory_does_not_hold_is_told_before_it_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 2**10, "SC_PAGE_SIZE": 2**12}.__getitem__)
+    assert run(["bench", "graphchallenge", "--emulate", "--layers", "1", "--rows", "1"]) == 2
+    assert "a layer of 1,024 neurons takes 0 GB of memory and this machine has 0 GB" in capsys.readouterr().err
+
+
 def test_what_a_gpu_must_hold_grows_with_rows_and_neurons() -> None:
     assert challenge(rows=2000).gpu_bytes - challenge(rows=1000).gpu_bytes == 7 * 4 * 1000 * NEURONS
 
