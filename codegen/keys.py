@@ -37,7 +37,7 @@ GENERATOR_SOURCES = (
 
 Not the modules that start tools: which version, which flags are fields of their own, and tools see no environment.
 """
-REWRITER_SOURCES = (*GENERATOR_SOURCES, "assemble.py", "bursts.py", "rewrite.py")
+REWRITER_SOURCES = (*GENERATOR_SOURCES, "assemble.py", "rewrite.py")
 """The same of a cubin: what `rewrite` and `assemble` import."""
 MACHINE_SOURCES = (
     *REWRITER_SOURCES,

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import bursts
 from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import AnyTiled, tiled
@@ -71,7 +70,6 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     head, tails = form.closed(tails) if layer.tiling.listed else (form.head, tails)
     parts: list[bytes | memoryview] = [form.head_from(part.first, head).encode("ascii")]
-    parts += [] if layer.tiling.stages else [bursts.declaration(layer)]
     _dispatch(
         parts,
         form.group_register,
@@ -98,9 +96,6 @@ def _turns(
     groups, copies, count = weights.shape
     values = bits(layer.spec, weights)
     nonzero = (weights != 0) & (values != 0)
-    if not layer.tiling.stages:
-        texts, loads = bursts.streams(form, layer, values, nonzero)
-        return texts, int(nonzero.sum()), groups * copies * len(form.load_lines) - loads
     used = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
     keep[:, :, form.weight_line] = nonzero

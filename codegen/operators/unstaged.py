@@ -10,7 +10,6 @@ from codegen.operators import stream
 from codegen.operators.geometry import Geometry
 from codegen.operators.lowered import LoweredConvolution, TiledConvolution
 from codegen.operators.region import Region
-from codegen.operators.registers import REGISTERS
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
 from codegen.operators.work import Work
@@ -23,12 +22,6 @@ REACH_BYTES = 2**23
 """What an address in machine code may add to a register: the channels of an image lie no further apart."""
 LISTED_BLOCKS = 264
 """Blocks of a kernel that computes listed columns, about: two for each multiprocessor of an H200."""
-MOST_BURST, LEAST_BURST = 48, 16
-"""Inputs that a thread loads before it uses the first."""
-OTHER_REGISTERS = 32
-"""Of a thread that hold neither sums nor inputs."""
-SIXTEEN_WARPS = 128
-"""Registers of a thread with which sixteen warps run: bursts take no more."""
 
 
 def applies(spec: LayerSpec, geometry: Geometry) -> bool:
@@ -79,12 +72,6 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     )
 
 
-def burst_inputs(tiling: Tiling) -> int:
-    """Inputs that a thread loads before it uses the first: as many as it has registers for."""
-    there = min(SIXTEEN_WARPS, REGISTERS // tiling.tile_width)
-    return max(LEAST_BURST, min(MOST_BURST, there - tiling.group_kernels - OTHER_REGISTERS))
-
-
 def sources(layer: TiledConvolution) -> dict[str, str]:
     """The generated headers that unstaged.cu includes."""
     return {
@@ -120,7 +107,6 @@ def work(layer: TiledConvolution) -> Work:
         output_bytes=4 * spec.kernels * width,
         largest_offset_bytes=4 * width * max(channels, spec.kernels),
         conflicts=1,
-        held=burst_inputs(tiling),
         unstaged=True,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,23 +58,6 @@ def test_an_input_without_weights_is_not_loaded() -> None:
     used = np.count_nonzero(weights.kernel.reshape(3, 8, 40).any(axis=1))
     assert kernel.ptx.count(b"ld.global.nc.f32") == used
     assert b".shared" not in kernel.ptx
-
-
-def test_a_groups_inputs_are_loaded_in_bursts_each_before_its_multiply_adds() -> None:
-    spec = replace(SPEC, channels=100)
-    weights = random_weights(spec, 0.5, seed=3)
-    kernel = rewrite(template_of(spec, PLAIN), weights, Part(0, 1)).ptx.decode()
-    first, *others = kernel.split("fence.acq_rel.cta;")
-    used = np.count_nonzero(weights.kernel[:8].any(axis=0))
-    assert len(others) == 3  # of at most 48
-    for before, after in pairwise([first, *others]):
-        numbers = re.findall(r"ld\.global\.nc\.f32 %in(\d+),", before)
-        assert [int(number) for number in numbers] == list(range(len(numbers)))
-        assert 0 < len(numbers) <= 48
-        used -= len(numbers)
-        products, _, _ = after.partition("ld.global.nc.f32 %in")
-        assert set(re.findall(r"fma\.rn\.f32 %f\d+,%in(\d+),", products)) == set(numbers)
-    assert used == 0
 
 
 def test_a_listed_kernel_reads_nothing_before_the_kernel_ahead_of_it_has_ended() -> None:
