@@ -158,7 +158,7 @@ def tuning_work(
     with Device() as device:
         store = open_store(settings)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
-        pool = KernelPool(
+        with KernelPool(
             settings,
             store,
             toolchain,
@@ -166,8 +166,7 @@ def tuning_work(
             plan.optimisation,
             assembler=plan.assembler,
             admissions=admissions,
-        )
-        with pool:
+        ) as pool:
             yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan)
 
 

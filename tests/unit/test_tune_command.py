@@ -45,7 +45,7 @@ def play(monkeypatch: pytest.MonkeyPatch, rig: PlayedRig) -> PlayedRig:
     """This rig is the GPU from now on."""
     monkeypatch.setattr(tuner, "Device", lambda: nullcontext(SimpleNamespace(arch="sm_90")))
     monkeypatch.setattr(tuner, "GpuRig", lambda _: rig)
-    monkeypatch.setattr(tuner, "KernelPool", lambda *_: nullcontext(PlayedBuilder()))
+    monkeypatch.setattr(tuner, "KernelPool", lambda *_, **__: nullcontext(PlayedBuilder()))
     monkeypatch.setattr(tuner, "find_toolchain", lambda *_: None)
     monkeypatch.setattr(tuner, "known_toolchain", lambda *_: fixed_toolchain())
     return rig
