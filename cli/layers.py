@@ -288,6 +288,7 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
         "input": build.input,
         "output": build.output,
         "residual": build.residual or None,
+        "gate": build.gate or None,
         "folded": list(build.folded),
         "rows_per_image": build.rows,
         "spec": build.spec.to_json(),

@@ -18,7 +18,7 @@ from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
 from codegen.prediction import Stream, predict_microseconds, registers_of
-from codegen.spec import Conv2d, LayerSpec
+from codegen.spec import Conv2d, LayerSpec, prepares_inputs
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
@@ -192,11 +192,11 @@ def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer
 
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
     geometry, spec = layer.geometry, layer.spec
-    plain = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
-    if form == "full" and not (plain and isinstance(spec, Conv2d) and not spec.bounded):
+    ordinary = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
+    if form == "full" and not (ordinary and isinstance(spec, Conv2d) and not prepares_inputs(spec)):
         raise TilingError(
-            "the full form is made of ordinary float32 convolutions in one group only, without a normalisation before "
-            "them: leave out --template full"
+            "the full form is made of ordinary float32 convolutions in one group only, without gates and without a "
+            "normalisation before them: leave out --template full"
         )
 
 

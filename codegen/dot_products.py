@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codegen.data_types import to_float32
 from codegen.layers import Weights
 from codegen.operators.region import Region
-from codegen.spec import Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
+from codegen.spec import Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear, is_gated
 
 Float64Array = NDArray[np.float64]
 
@@ -105,8 +105,10 @@ class DotProducts:
 def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Region) -> DotProducts:
     """Selects what a region needs of an input [N, C, H, W], or [rows, inputs], and of the weights.
 
-    Raises ValueError if the input does not have the spec's shape or a slice has a step.
+    Raises ValueError if the input does not have the spec's shape, a slice has a step, or the layer is gated.
     """
+    if is_gated(spec):
+        raise ValueError("a gated layer: multiply its input with `gated_input`, and ask for the `plain` layer")
     if x.ndim != len(spec.input_shape) + 1 or x.shape[1:] != spec.input_shape:
         raise ValueError(f"an input of the shape {list(x.shape)} for a layer of {['N', *spec.input_shape]}")
     if isinstance(spec, Linear):
@@ -135,6 +137,17 @@ def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Reg
             for part in grouped
         ],
     )
+
+
+def gated_input(spec: LayerSpec, x: NDArray[Any], gate: NDArray[Any]) -> NDArray[Any]:
+    """An input [N, C, H, W] times the gates [N, C] or [N, C, 1, 1], as a gated layer's kernel multiplies them.
+
+    Of float16 layers an array of float16, else of float32.
+    """
+    gates = to_float64(gate, spec.data_type).reshape(*x.shape[:2], 1, 1)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        product = to_float64(x, spec.data_type) * gates
+        return product.astype(np.float16 if spec.data_type == "float16" else np.float32)
 
 
 def to_float64(values: NDArray[Any], data_type: DataType) -> Float64Array:

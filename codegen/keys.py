@@ -20,7 +20,7 @@ from codegen.source_text import code_of
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
-SCHEMA = 5
+SCHEMA = 6
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 GENERATOR_SOURCES = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from codegen.errors import LaunchError
-from codegen.spec import DataType
+from codegen.spec import AddResidual, DataType, LayerSpec, is_gated
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Most blocks of a grid in x, y and z, on every architecture."""
@@ -17,6 +17,12 @@ LISTS = {"count": "int32*", "places": "int32*", "marks": "uint8*"}
 """Pointers to other things than elements, of kernels of listed columns."""
 MOST_IMAGES = 2**30
 """Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
+
+
+def tensors_of(spec: LayerSpec) -> tuple[str, ...]:
+    """The tensors of a layer, as its launches call them."""
+    residual = ("residual",) if AddResidual() in spec.epilogue else ()
+    return ("input", "output", *residual, *(("gate",) if is_gated(spec) else ()))
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,12 @@ class GridSize:
 class Launch:
     """One kernel launch; grid and block are x, y, z.
 
-    The arguments, in order: `input`, `output` and, of layers that add one, `residual` are pointers to elements, at
-    multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear. Convolutions
-    have an int32 `output_step`, the elements from one image of the output to the next, so that they may write channels
-    of a larger tensor: such an output may begin at any element. Kernels of listed columns also have `count`, how many
-    columns there are, `places`, where the input of each is (null: in its own place), and `marks`, a byte for each;
-    all are pointers.
+    The arguments, in order: `input`, `output`, of layers that add one `residual` and of gated ones `gate` are pointers
+    to elements, at multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear.
+    Convolutions have an int32 `output_step`, the elements from one image of the output to the next, so that they may
+    write channels of a larger tensor: such an output may begin at any element. Kernels of listed columns also have
+    `count`, how many columns there are, `places`, where the input of each is (null: in its own place), and `marks`, a
+    byte for each; all are pointers.
     """
 
     kernel: str
@@ -68,6 +74,11 @@ class Launch:
                 f"a GPU takes: give it at most {self.images_limit:,} images at a time"
             )
         return x, y, z
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those of the arguments that are pointers."""
+        return tuple(name for name in self.arguments if name not in NUMBERS)
 
     def numbers(self, images: int) -> dict[str, int]:
         """The arguments that are no pointers, for so many images and a contiguous output."""

@@ -65,7 +65,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a checkpoint; `input`, `output` and `residual` are the ONNX tensor names."""
+    """One layer of a checkpoint; `input`, `output`, `residual` and `gate` are the ONNX tensor names."""
 
     name: str
     spec: LayerSpec
@@ -82,6 +82,8 @@ class Layer:
     """The node's, by ONNX's name."""
     reshaped: tuple[str, ...] = ()
     """Outputs of those of these nodes that only reshape or transpose: the kernel leaves them out, they follow it."""
+    gate: str = ""
+    """What a gated layer's input is multiplied by; empty of others."""
 
     @property
     def likely_rows(self) -> int:

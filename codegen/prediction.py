@@ -91,8 +91,8 @@ class Stream:
     """Instructions that add up packed sums."""
     chunks: int
     stores: int
-    bounding: float
-    """Instructions that bring inputs within bounds."""
+    preparing: float
+    """Instructions that bring inputs within bounds, or multiply them by their gates."""
 
     @staticmethod
     def of(work: Work, density: float) -> Stream:
@@ -102,14 +102,14 @@ class Stream:
         added = work.packed_sums * math.ceil(work.chunks / together)
         return Stream(
             multiply_adds=work.terms * density,
-            loads=work.inputs * (1 - (1 - density) ** (work.terms / work.inputs)),
+            loads=_used(work.inputs, work, density) + _used(work.gate_loads, work, density),
             copies=work.copies * work.copy_instructions,
             copy_code=work.loop_instructions * work.chunks or work.copies * work.copy_instructions,
             # Where there was no weight for a sum, that stays as it is.
             accumulations=ACCUMULATE_INSTRUCTIONS * added * (1 - (1 - density) ** (work.terms / max(1, added))),
             chunks=work.chunks,
             stores=work.stores,
-            bounding=work.bounded * (1 - (1 - density) ** (work.terms / max(1, work.bounded))),
+            preparing=_used(work.prepared, work, density),
         )
 
     @property
@@ -120,12 +120,17 @@ class Stream:
     @property
     def code(self) -> float:
         """Instructions to fetch."""
-        work = self.multiply_adds + self.loads + self.bounding + self.copy_code + self.accumulations
+        work = self.multiply_adds + self.loads + self.preparing + self.copy_code + self.accumulations
         return work + self.chunks * CHUNK_INSTRUCTIONS + self.stores
 
     @property
     def code_bytes(self) -> float:
         return 16 * self.code
+
+
+def _used(count: int, work: Work, density: float) -> float:
+    """How many of so many, which all terms share evenly, some term needs."""
+    return count * (1 - float((1 - density) ** (work.terms / max(1, count))))
 
 
 def registers_of(work: Work) -> int:

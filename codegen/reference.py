@@ -32,7 +32,8 @@ def layer_output(
 ) -> Float64Array:
     """A region of the layer's output [N, K, H', W'], or [rows, K], from the elements of the input that it needs only.
 
-    `x` and `residual` (of the whole output's shape) are arrays of floats, or of uint16 with the bits of bfloat16.
+    `x` and `residual` (of the whole output's shape) are arrays of floats, or of uint16 with the bits of bfloat16. Of a
+    gated layer, give `plain(spec)` and what `gated_input` makes of `x`.
     Raises ValueError if one does not have the spec's shape, a slice has a step, or a residual is missing or too much.
     """
     values = dot_products(spec, weights, x, region).values()

@@ -108,8 +108,10 @@ def _turns(
         read = _by_owner(np.logical_or, nonzero, form.input_of_slot, len(form.input_lines))
         keep[:, :, form.input_lines] = read
         keep[:, :, form.bound_lines] = read[:, :, form.bound_inputs] & np.isfinite(of_line)
+        if len(form.gate_lines):
+            keep[:, :, form.gate_lines] = _by_owner(np.logical_or, read, form.gate_of_input, len(form.gate_lines))
     text, starts, kept_lines = _pick(form.turn, keep.reshape(-1, len(form.turn)))
-    if len(form.input_lines):
+    if len(form.bound_lines):
         _put_bounds(form, text, starts, kept_lines, keep, of_line)
     slot_of_line = np.full(len(form.turn), -1)
     slot_of_line[form.weight_line] = np.arange(count)

@@ -159,6 +159,8 @@ class Conv2d(_Spec):
 
     Of 1x1 kernels of float32 without padding and groups.
     """
+    gated: bool = False
+    """Input elements are multiplied by the gate of their image and channel: of 1x1 kernels, no padding, no bounds."""
 
     @cached_property
     def output_height(self) -> int:
@@ -300,9 +302,19 @@ def is_bounded(spec: LayerSpec) -> TypeGuard[Conv2d]:
     return isinstance(spec, Conv2d) and spec.bounded
 
 
-def unbounded(spec: LayerSpec) -> LayerSpec:
+def is_gated(spec: LayerSpec) -> TypeGuard[Conv2d]:
+    """Whether input elements are multiplied by the gate of their image and channel."""
+    return isinstance(spec, Conv2d) and spec.gated
+
+
+def prepares_inputs(spec: LayerSpec) -> bool:
+    """Whether input elements are changed before they are multiplied by weights."""
+    return is_bounded(spec) or is_gated(spec)
+
+
+def plain(spec: LayerSpec) -> LayerSpec:
     """The layer that takes its input as it is."""
-    return replace(spec, bounded=False) if is_bounded(spec) else spec
+    return replace(spec, bounded=False, gated=False) if isinstance(spec, Conv2d) else spec
 
 
 _SPECS: dict[str, type[LayerSpec]] = {"conv2d": Conv2d, "conv_transpose2d": ConvTranspose2d, "linear": Linear}

@@ -22,7 +22,7 @@ from codegen.errors import TemplateError, ToolError
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
 from codegen.operators.stream import full_placeholders, slots, taps
 from codegen.scratch import ScratchFolder
-from codegen.spec import LayerSpec, is_bounded, spec_from_json
+from codegen.spec import LayerSpec, is_bounded, is_gated, prepares_inputs, spec_from_json
 from codegen.substitute import substitute
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
@@ -108,9 +108,10 @@ _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.(?:shared|global\.nc)(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
 _FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
-_INPUT = re.compile(r"^mov\.f32 x(\d+),(%f\d+);$")
+_INPUT = re.compile(r"^(?:mov\.f32 x(\d+),(%f\d+)|mul\.rn\.f(?:32|16x2) x(\d+),(%[fr]\d+),g\3);$")
+_GATES = re.compile(r"^ld\.shared.* // farm\.gates (\d+) (\d+)$")
 _BOUND = re.compile(r"^mov\.f32 b,0f([0-9A-F]{8}); .*// farm\.(low|high) (\d+)$")
-_PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+),w,(%r\d+);$")
+_PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+|x\d+),w,(%r\d+);$")
 _ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
 _FIRST_GROUP = re.compile(r"^(mov\.u32 %r\d+,)0; // farm\.first_group$", re.MULTILINE)
 _TURN = re.compile(r"^mov\.u32 (%r\d+),%r\d+; // farm\.turn (%r\d+)$", re.MULTILINE)
@@ -150,9 +151,10 @@ class RolledForm:
 
     `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
     the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
-    Inputs of bounded layers have lines of their own, `input_lines`, and `bound_lines` for the bounds of the inputs
-    `bound_inputs`, the lowest (0) and the highest (1) as `bound_sides` say; `input_of_slot` is which of them a slot
-    multiplies with. `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`
+    Inputs of bounded and gated layers have lines of their own, `input_lines`; `input_of_slot` is which of them a slot
+    multiplies with. There are `bound_lines` for the bounds of the inputs `bound_inputs`, the lowest (0) and the highest
+    (1) as `bound_sides` say, and `gate_lines`, which load the gates of the inputs: `gate_of_input` is an index into
+    them. `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`
     and `store_lines` belong to the sums `bias_sums`, `store_sums` of a row.
     """
 
@@ -170,6 +172,8 @@ class RolledForm:
     bound_columns: NDArray[np.int64]
     bound_inputs: NDArray[np.int64]
     bound_sides: NDArray[np.int64]
+    gate_lines: NDArray[np.int64]
+    gate_of_input: NDArray[np.int64]
     accumulate_lines: NDArray[np.int64]
     accumulate_sums: NDArray[np.int64]
     bias_lines: NDArray[np.int64]
@@ -201,9 +205,11 @@ class RolledForm:
             raise TemplateError("a rolled template ends in 'ret' after its loop")
         slots, immediate_column, sources = _weights(turn)
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
-        loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in enumerate(turn) if (match := _LOAD.match(line))]
+        gates = [(i, int(m[1]), int(m[2])) for i, line in enumerate(turn) if (m := _GATES.match(line))]
+        ungated = {i: line for i, line in enumerate(turn) if not _GATES.match(line)}
+        loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in ungated.items() if (match := _LOAD.match(line))]
         load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
-        inputs = {int(m[1]): (i, m[2]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
+        inputs = {int(m[1] or m[3]): (i, m[2] or m[4]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
         if sorted(inputs) != list(range(len(inputs))):
             raise TemplateError("the inputs of the loop are not consecutive: the compiler dropped some")
         bounds = [(i, m) for i, line in enumerate(turn) if (m := _BOUND.match(line))]
@@ -212,6 +218,9 @@ class RolledForm:
         missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
+        gated = {number: g for g, (_, first, count) in enumerate(gates) for number in range(first, first + count)}
+        if gated and gated.keys() != inputs.keys():
+            raise TemplateError("the gates of the loop are not those of its inputs")
         added = [(i, *map(int, match.groups())) for i, line in enumerate(turn) if (match := _ACCUMULATE.match(line))]
         biases = [(i, line.index("0f") + 2, m) for i, line in enumerate(tail) if (m := _BIAS.match(line))]
         stores = [(i, int(m.group(1))) for i, line in enumerate(tail) if (m := _STORE.match(line))]
@@ -232,6 +241,8 @@ class RolledForm:
             bound_columns=np.array([m.start(1) for _, m in bounds], dtype=np.int64),
             bound_inputs=np.array([int(m[3]) for _, m in bounds], dtype=np.int64),
             bound_sides=np.array([("low", "high").index(m[2]) for _, m in bounds], dtype=np.int64),
+            gate_lines=np.array([i for i, _, _ in gates], dtype=np.int64),
+            gate_of_input=np.array([gated[number] for number in range(len(gated))], dtype=np.int64),
             accumulate_lines=np.array([i for i, _, _ in added], dtype=np.int64),
             accumulate_sums=np.array([[p, j] for _, p, j in added], dtype=np.int64).reshape(-1, 2),
             bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
@@ -247,13 +258,15 @@ class RolledForm:
         expected = len(slots(layer).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
-        inputs = sum(map(len, taps(layer.geometry, layer.tiling))) if is_bounded(layer.spec) else 0
-        if len(self.input_lines) != inputs or len(self.bound_lines) != 2 * inputs:
-            raise TemplateError(
-                f"{len(self.bound_lines)} bounds of {len(self.input_lines)} inputs, {inputs} in a chunk"
+        inputs = sum(map(len, taps(layer.geometry, layer.tiling))) if prepares_inputs(layer.spec) else 0
+        bounds, gated = (inputs * each(layer.spec) for each in (is_bounded, is_gated))
+        if (len(self.input_lines), len(self.bound_lines), len(self.gate_of_input)) != (inputs, 2 * bounds, gated):
+            found = (
+                f"{len(self.bound_lines)} bounds and {len(self.gate_of_input)} gates of {len(self.input_lines)} inputs"
             )
+            raise TemplateError(f"{found}, {inputs} in a chunk")
         if len(self.input_of_slot) != (expected if inputs else 0):
-            raise TemplateError("a multiply-add of a bounded layer takes an input as it is")
+            raise TemplateError("a multiply-add of a bounded or gated layer takes an input as it is")
         positions = template.tiling.rows * (2 if template.spec.data_type == "float16" else 1)
         per_sum = np.bincount(self.store_sums)
         if not (per_sum == positions).all() or not np.array_equal(self.store_sums, self.bias_sums):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from codegen import emulate
 from codegen.data_types import from_float32, numpy_dtype, to_float32
+from codegen.dot_products import gated_input
 from codegen.errors import EmulationError
 from codegen.launch import Launch
 from codegen.layers import Weights
@@ -21,7 +22,7 @@ from codegen.operators import AnyTiled, products_together, tiled
 from codegen.operators.region import Region
 from codegen.reference import outcomes
 from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, LayerSpec
+from codegen.spec import AddResidual, LayerSpec, is_gated, plain
 from codegen.template import Template
 from codegen.tiling import Part, Tiling
 
@@ -94,8 +95,10 @@ def verify_layer(
     layer = tiled(template.spec, template.tiling)
     spec, tiling = layer.spec, layer.tiling
     x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
+    gate = random_gate(spec, batch, seed)
     output = poisoned(spec, batch)
-    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, **layer.launch.numbers(batch)}
+    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, "gate": gate}
+    arrays |= layer.launch.numbers(batch)
     grid = layer.launch.grid_at(batch)
     chosen = sample_blocks(layer, grid, seed)
     run: list[Block] = []
@@ -122,7 +125,8 @@ def verify_layer(
     for region in regions:
         written[region.index(written.ndim)] = False
     message = f"{int(written.sum())} outputs written outside the blocks that ran" if written.any() else ""
-    return compare(spec, tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
+    x = x if gate is None else gated_input(spec, x, gate)
+    return compare(plain(spec), tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
 
 
 def verify_output(
@@ -133,6 +137,7 @@ def verify_output(
     output: NDArray[Any],
     *,
     residual: NDArray[Any] | None = None,
+    gate: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> Verification:
     """Checks the output of a whole run on a GPU: every element written, sampled blocks against the reference."""
@@ -145,7 +150,8 @@ def verify_output(
     grid = layer.launch.grid_at(len(x))
     blocks = sample_blocks(layer, grid, seed)
     regions = [layer.block_region(block) for block in blocks]
-    return compare(spec, tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
+    x = x if gate is None else gated_input(spec, x, gate)
+    return compare(plain(spec), tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
 
 
 def random_input(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any]:
@@ -159,6 +165,14 @@ def random_residual(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | No
     if AddResidual() not in spec.epilogue:
         return None
     values = np.random.default_rng(seed + 1).standard_normal((batch, *spec.output_shape), dtype=np.float32)
+    return from_float32(values, spec.data_type)
+
+
+def random_gate(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | None:
+    """Normal values for a gated layer: [batch, channels]; None for others."""
+    if not is_gated(spec):
+        return None
+    values = np.random.default_rng(seed + 2).standard_normal((batch, spec.channels), dtype=np.float32)
     return from_float32(values, spec.data_type)
 
 

@@ -35,6 +35,8 @@ VERSION_OF_PARTIAL = 5
 """Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
 VERSION_OF_PLACES = 6
 """Version of a manifest in which a launch has an argument `output_step`; whether it is of a part, `missing` says."""
+VERSION_OF_GATES = 7
+"""Version of a manifest in which a launch has an argument `gate` too."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -147,9 +149,11 @@ def _manifest(
     activated = not steps <= STEPS_OF_BEFORE
     differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
     version = VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION
-    placed = any(argument["name"] == "output_step" for launch in launches for argument in launch["arguments"])
+    arguments = {argument["name"] for launch in launches for argument in launch["arguments"]}
+    version = VERSION_OF_PARTIAL if missing else version
+    version = VERSION_OF_PLACES if "output_step" in arguments else version
     return {
-        "schema_version": VERSION_OF_PLACES if placed else VERSION_OF_PARTIAL if missing else version,
+        "schema_version": VERSION_OF_GATES if "gate" in arguments else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
@@ -183,6 +187,8 @@ def _layer(
     }
     if build.residual:
         tensors["residual"] = _tensor(build.residual, spec, spec.output_shape)
+    if build.gate:
+        tensors["gate"] = _tensor(build.gate, spec, (spec.input_shape[0], 1, 1))
     tilings = [{"archs": list(each.archs(job.options)), "tiling": each.tiling.to_json()} for each in builds]
     return {
         "name": build.layer,

@@ -130,6 +130,8 @@ class Build:
     """One for each architecture it is for; empty: for all of the job's, by the cost model."""
     whole: tuple[str, ...] = ()
     """Architectures for which the layer is one cubin, whatever its parts: ptxas, which needs them, does not make it."""
+    gate: str = ""
+    """Name of the tensor that a gated layer's input is multiplied by; empty of others."""
 
     def archs(self, options: BuildOptions) -> tuple[str, ...]:
         """Those of the job's that it is for."""

@@ -163,6 +163,7 @@ def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[
             nonzeros=division.nonzeros,
             parts=parts,
             residual=layer.residual,
+            gate=layer.gate,
             rows=layer.rows,
             folded=layer.folded,
             choices=choices,

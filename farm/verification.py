@@ -13,7 +13,7 @@ from codegen.machine.emulate import KNOWN_ARCH, is_known
 from codegen.rewrite import rewrite
 from codegen.template import Template
 from codegen.tiling import Part
-from codegen.verify import Verification, random_input, random_residual, verify_layer, verify_output
+from codegen.verify import Verification, random_gate, random_input, random_residual, verify_layer, verify_output
 from farm.errors import BlobLostError, UsageError
 from farm.gpu.device import Device
 from farm.jobs import Build, BuildResult
@@ -158,12 +158,12 @@ def _verify_cubins(
     weights = _weights(store, build)
     kernels = [(_cubin(store, build, result), result.known_launch) for result in made]
     x = random_input(build.spec, batch, seed)
-    residual = random_residual(build.spec, batch, seed)
+    residual, gate = random_residual(build.spec, batch, seed), random_gate(build.spec, batch, seed)
     try:
-        output = device.run_layer(kernels, x, build.spec.output_shape, residual)
+        output = device.run_layer(kernels, x, build.spec.output_shape, residual, gate)
     except DeviceError as error:
         return _wrong(str(error))
-    return verify_output(build.spec, build.tiling, weights, x, output, residual=residual, seed=seed)
+    return verify_output(build.spec, build.tiling, weights, x, output, residual=residual, gate=gate, seed=seed)
 
 
 def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from codegen.spec import Conv2d, DataType, LayerSpec, is_bounded
+from codegen.spec import Conv2d, DataType, LayerSpec, is_bounded, is_gated
 from codegen.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
@@ -123,6 +123,8 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
     if is_bounded(spec):
         return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
+    if is_gated(spec):
+        return "the assembler knows no gates, which a layer's input is multiplied by"
     if tiling.stages == 0:
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
     if tiling.form != "rolled":

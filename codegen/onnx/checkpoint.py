@@ -246,6 +246,7 @@ def _digest(layers: list[Layer], skipped: list[SkippedLayer]) -> str:
             layer.input,
             layer.output,
             layer.residual,
+            layer.gate,
             layer.rows,
             layer.folded,
         ]

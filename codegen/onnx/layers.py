@@ -9,6 +9,7 @@ from codegen.errors import CheckpointError
 from codegen.layers import Layer
 from codegen.onnx.convolution import convolution
 from codegen.onnx.fusion import FusedLayer, fuse
+from codegen.onnx.gates import with_gates
 from codegen.onnx.graph import Graph
 from codegen.onnx.input_shapes import MissingShapes
 from codegen.onnx.linear import gemm, matmul
@@ -55,7 +56,8 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)
     # Once every layer has taken what follows it: a normalisation that follows one belongs to that.
-    return [with_prologue(each.layer, graph, taken) for each in fused], [skipped[i] for i in sorted(skipped)]
+    prepared = [with_prologue(with_gates(each.layer, graph, taken), graph, taken) for each in fused]
+    return prepared, [skipped[i] for i in sorted(skipped)]
 
 
 def _product(node: Node, graph: Graph) -> Product:

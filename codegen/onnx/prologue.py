@@ -19,7 +19,7 @@ from codegen.onnx.nodes import ONNX_DOMAINS, Node
 from codegen.onnx.reasons import UnsupportedError
 from codegen.onnx.views import Axes
 from codegen.onnx.weights import rounded
-from codegen.spec import Conv2d
+from codegen.spec import Conv2d, prepares_inputs
 
 
 def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
@@ -31,10 +31,10 @@ def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
     spec = layer.spec
     if not isinstance(spec, Conv2d) or spec.data_type != "float32" or spec.groups > 1 or any(spec.padding):
         return layer
-    if (spec.kernel_height, spec.kernel_width, *spec.stride) != (1, 1, 1, 1):
+    if prepares_inputs(spec) or (spec.kernel_height, spec.kernel_width, *spec.stride) != (1, 1, 1, 1):
         return layer
-    relu = _maker(layer.input, "Relu", graph, taken)
-    norm = _maker(relu.input(0), "BatchNormalization", graph, taken) if relu else None
+    relu = maker_read_once(layer.input, "Relu", graph, taken)
+    norm = maker_read_once(relu.input(0), "BatchNormalization", graph, taken) if relu else None
     if relu is None or norm is None:
         return layer
     try:
@@ -49,7 +49,7 @@ def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
     return replace(layer, spec=replace(spec, bounded=True), weights=weights, input=norm.input(0), folded=folded)
 
 
-def _maker(tensor: str, operator: str, graph: Graph, taken: Set[int]) -> Node | None:
+def maker_read_once(tensor: str, operator: str, graph: Graph, taken: Set[int]) -> Node | None:
     """The node of this operator that computes a tensor which one node reads."""
     node = graph.maker(tensor)
     if node is None or node.operator != operator or node.domain not in ONNX_DOMAINS or node.position in taken:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 LAYER_DOMAIN = "farm"
 LAYER_OPERATOR = "Layer"
-"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input and, if any, its residual.
+"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input, its residual and its gate.
+
+An input that a layer has not has no name, or is left out at the end.
 
 Its output has the shape that the layer's operator gives it. Where the model reshapes or transposes that before the last
 of the nodes that the layer computes, it is reshaped or transposed here behind the layer; the residual is of the model's
@@ -72,7 +74,7 @@ class OnnxRest:
             layer = layers.get(name)
             if layer is not None:
                 nodes[self._producers[name]] = made = self._layer_nodes(layer)
-                waiting += [each for node in made[1:] for each in node.input[1:]] + [layer.input, layer.residual]
+                waiting += [*made[0].input, *(each for node in made[1:] for each in node.input[1:])]
             elif (constant := self._constant(name)) is not None:
                 constants[name] = constant
             elif name in self._producers:
@@ -155,7 +157,9 @@ def layer_node(layer: Layer, output: str) -> NodeProto:
     """The node of a layer that writes this tensor."""
     from onnx import helper
 
-    inputs = [layer.input, layer.residual] if layer.residual else [layer.input]
+    inputs = [layer.input, layer.residual, layer.gate]
+    while not inputs[-1]:
+        inputs.pop()
     return helper.make_node(LAYER_OPERATOR, inputs, [output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
 
 

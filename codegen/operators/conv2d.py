@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import product
 from math import prod
 
-from codegen.launch import GridSize, Launch
+from codegen.launch import GridSize, Launch, tensors_of
 from codegen.operators import stream
+from codegen.operators.gates import gate_loads, gate_parameters, with_gates
 from codegen.operators.geometry import Geometry
 from codegen.operators.input_tile import BANKS, InputTile, input_extent
 from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolution
@@ -16,8 +15,8 @@ from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, bank_conflicts
-from codegen.spec import AddResidual, is_bounded
+from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts
+from codegen.spec import prepares_inputs
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
@@ -30,16 +29,19 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     spec, tiling = layer.spec, layer.tiling
     down, across = layer.tiles
     groups = layer.streams.count if part is None else part.end - part.first
-    residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
         block=(layer.threads, 1, 1),
-        shared_bytes=4 * layer.input_tile.shared_words(tiling.stages),
-        arguments=("input", "output", *residual, "images", "output_step"),
+        shared_bytes=_shared_bytes(layer, tiling.stages),
+        arguments=(*tensors_of(spec), "images", "output_step"),
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
     )
+
+
+def _shared_bytes(layer: TiledConvolution, stages: int) -> int:
+    return 4 * with_gates(layer, layer.input_tile.shared_words(stages))
 
 
 def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
@@ -152,6 +154,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "EDGE_ROWS": "{" + ", ".join(str(row - geometry.pad_top) for row, _ in edges) + "}",
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
+        **gate_parameters(layer, tile.shared_words(tiling.stages)),
     }
     return stream.parameters(layer, values)
 
@@ -213,7 +216,8 @@ def work(layer: TiledConvolution) -> Work:
         pointers=tile.pointers_held,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        bounded=used_rows * geometry.kernel_width * streams.span_channels if is_bounded(spec) else 0,
+        prepared=used_rows * geometry.kernel_width * streams.span_channels if prepares_inputs(spec) else 0,
+        gate_loads=gate_loads(layer),
         stores=sums * pair.halves * (1 + added_instructions(spec.epilogue)),
         slots=per_channel * tiling.chunk_channels,
         results=sums
@@ -258,18 +262,7 @@ def _conflicts(layer: TiledConvolution) -> float:
     steps = (tile.image_words, tiling.rows * down * tile.row_words, across + tile.patch_gap)
     image_step, row_step, column_step = (step // tile.vector for step in steps)
     shape = (layer.word_images, tiling.tile_height, tiling.tile_width)
-    return _average_conflicts(shape, (image_step % BANKS, row_step % BANKS, column_step))
-
-
-@lru_cache(maxsize=1024)
-def _average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) -> float:
-    """Average bank conflicts of a block's warps; threads [images, rows, columns] read words `steps` banks apart."""
-    words = [
-        image * steps[0] + row * steps[1] + column * steps[2]
-        for image, row, column in product(range(shape[0]), range(shape[1]), range(shape[2]))
-    ]
-    warps = [words[first : first + 32] for first in range(0, len(words), 32)]
-    return sum(map(bank_conflicts, warps)) / len(warps)
+    return average_conflicts(shape, (image_step % BANKS, row_step % BANKS, column_step))
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
@@ -282,9 +275,9 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
-            chunks, tile = -(-geometry.group_channels // channels), Tiled(layer, two).input_tile
+            chunks, divided = -(-geometry.group_channels // channels), Tiled(layer, two)
             depths = (8, 4, 3) if channels <= 2 else (4, 3)
-            deepest = next((n for n in depths if 4 * tile.shared_words(n) <= SHARED_BYTES and n <= chunks + 1), 2)
+            deepest = next((n for n in depths if _shared_bytes(divided, n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
                 yield Tiling(width, height, rows, kernels, channels, deepest, images=images)
 

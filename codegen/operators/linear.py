@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen.launch import GridSize, Launch
+from codegen.launch import GridSize, Launch, tensors_of
 from codegen.operators import stream
 from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.lowered import LoweredLinear, TiledLinear
@@ -12,7 +12,6 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
 from codegen.operators.work import Work, bank_conflicts
-from codegen.spec import AddResidual
 from codegen.tiling import Part, Tiling
 
 KERNEL = "linear"
@@ -67,13 +66,12 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     """Rows of the batch, nothing, groups of outputs: the blocks of a cluster are neighbours there."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
-    residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
         shared_bytes=4 * shared_words(layer),
-        arguments=("input", "output", *residual, "images"),
+        arguments=(*tensors_of(spec), "images"),
         data_type=spec.data_type,
     )
 

@@ -13,6 +13,9 @@
         copies.fetch(s * CHUNK_CHANNELS, s * (STAGE * 4));
         copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4), 0);
     }
+#if GATED
+#include "gates.cuh"
+#endif
 
 #if FULL
 #define CHUNK(n)                                                                               \
@@ -60,6 +63,9 @@
         copies.fetch((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));
 #endif
         const Word* in = (const Word*)window + read_stage * STAGE;
+#if GATED
+        const unsigned gates = own_gates + chunk * (CHUNK_CHANNELS * 4);
+#endif
 #if EDGES
         const Word* edge[EDGES];
 #pragma unroll

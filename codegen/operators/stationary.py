@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.launch import GridSize, Launch
+from codegen.launch import GridSize, Launch, tensors_of
 from codegen.operators import stream
 from codegen.operators.conv2d import ELEMENT_BYTES
+from codegen.operators.gates import gate_loads, gate_parameters, with_gates
 from codegen.operators.geometry import QUAD, Geometry
 from codegen.operators.input_tile import input_extent
 from codegen.operators.lowered import LoweredConvolution, TiledConvolution
@@ -16,7 +17,7 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import Work
-from codegen.spec import AddResidual, Conv2d, LayerSpec, is_bounded
+from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated
 from codegen.tiling import Part, Tiling
 
 KERNEL = "stationary"
@@ -76,7 +77,7 @@ def is_refilled(layer: TiledConvolution) -> bool:
 
 
 def shared_words(layer: TiledConvolution) -> int:
-    """Chunks, or afterwards the sums of a block."""
+    """Chunks, or afterwards the sums of a block; without its gates."""
     stages = min(layer.tiling.stages, layer.streams.chunks)
     return max(stages * tile_of(layer).stage_words, layer.tiling.rows * layer.sums * layer.threads)
 
@@ -86,13 +87,12 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     spec = layer.spec
     down, across = layer.tiles
     streams = layer.streams.count if part is None else part.end - part.first
-    residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return Launch(
         kernel=KERNEL,
         grid=(GridSize(down * across), GridSize(images=layer.tiling.images), GridSize(streams)),
         block=(layer.threads, 1, 1),
-        shared_bytes=4 * shared_words(layer),
-        arguments=("input", "output", *residual, "images", "output_step"),
+        shared_bytes=4 * with_gates(layer, shared_words(layer)),
+        arguments=(*tensors_of(spec), "images", "output_step"),
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
     )
@@ -140,6 +140,8 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
         "IMAGE_WORDS": tile.image_words,
         "STAGE": tile.stage_words,
         "POINTERS": tile.pointers,
+        "PAIR_IMAGES": 1,
+        **gate_parameters(layer, shared_words(layer)),
     }
     return {
         "parameters.h": stream.parameters(layer, values),
@@ -197,6 +199,8 @@ def work(layer: TiledConvolution) -> Work:
         output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, QUAD * geometry.channel_step),
         conflicts=float(QUAD),
+        prepared=used_rows * streams.channels if is_gated(spec) else 0,
+        gate_loads=gate_loads(layer),
         loop_instructions=LOOP_INSTRUCTIONS * tile.pointers if is_refilled(layer) else 1.0,
     )
 

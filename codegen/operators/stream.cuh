@@ -240,7 +240,13 @@ struct Copies {
 #define RESIDUAL_OPERANDS(offset)
 #define ADDED_PARAMETER
 #endif
-#define PARAMETERS const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER int images
+#if GATED
+#define GATE_PARAMETER const Element* __restrict__ gate,
+#else
+#define GATE_PARAMETER
+#endif
+#define PARAMETERS \
+    const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER GATE_PARAMETER int images
 #define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))
 #define FINISH(value, j, ok, image, offset)                                                                           \
     asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "         \

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from codegen.data_types import from_float32
 from codegen.layers import FloatArray, Weights
 from codegen.operators.geometry import QUAD, Geometry, phase_weights
+from codegen.operators.inputs import prepared_input, with_prepared_inputs
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.operators.steps import step_text
-from codegen.spec import AddResidual, LayerSpec, is_bounded
+from codegen.spec import AddResidual, LayerSpec, is_gated, prepares_inputs
 from codegen.tiling import Tiling
 
 POINTWISE_CHANNELS = 4
@@ -217,8 +218,8 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
         lines = []
         for i, p, j in terms:
             total, x = f"%{results[p, j]}", f"%{len(results) + i}"
-            if is_bounded(layer.spec):
-                x = bounded_input(first_tap + i)
+            if prepares_inputs(layer.spec):
+                x = prepared_input(first_tap + i)
             if halves:
                 lines.append(f'"mov.b32 w,0x{placeholder:08X}; fma.rn.f16x2 {total},{x},w,{total};\\n"')
             else:
@@ -226,30 +227,15 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
             placeholder += 1
         if halves:
             lines = ['"{ .reg .b32 w;\\n"', *lines, '"}\\n"']
-        if is_bounded(layer.spec):
-            numbers = range(first_tap, first_tap + len(statement))
-            registers = ",".join(bounded_input(number) for number in numbers)
-            bounding = [line for i, number in enumerate(numbers) for line in _bounding(number, f"%{len(results) + i}")]
-            lines = [f'"{{ .reg .pred p; .reg .f32 b,{registers};\\n"', *bounding, *lines, '"}\\n"']
+        lines = with_prepared_inputs(layer, [tap.channel for tap in statement], first_tap, len(results), lines)
         first_tap += len(statement)
         outputs = ", ".join(f'"{result}"({sums}[{p}][{j}])' for p, j in results)
         inputs = ", ".join('"{}"({}[{}])'.format(operand, *address(tap)) for tap in statement)
+        if is_gated(layer.spec):
+            inputs += ', "r"(gates)'
         text = "asm({}\n: {}\n: {});\n".format("\n".join(lines), outputs, inputs)
         statements.append(text if before is None else f"{{\n{before(statement)}{text}}}\n")
     return "".join(statements)
-
-
-def bounded_input(number: int) -> str:
-    """The register of an input of the loop, by its number, once it is within its bounds."""
-    return f"x{number}"
-
-
-def _bounding(number: int, source: str) -> Iterator[str]:
-    """The lines of an input that bring it within the bounds of its channel."""
-    x = bounded_input(number)
-    yield f'"mov.f32 {x},{source};\\n"'
-    for macro, side in (("NOT_BELOW", "low"), ("NOT_ABOVE", "high")):
-        yield f'"mov.f32 b,{immediate(0)}; " {macro}("{x}") "// farm.{side} {number}\\n"'
 
 
 def accumulate(layer: AnyTiled) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from codegen.launch import GridSize, Launch
+from codegen.launch import GridSize, Launch, tensors_of
 from codegen.operators import stream
 from codegen.operators.geometry import Geometry
 from codegen.operators.lowered import LoweredConvolution, TiledConvolution
@@ -13,7 +13,7 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
 from codegen.operators.work import Work
-from codegen.spec import AddResidual, Conv2d, LayerSpec, is_bounded
+from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated
 from codegen.tiling import Part, Tiling
 
 KERNEL = "unstaged"
@@ -32,6 +32,7 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
         and geometry.is_pointwise
         and geometry.groups == geometry.height == geometry.patch_rows == 1
         and not is_bounded(spec)
+        and not is_gated(spec)
         and 4 * geometry.width * max(geometry.channels, geometry.kernels) <= REACH_BYTES
     )
 
@@ -40,7 +41,6 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     """Columns, images, K groups; of listed columns as many blocks as the GPU runs at once."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
-    residual = ("residual",) if AddResidual() in spec.epilogue else ()
     across = GridSize(max(1, LISTED_BLOCKS // layer.streams.count)) if tiling.listed else GridSize(layer.tiles[1])
     return Launch(
         kernel=KERNEL,
@@ -48,9 +48,7 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
         block=(tiling.tile_width, 1, 1),
         shared_bytes=0,
         arguments=(
-            "input",
-            "output",
-            *residual,
+            *tensors_of(spec),
             "images",
             "output_step",
             *(("count", "places", "marks") if tiling.listed else ()),

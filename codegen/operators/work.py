@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
@@ -55,8 +57,10 @@ class Work:
     """Registers per thread that the compiler is told to make do with."""
     copy_instructions: float = ASYNCHRONOUS_COPY
     """Instructions per copy."""
-    bounded: int = 0
-    """Inputs that a thread brings within bounds if no weight is zero."""
+    prepared: int = 0
+    """Inputs that a thread brings within bounds, or multiplies by their gates, if no weight is zero."""
+    gate_loads: int = 0
+    """Loads of these gates."""
     unstaged: bool = False
     """Inputs are loaded from global memory where they are used, those without weights never."""
     loop_instructions: float = 0.0
@@ -66,3 +70,14 @@ class Work:
 def bank_conflicts(words: Iterable[int]) -> int:
     """How many accesses the load of these words, one a lane, becomes: addresses over 32 banks."""
     return max(Counter(word % 32 for word in set(words)).values())
+
+
+@lru_cache(maxsize=1024)
+def average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) -> float:
+    """Average bank conflicts of a block's warps; threads [images, rows, columns] read words `steps` banks apart."""
+    words = [
+        image * steps[0] + row * steps[1] + column * steps[2]
+        for image, row, column in product(range(shape[0]), range(shape[1]), range(shape[2]))
+    ]
+    warps = [words[first : first + 32] for first in range(0, len(words), 32)]
+    return sum(map(bank_conflicts, warps)) / len(warps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.spec import AddResidual, DataType, LayerSpec
+from codegen.spec import AddResidual, DataType, LayerSpec, is_gated
 
 CORES_PER_MULTIPROCESSOR = {75: 64, 80: 64, 86: 128, 87: 128, 88: 128, 89: 128, 90: 128, 100: 128, 103: 128, 110: 128}
 """float32 units by compute capability; those not listed have 128 too."""
@@ -51,9 +51,10 @@ def nonzero_flops(spec: LayerSpec, nonzeros: int, images: int) -> float:
 
 
 def moved_bytes(spec: LayerSpec, images: int) -> float:
-    """Input and residual read once, output written once."""
+    """Input, residual and gates read once, output written once."""
     outputs = prod(spec.output_shape) * (2 if AddResidual() in spec.epilogue else 1)
-    return float((prod(spec.input_shape) + outputs) * ELEMENT_BYTES[spec.data_type] * images)
+    gates = spec.channels if is_gated(spec) else 0
+    return float((prod(spec.input_shape) + gates + outputs) * ELEMENT_BYTES[spec.data_type] * images)
 
 
 def roof_microseconds(spec: LayerSpec, nonzeros: int, images: int, peaks: Peaks) -> float:

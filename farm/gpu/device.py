@@ -37,8 +37,16 @@ class LoadedKernel:
     _function: Any
     _launch: Launch
 
-    def __call__(self, source: int, target: int, batch: int, stream: Any = None, residual: int | None = None) -> None:
-        values = {"input": source, "output": target, "residual": residual or 0}
+    def __call__(
+        self,
+        source: int,
+        target: int,
+        batch: int,
+        stream: Any = None,
+        residual: int | None = None,
+        gate: int | None = None,
+    ) -> None:
+        values = {"input": source, "output": target, "residual": residual or 0, "gate": gate or 0}
         numbers = self._launch.numbers(batch)
         arguments = [
             np.int32(numbers[name]) if name in numbers else np.uint64(values[name]) for name in self._launch.arguments
@@ -323,22 +331,26 @@ class Device:
         x: NDArray[Any],
         output_shape: tuple[int, ...],
         residual: NDArray[Any] | None = None,
+        gate: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Runs all parts of a layer on a batch [N, ...]; gives the output, NaN where no kernel wrote anything."""
         driver = self._driver
         loaded = [self.load(cubin, launch) for cubin, launch in kernels]
         output = np.empty((len(x), *output_shape), dtype=x.dtype)
         try:
-            source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(output.nbytes)
-            driver.memcpy_htod(source, np.ascontiguousarray(x))
-            added = None if residual is None else driver.mem_alloc(residual.nbytes)
-            if added is not None:
-                driver.memcpy_htod(added, np.ascontiguousarray(residual))
+            target = driver.mem_alloc(output.nbytes)
             driver.memset_d8(target, _POISON, output.nbytes)
+            given = [each if each is None else self._uploaded(each) for each in (x, residual, gate)]
+            source, added, factors = (0 if each is None else int(each) for each in given)
             for kernel in loaded:
-                kernel(int(source), int(target), len(x), residual=None if added is None else int(added))
+                kernel(source, int(target), len(x), residual=added, gate=factors)
             driver.Context.synchronize()
             driver.memcpy_dtoh(output, target)
         except driver.Error as error:
             raise DeviceError(f"{kernels[0][1].kernel} did not run on {self.name}: {error}") from None
         return output
+
+    def _uploaded(self, array: NDArray[Any]) -> Any:
+        memory = self._driver.mem_alloc(array.nbytes)
+        self._driver.memcpy_htod(memory, np.ascontiguousarray(array))
+        return memory

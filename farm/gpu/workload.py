@@ -12,7 +12,7 @@ from codegen.data_types import from_float32, numpy_dtype, to_float32
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks.pruning import prune, random_weights
 from codegen.networks.ten_operators import TEN_OPERATORS
-from codegen.spec import DataType, LayerSpec, unbounded
+from codegen.spec import DataType, LayerSpec, plain
 from farm.errors import UsageError
 
 OPERATOR_SPARSITY = 0.9
@@ -126,7 +126,7 @@ def _cases(layer: Layer, choice: Choice) -> Iterator[Case]:
         for batch in choice.batches:
             for sparsity in choice.sparsities or (None,):
                 kernel = layer.weights.kernel if sparsity is None else prune(layer.weights.kernel, sparsity)
-                spec = replace(unbounded(layer.spec), data_type=data_type)  # peers have no bounds
+                spec = replace(plain(layer.spec), data_type=data_type)  # peers have no bounds and no gates
                 weights = Weights(_rounded(kernel, data_type), _rounded(layer.weights.bias, data_type))
                 named = round(layer.weights.sparsity, 4) if sparsity is None else sparsity
                 yield Case(CaseKey(layer.name, batch, named, data_type), spec, weights, layer.likely_rows)

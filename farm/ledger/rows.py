@@ -100,6 +100,7 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
         "rows": build.rows or 0,
         "folded": list(build.folded),
         "choices": [asdict(choice) for choice in build.choices],
+        "gate": build.gate,
     }
 
 
@@ -129,6 +130,7 @@ def build_of_row(row: Any) -> Build:
         rows=row.rows or None,
         folded=tuple(row.folded),
         choices=tuple(TilingChoice(**choice) for choice in row.choices),
+        gate=row.gate,
     )
 
 

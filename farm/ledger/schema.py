@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from farm.errors import LedgerError
 from farm.ledger.engine import failure, reading
 
-HEAD = "0013"
+HEAD = "0014"
 """The newest revision in migrations/versions."""
 LOCK = 0x6661726D
 """A number that nothing else in the same database locks."""

@@ -105,6 +105,7 @@ builds = Table(
     Column("rows", Integer, nullable=False),  # 0: not known
     Column("folded", JSON, nullable=False),
     Column("choices", JSON, nullable=False),
+    Column("gate", _Words, nullable=False),
     Index(None, "job"),
     Index(None, "weights"),
 )

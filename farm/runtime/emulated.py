@@ -54,11 +54,9 @@ def run_emulated(
     for step in plan.steps:
         rows = step.rows * images
         if isinstance(step, LayerStep):
-            tensors = {"input": array(step.input), "output": array(step.output)}
-            if step.residual is not None:
-                tensors["residual"] = array(step.residual)
             for ptx, launch in kernels[step.layer]:
-                given: dict[str, Array | int] = {**tensors, **launch.numbers(rows)}
+                given: dict[str, Array | int] = {**launch.numbers(rows)}
+                given |= zip(launch.tensors, map(array, step.places), strict=True)
                 arguments = [given[name] for name in launch.arguments]
                 emulate.run(ptx, launch.grid_at(rows), launch.block, launch.shared_bytes, arguments)
         else:

@@ -202,7 +202,7 @@ class Lowering:
 
     def _layer(self, node: NetworkNode) -> Value:
         spec = self._specs[node.layer]
-        x, *residual = (self.values[name] for name in node.inputs)
+        x, *others = (self.values[name] for name in node.inputs if name)
         if x.dtype != spec.data_type:
             raise self.refused(node, f"it takes {spec.data_type} and is given {x.dtype}")
         taken = prod(spec.input_shape)
@@ -217,7 +217,7 @@ class Lowering:
         output = self.new(shape, spec.data_type)
         none = GridSize()
         rows = x.size // taken // self.images
-        arguments = (x, output, *residual)
+        arguments = (x, output, *others)
         self.steps.append(Lowered("", node.layer, rows, (none,) * 3, 0, arguments, (output,), node.outputs[0]))
         return output
 

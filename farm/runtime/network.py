@@ -205,10 +205,9 @@ class Network:
 
         for step in self.plan.steps:
             if isinstance(step, LayerStep):
-                addresses = {"input": address(step.input), "output": address(step.output)}
-                if step.residual is not None:
-                    addresses["residual"] = address(step.residual)
-                self._run_layer(self._layers[step.layer], addresses, step.rows * images, stream)
+                parts = self._layers[step.layer]
+                addresses = dict(zip(parts[0].launch.tensors, map(address, step.places), strict=True))
+                self._run_layer(parts, addresses, step.rows * images, stream)
                 self._show(step, address(step.output), images)
                 continue
             values: list[Any] = []

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codegen.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
 from farm.errors import UsageError
 
-FIRST_LINE = "farm-plan 1"
+FIRST_LINE = "farm-plan 2"
 Grid = tuple[GridSize, GridSize, GridSize]
 Kind = Literal["input", "output", "buffer", "constant"]
 _LETTERS: dict[str, Kind] = {"i": "input", "o": "output", "b": "buffer", "c": "constant"}
@@ -73,9 +73,15 @@ class LayerStep:
     """Of the layer for each image of the network: its images, or its rows."""
     input: Place
     output: Place
-    residual: Place | None
+    others: tuple[Place, ...]
+    """What else it reads: its residual, its gate."""
     tensor: str
     """The name in the network of what it computes."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Of its tensors, in the order of its launches' arguments."""
+        return self.input, self.output, *self.others
 
 
 @dataclass(frozen=True)
@@ -155,9 +161,8 @@ class Plan:
         lines += [f"buffer {count}" for count in self.buffers]
         for step in self.steps:
             if isinstance(step, LayerStep):
-                places = [step.input, step.output, *([step.residual] if step.residual else [])]
-                head = f"run {positions[step.layer]} {step.rows} {len(places)}"
-                lines.append(f"{head} {' '.join(map(str, places))} {step.tensor}")
+                head = f"run {positions[step.layer]} {step.rows} {len(step.places)}"
+                lines.append(f"{head} {' '.join(map(str, step.places))} {step.tensor}")
             else:
                 arguments = " ".join(map(_written, step.arguments))
                 head = f"launch {step.kernel} {step.rows} {grid_text(step.grid)} {step.threads} {step.output}"
@@ -185,7 +190,7 @@ def read_plan(text: str) -> Plan:
         fields = rest.split()
         match word:
             case "layer":
-                layers.append(rest.split(" ", 3)[3])
+                layers.append(rest.split(" ", 4)[4])
             case "refused":
                 raise UsageError(rest)
             case "images":
@@ -201,10 +206,10 @@ def read_plan(text: str) -> Plan:
                 buffers.append(int(rest))
             case "run":
                 end = 3 + int(fields[2])
-                x, output, *residual = map(_place, fields[3:end])
+                x, output, *others = map(_place, fields[3:end])
                 layer, rows = layers[int(fields[0])], int(fields[1])
                 name = rest.split(" ", end)[end]
-                steps.append(LayerStep(layer, rows, x, output, residual[0] if residual else None, name))
+                steps.append(LayerStep(layer, rows, x, output, tuple(others), name))
             case "launch":
                 rows, *grid, threads = map(int, fields[1:9])
                 end = 11 + int(fields[10])

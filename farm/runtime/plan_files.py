@@ -9,13 +9,14 @@ from typing import Any
 
 from codegen.errors import CheckpointError
 from codegen.onnx.network import read_network
+from codegen.spec import is_gated
 from farm.runtime.bundle import CONSTANTS, PLAN, REST, BundledLayer
 from farm.runtime.kernels import rest_ptx
 from farm.runtime.lowering import RefusedError
 from farm.runtime.plan import FIRST_LINE, grid_text
 from farm.runtime.planner import ELEMENT_BYTES, plan_network
 
-_LETTERS = {"input": "i", "output": "o", "residual": "r", "images": "n", "output_step": "s"}
+_LETTERS = {"input": "i", "output": "o", "residual": "r", "gate": "g", "images": "n", "output_step": "s"}
 
 
 def plan_files(layers: Mapping[str, BundledLayer], network: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -27,7 +28,8 @@ def plan_files(layers: Mapping[str, BundledLayer], network: bytes) -> tuple[dict
     for layer in layers.values():
         spec, size = layer.spec, ELEMENT_BYTES[layer.spec.data_type]
         taken, made = prod(spec.input_shape) * size, prod(spec.output_shape) * size
-        lines.append(f"layer {taken} {made} {int(layer.has_residual)} {layer.name}")
+        gates = spec.channels * size if is_gated(spec) else 0
+        lines.append(f"layer {taken} {made} {int(layer.has_residual)} {gates} {layer.name}")
     lines += [line for number, layer in enumerate(layers.values()) for line in _kernel_lines(number, layer)]
     files: dict[str, bytes] = {}
     entry: dict[str, Any] = {}

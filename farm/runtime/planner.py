@@ -128,8 +128,8 @@ def _step(step: Lowered, places: Mapping[Root, Place], constants: _Constants) ->
         return places[value.root] if value.constant is None else constants.place(value)
 
     if step.layer:
-        x, output, *residual = (placed(each) for each in step.arguments if isinstance(each, Value))
-        return LayerStep(step.layer, step.rows, x, output, residual[0] if residual else None, step.tensor)
+        x, output, *others = (placed(each) for each in step.arguments if isinstance(each, Value))
+        return LayerStep(step.layer, step.rows, x, output, tuple(others), step.tensor)
     arguments: list[Argument] = [placed(each) if isinstance(each, Value) else each for each in step.arguments]
     written = places[step.outputs[0].root]
     return KernelStep(step.kernel, step.rows, step.grid, step.threads, tuple(arguments), written, step.tensor)

@@ -30,7 +30,7 @@ from farm.torch.windows import convolution, transposed_convolution
 
 
 class DenseLayer(nn.Module):
-    """What the kernels of a layer compute, zero weights included; takes the layer's input and its residual.
+    """What the kernels of a layer compute, zero weights included; takes the layer's input, its residual and its gate.
 
     In the data type that its buffers have, so `half()` and `double()` work on it.
     """
@@ -49,10 +49,14 @@ class DenseLayer(nn.Module):
         self.bias: torch.Tensor
         self.bounds: torch.Tensor | None
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See the class."""
         spec = self._spec
         shape = output_shape(spec, x.shape)
+        if gate is not None:
+            x = x * gate.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
         if self.bounds is not None:
             low, high = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in self.bounds.unbind(1))
             x = x.clamp(low, high)

@@ -26,10 +26,15 @@ BRANCHES = 8
 
 
 class Compute(Protocol):
-    """Computes a layer from its input and residual, contiguous and of the layer's type."""
+    """Computes a layer from its input, residual and gate, contiguous and of the layer's type."""
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        output: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        /,
     ) -> torch.Tensor:
         """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
 
@@ -91,7 +96,12 @@ class GpuLayer:
         self._follow[_index(device)] = ahead, number
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None, /
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        output: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        /,
     ) -> torch.Tensor:
         spec = self._layer.spec
         if output is None:
@@ -99,7 +109,8 @@ class GpuLayer:
         images = math.prod(x.shape[:-1]) if isinstance(spec, Linear) else x.shape[0]
         if images == 0:
             return output
-        tensors = {"input": x, "output": output} | ({} if residual is None else {"residual": residual})
+        named = {"input": x, "output": output, "residual": residual, "gate": gate}
+        tensors = {name: each for name, each in named.items() if each is not None}
         steps = {name: each.numel() // images for name, each in tensors.items()}
         if not isinstance(spec, Linear):
             steps["output"] = output.stride(0)
@@ -172,8 +183,8 @@ def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
 
 
 _LIBRARY = torch.library.Library("farm", "DEF")
-_LIBRARY.define("layer(Tensor x, Tensor? residual, int number) -> Tensor")
-_LIBRARY.define("write_layer(Tensor x, Tensor? residual, int number, Tensor(a!) output) -> ()")
+_LIBRARY.define("layer(Tensor x, Tensor? residual, int number, Tensor? gate=None) -> Tensor")
+_LIBRARY.define("write_layer(Tensor x, Tensor? residual, int number, Tensor(a!) output, Tensor? gate=None) -> ()")
 _layers: dict[int, tuple[BundledLayer, Compute]] = {}
 """By the number that the operator is called with: an operator takes tensors and numbers only."""
 _numbers = itertools.count()
@@ -191,8 +202,12 @@ def forget(number: int) -> None:
     _layers.pop(number, None)
 
 
-def _run(
-    x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor | None = None
+def _compute(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    number: int,
+    output: torch.Tensor | None,
+    gate: torch.Tensor | None,
 ) -> torch.Tensor:
     layer, compute = _layers[number]
     x = _checked(layer, "input", x)
@@ -204,18 +219,40 @@ def _run(
                 f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
                 f"{output_shape(layer.spec, x.shape)}"
             )
-    return compute(x, residual) if output is None else compute(x, residual, output)
+    if gate is not None:
+        gate = _checked(layer, "gate", gate)
+        if gate.numel() != x.shape[0] * x.shape[1]:
+            raise ValueError(f"layer {layer.name}: its gate is {list(gate.shape)}, its input {list(x.shape)}")
+    return compute(x, residual, output, gate)
 
 
-def _write(x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor) -> None:
-    _run(x, residual, number, output)
+def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int, gate: torch.Tensor | None = None) -> torch.Tensor:
+    return _compute(x, residual, number, None, gate)
 
 
-def _fake_write(_x: torch.Tensor, _residual: torch.Tensor | None, _number: int, _output: torch.Tensor) -> None:
+def _write(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    number: int,
+    output: torch.Tensor,
+    gate: torch.Tensor | None = None,
+) -> None:
+    _compute(x, residual, number, output, gate)
+
+
+def _fake_write(
+    _x: torch.Tensor,
+    _residual: torch.Tensor | None,
+    _number: int,
+    _output: torch.Tensor,
+    _gate: torch.Tensor | None = None,
+) -> None:
     """Nothing has to be known of what it gives."""
 
 
-def _fake(x: torch.Tensor, _residual: torch.Tensor | None, number: int) -> torch.Tensor:
+def _fake(
+    x: torch.Tensor, _residual: torch.Tensor | None, number: int, _gate: torch.Tensor | None = None
+) -> torch.Tensor:
     return x.new_empty(output_shape(_layers[number][0].spec, x.shape))
 
 

@@ -111,21 +111,21 @@ class _Builder:
 
     def _layer(self, node: NetworkNode) -> fx.Node:
         compute = self._compute[node.layer]
-        x, *residual = (self._tensor(name) for name in node.inputs)
-        arguments = (x, residual[0] if residual else None)
+        inputs = [self._tensor(name) if name else None for name in node.inputs]
+        x, residual, gate = [*inputs, None, None][:3]
         if isinstance(compute, nn.Module):
             self._modules += 1
             self._root.add_module(f"layer_{self._modules}", compute)
-            return self._graph.call_module(f"layer_{self._modules}", arguments)
+            return self._graph.call_module(f"layer_{self._modules}", (x, residual, gate))
         number = register(self._layers[node.layer], compute)
         self._numbers.append(number)
         place = self._places.written.get(node.outputs[0])
         if place is None:
-            return self._graph.call_function(torch.ops.farm.layer.default, (*arguments, number))
+            return self._graph.call_function(torch.ops.farm.layer.default, (x, residual, number, gate))
         rank = len(self._network.shapes[node.outputs[0]])
         self._make_room(place, x, self._layers[node.layer].spec.output_shape[2 - rank :])
         output = self._within(place)
-        self._graph.call_function(torch.ops.farm.write_layer.default, (*arguments, number, output))
+        self._graph.call_function(torch.ops.farm.write_layer.default, (x, residual, number, output, gate))
         self._placed.add((place.tensor, node.outputs[0]))
         return output
 

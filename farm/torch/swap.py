@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
-from codegen.spec import AddResidual, is_bounded
+from codegen.spec import AddResidual, is_bounded, is_gated
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, forget, layers_on, register
@@ -130,6 +130,9 @@ class _Swap:
                         reason = f"layer {name}, which has its weights, is in another place already"
                         continue
                     layer = self._open[name]
+                    if is_gated(layer.spec):
+                        reason = f"layer {name}, which has its weights, multiplies its input by gates too"
+                        continue
                     begun = [node, behind] if folded is not None and behind is not None else [node]
                     found = module_difference(module, layer.spec) or self._completed(layer, begun)
                     if isinstance(found, _Match):

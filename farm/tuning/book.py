@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from codegen.arch import has_clusters
 from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.operators import canonical
-from codegen.spec import LayerSpec, unbounded
+from codegen.spec import LayerSpec, plain
 from codegen.tiling import Accumulator, Tiling
 from farm.jobs import BuildOptions, TilingChoice
 from farm.tuning.record import TuningKey, TuningRecord, plain_arch
@@ -19,7 +19,7 @@ from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
 def tuned_spec(spec: LayerSpec) -> LayerSpec:
     """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end."""
-    return replace(canonical(unbounded(spec)), epilogue=())
+    return replace(canonical(plain(spec)), epilogue=())
 
 
 def key_of(

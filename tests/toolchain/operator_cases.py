@@ -21,6 +21,7 @@ from codegen.spec import (
 )
 from codegen.tiling import Tiling
 from tests.toolchain.cluster_cases import CLUSTER_CASES
+from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.half_cases import HALF_CASES
 from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 
@@ -273,4 +274,5 @@ CASES: dict[str, Case] = {
     **HALF_CASES,
     **_ACTIVATIONS,
     **CLUSTER_CASES,
+    **GATE_CASES,
 }

@@ -18,19 +18,21 @@ from numpy.typing import NDArray
 from codegen import emulate
 from codegen.choice import choose_parts, choose_tiling
 from codegen.data_types import PRECISIONS, from_float32, to_float32
+from codegen.dot_products import gated_input
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.networks.pruning import random_bounds
 from codegen.operators import launch_of, products_together, stream_count, tiled
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear
+from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear, plain
 from codegen.template import Template, make_template
 from codegen.tiling import Form, Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import (
     is_written,
     poisoned,
+    random_gate,
     random_input,
     random_residual,
     sample_blocks,
@@ -89,8 +91,8 @@ def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
 
     Convolutions write it among the channels of a larger tensor, and nothing beside them.
     """
-    residual = random_residual(case.spec, case.batch, seed=0)
-    arguments: dict[str, Any] = {"input": x, "residual": residual, "images": case.batch}
+    residual, gate = random_residual(case.spec, case.batch, seed=0), random_gate(case.spec, case.batch, seed=0)
+    arguments: dict[str, Any] = {"input": x, "residual": residual, "gate": gate, "images": case.batch}
     if isinstance(case.spec, Linear):
         tensor, own = poisoned(case.spec, case.batch), slice(None)
         arguments["output"] = tensor
@@ -109,14 +111,21 @@ def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
     return tensor[:, own]
 
 
+def gated(case: Case, x: NDArray[Any]) -> NDArray[Any]:
+    """The input as the weights meet it: times the gates if the layer has some."""
+    gate = random_gate(case.spec, case.batch, seed=0)
+    return x if gate is None else gated_input(case.spec, x, gate)
+
+
 def reference(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
-    return layer_output(case.spec, weights, x, residual=random_residual(case.spec, case.batch, seed=0))
+    residual = random_residual(case.spec, case.batch, seed=0)
+    return layer_output(plain(case.spec), weights, gated(case, x), residual=residual)
 
 
 def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
     together = products_together(weights, case.tiling)
     residual = random_residual(case.spec, case.batch, seed=0)
-    return error_bound(case.spec, weights, x, residual=residual, products_together=together)
+    return error_bound(plain(case.spec), weights, gated(case, x), residual=residual, products_together=together)
 
 
 def rounded(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from codegen.machine.admission import AssemblerChoice, assembler_for
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.network import read_network
 from codegen.reference import layer_output
-from codegen.spec import Clip, Conv2d, is_bounded, unbounded
+from codegen.spec import Clip, Conv2d, is_bounded, plain
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SCALES = np.array([0.5, -1.5, 0.0, 0.0, 2.0, 1e-30], np.float32)
@@ -106,7 +106,7 @@ def test_weights_with_bounds_are_read_back_and_change_the_digest(tmp_path: Path)
     np.testing.assert_array_equal(again.bounds, layer.weights.bounds)
     assert Weights(layer.weights.kernel, layer.weights.bias).digest != layer.weights.digest
     with pytest.raises(ValueError, match="bytes of weights"):
-        Weights.from_bytes(unbounded(layer.spec), data)
+        Weights.from_bytes(plain(layer.spec), data)
 
 
 def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_whatever_assembles_without_ptxas_leaves_it_to_ptxas(choice: AssemblerCh
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
     tiling = choose_tiling(layer.spec, 1, layer.weights.nonzeros_per_kernel)
     assert assembler_for(choice, layer.spec, tiling, "sm_90", "13.1")[0] == "ptxas"
-    assert assembler_for(choice, unbounded(layer.spec), tiling, "sm_90", "13.1")[0] == choice
+    assert assembler_for(choice, plain(layer.spec), tiling, "sm_90", "13.1")[0] == choice
 
 
 LEFT: dict[str, list[onnx.NodeProto]] = {

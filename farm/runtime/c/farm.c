@@ -57,6 +57,10 @@ typedef struct {
 } kernel;
 
 typedef struct {
+    CUdeviceptr input, output, residual, gate; /* the last two 0 where a layer has none */
+} tensors;
+
+typedef struct {
     char kind; /* i, o, b or c, the place of a tensor; n, how many rows; d, a number; f, the bits of a float */
     long value;
 } argument;
@@ -391,6 +395,7 @@ static int read_line(farm_bundle *bundle, char *text, int gpu) {
         layer->input_bytes = (size_t)number(&line);
         layer->output_bytes = (size_t)number(&line);
         layer->has_residual = (int)number(&line);
+        layer->gate_bytes = (size_t)number(&line);
         return (layer->name = copied(line.place)) ? 0 : -1;
     }
     if (strcmp(kind, "kernel") == 0) return read_kernel(bundle, &line, gpu);
@@ -413,7 +418,7 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     size_t bytes;
     int failed = 0;
     TRY(read_file(bundle, "network.plan", &text, &bytes));
-    if (strncmp(text, "farm-plan 1\n", 12) != 0)
+    if (strncmp(text, "farm-plan 2\n", 12) != 0)
         failed = fail("%s: its network.plan is of another version: fetch it again", bundle->path);
     for (line = text; !failed && *line; line = end + 1) {
         end = strchr(line, '\n');
@@ -580,14 +585,14 @@ static unsigned blocks(grid_size size, long rows) {
     return (unsigned)(size.fixed * (size.images ? (rows + size.images - 1) / size.images : 1));
 }
 
-static int launch_part(
-    const kernel *each, long rows, CUdeviceptr input, CUdeviceptr output, CUdeviceptr residual, CUstream stream) {
+static int launch_part(const kernel *each, long rows, tensors given, CUstream stream) {
     void *pointers[sizeof each->arguments];
     int i, images = (int)rows, output_step = each->output_step;
     for (i = 0; each->arguments[i]; i++) switch (each->arguments[i]) {
-            case 'i': pointers[i] = &input; break;
-            case 'o': pointers[i] = &output; break;
-            case 'r': pointers[i] = &residual; break;
+            case 'i': pointers[i] = &given.input; break;
+            case 'o': pointers[i] = &given.output; break;
+            case 'r': pointers[i] = &given.residual; break;
+            case 'g': pointers[i] = &given.gate; break;
             case 's': pointers[i] = &output_step; break;
             default: pointers[i] = &images; break;
         }
@@ -598,9 +603,7 @@ static int launch_part(
 }
 
 /* To the stream it is one launch: parts begin after what the stream has, what follows waits for all. */
-static int launch_layer(
-    farm_bundle *bundle, int layer, long rows, CUdeviceptr input, CUdeviceptr output, CUdeviceptr residual,
-    CUstream stream) {
+static int launch_layer(farm_bundle *bundle, int layer, long rows, tensors given, CUstream stream) {
     int i, part = 0, parts = 0, others;
     for (i = 0; i < bundle->kernel_count; i++) parts += bundle->kernels[i].layer == layer;
     others = parts - 1 < bundle->stream_count ? parts - 1 : bundle->stream_count;
@@ -609,8 +612,7 @@ static int launch_layer(
     for (i = 0; i < bundle->kernel_count; i++) {
         int branch = part % (others + 1);
         if (bundle->kernels[i].layer != layer) continue;
-        TRY(launch_part(
-            &bundle->kernels[i], rows, input, output, residual, branch ? bundle->streams[branch - 1] : stream));
+        TRY(launch_part(&bundle->kernels[i], rows, given, branch ? bundle->streams[branch - 1] : stream));
         part++;
     }
     for (i = 0; i < others; i++) {
@@ -622,7 +624,7 @@ static int launch_layer(
 
 int farm_run_layer(
     farm_bundle *bundle, int layer, int images, CUdeviceptr input, CUdeviceptr output, CUdeviceptr residual,
-    CUstream stream) {
+    CUdeviceptr gate, CUstream stream) {
     const farm_layer *about = farm_get_layer(bundle, layer);
     long start, limit = 1L << 30;
     int i;
@@ -630,7 +632,9 @@ int farm_run_layer(
     if (images < 0) return fail("layer %s is given %d images", about->name, images);
     if ((residual != 0) != about->has_residual)
         return fail("layer %s adds %s residual", about->name, about->has_residual ? "a" : "no");
-    if (input % ALIGNMENT || output % ALIGNMENT || residual % ALIGNMENT)
+    if ((gate != 0) != (about->gate_bytes != 0))
+        return fail("layer %s takes %s gate", about->name, about->gate_bytes ? "a" : "no");
+    if (input % ALIGNMENT || output % ALIGNMENT || residual % ALIGNMENT || gate % ALIGNMENT)
         return fail("layer %s is given a pointer that is no multiple of %d bytes", about->name, ALIGNMENT);
     for (i = 0; i < bundle->kernel_count; i++)
         if (bundle->kernels[i].layer == layer && bundle->kernels[i].images_limit < limit)
@@ -639,9 +643,12 @@ int farm_run_layer(
     for (start = 0; start < images; start += limit) {
         long count = images - start < limit ? images - start : limit;
         CUdeviceptr first = (CUdeviceptr)start;
-        TRY(launch_layer(
-            bundle, layer, count, input + first * about->input_bytes, output + first * about->output_bytes,
-            residual ? residual + first * about->output_bytes : 0, stream));
+        tensors given;
+        given.input = input + first * about->input_bytes;
+        given.output = output + first * about->output_bytes;
+        given.residual = residual + first * about->output_bytes;
+        given.gate = gate + first * about->gate_bytes;
+        TRY(launch_layer(bundle, layer, count, given, stream));
     }
     return 0;
 }
@@ -691,10 +698,15 @@ static int run_step(
             default: values[i].number = (int32_t)given.value; break;
         }
     }
-    if (each->layer >= 0)
-        return launch_layer(
-            bundle, each->layer, rows, values[0].pointer, values[1].pointer, each->count > 2 ? values[2].pointer : 0,
-            stream);
+    if (each->layer >= 0) {
+        const farm_layer *about = &bundle->layers[each->layer];
+        tensors given = {0, 0, 0, 0};
+        given.input = values[0].pointer;
+        given.output = values[1].pointer;
+        if (about->has_residual) given.residual = values[2].pointer;
+        if (about->gate_bytes) given.gate = values[2 + about->has_residual].pointer;
+        return launch_layer(bundle, each->layer, rows, given, stream);
+    }
     DRIVER(cuLaunchKernel(
         each->function, blocks(each->grid[0], rows), blocks(each->grid[1], rows), blocks(each->grid[2], rows),
         each->threads, 1, 1, 0, stream, pointers, NULL));

@@ -26,6 +26,7 @@ typedef struct {
     size_t input_bytes;  /* of one image, or of one row of a linear layer */
     size_t output_bytes; /* the residual's too */
     int has_residual;
+    size_t gate_bytes; /* of an image, where the input is multiplied by gates; else 0 */
 } farm_layer;
 
 typedef struct {
@@ -49,10 +50,11 @@ const farm_layer *farm_get_layer(const farm_bundle *bundle, int layer);
 /* The number of a layer, or -1. */
 int farm_find_layer(const farm_bundle *bundle, const char *name);
 
-/* Enqueues a layer on a stream. Pointers are multiples of 16 bytes; the residual is 0 where the layer adds none. */
+/* Enqueues a layer on a stream. Pointers are multiples of 16 bytes; the residual is 0 where the layer adds none, the gate
+ * where it has none. */
 int farm_run_layer(
     farm_bundle *bundle, int layer, int images, CUdeviceptr input, CUdeviceptr output, CUdeviceptr residual,
-    CUstream stream);
+    CUdeviceptr gate, CUstream stream);
 
 /* How many inputs and outputs the network has; both 0 where the bundle's network has operators that are not run here,
  * which farm_run names. */
