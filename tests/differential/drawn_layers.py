@@ -111,12 +111,12 @@ class DrawnLayer:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model: input x, and r where a residual is added; the last node's output is y."""
+        """The model: input x, r where a residual is added, g where x is multiplied; the last node's output is y."""
         return _Builder(self).model()
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """x and r; x is small where the weights are large, so that no sum comes near the largest value of the type."""
+        """x, r, g; x is small where the weights are large, so that no sum comes near the largest value of the type."""
         geometry, dtype = self.geometry, DTYPES[self.geometry.data_type]
         largest_weight = np.abs(self.recipe.weights(geometry.weights_shape, dtype).astype(np.float64)).max()
         room = float(ml_dtypes.finfo(dtype).max) / (64 * geometry.terms * max(largest_weight, 1.0))
@@ -126,6 +126,8 @@ class DrawnLayer:
         arrays = {"x": (x * scale).astype(dtype)}
         if {"residual", "residual_first", "residual_of_rows"} & set(geometry.steps):
             arrays["r"] = rng.standard_normal(geometry.final_shape).astype(dtype)
+        if geometry.gated:
+            arrays["g"] = rng.uniform(-1, 1, geometry.gate_shape).astype(dtype)
         return arrays
 
 
@@ -172,7 +174,10 @@ class _Builder:
 
     def _operator(self) -> None:
         geometry = self.geometry
-        inputs = ["x", self._constant(self.layer.recipe.weights(geometry.weights_shape, self.dtype))]
+        if geometry.gated:
+            self._node("Mul", "x", "g")
+        x = self._last if geometry.gated else "x"
+        inputs = [x, self._constant(self.layer.recipe.weights(geometry.weights_shape, self.dtype))]
         if geometry.bias:
             inputs.append(self._constant(self.rng.standard_normal(geometry.kernels)))
         attributes: dict[str, Any] = {}

@@ -11,7 +11,8 @@ then computes with those; `folding` is about the weights alone.
   Stability of Numerical Algorithms, section 3.1), and half a subnormal for each product that underflows.
 - Each later node adds the rounding of its own results to what it makes of the error before it.
 - A folded node changes each weight by u of the weights' type, or by half a subnormal: u |w| * |x| and half a subnormal
-  times the sum of the |x| that have a weight, and the bias alike.
+  times the sum of the |x| that have a weight, and the bias alike. A node before the product, with an input and a gate,
+  may do that to each element of the input instead: then half a subnormal times the sum of the |w| too.
 """
 
 from __future__ import annotations
@@ -107,7 +108,11 @@ def _sums(
     operations = multiply(np.ones_like(x.value), present) + 2 + (alpha != 1) + (beta != 1)
     growth = np.expm1(operations * np.log1p(UNIT_ROUNDOFF))
     error = growth * magnitude + operations * (1 + growth) * float(SINGLE.smallest_subnormal) / 2
-    return Tensor(value, error, magnitude, multiply(np.abs(x.value), present), (alpha != 1) + (beta != 1), x.dtype)
+    error += (1 + growth) * abs(alpha) * multiply(x.error, np.abs(w.value))
+    reach = multiply(np.abs(x.value), present)
+    if x.folds:  # what may change each weight may change each of these instead
+        reach += multiply(np.ones_like(x.value), np.abs(w.value))
+    return Tensor(value, error, magnitude, reach, x.folds + (alpha != 1) + (beta != 1), x.dtype)
 
 
 def _conv(attributes: Attributes, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -187,7 +192,7 @@ def _add(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
-    """Of a product and a constant, in either order, or of two tensors that are made of one product."""
+    """Of a product or an input and what is exact, in either order, or of two tensors that are made of one product."""
     if a.value.size == b.value.size and b.magnitude.any() and a.error.any():
         first, second = np.abs(a.value), np.abs(b.value)
         return _rounded(

@@ -69,6 +69,8 @@ class Geometry:
     data_type: DataType = "float32"
     batch: int = 2
     virtual_arch: str = "compute_80"
+    gated: bool = False
+    """Whether the input is multiplied by another one of the model first, of a number for each image and channel."""
 
     @property
     def convolves(self) -> bool:
@@ -77,6 +79,10 @@ class Geometry:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.batch, self.channels, *self.size) if self.convolves else (self.batch, *self.size, self.channels)
+
+    @property
+    def gate_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.channels, *(1 for _ in self.size))
 
     @property
     def weights_shape(self) -> tuple[int, ...]:

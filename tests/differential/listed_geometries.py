@@ -118,6 +118,11 @@ GEOMETRIES: dict[str, Geometry] = {
         "ConvTranspose", 4, 6, (5, 5), (3, 3), (2, 2), output_padding=(1, 1), group=2, data_type="bfloat16"
     ),
     "bfloat16 MatMul": Geometry("MatMul", 18, 8, (3,), bias=False, steps=("add", "clip_low"), data_type="bfloat16"),
+    "gates": Geometry("Conv", 22, 9, (6, 7), (1, 1), batch=3, steps=("batch_norm", "residual", "relu"), gated=True),
+    "gates, 1-D, groups": Geometry("Conv", 12, 6, (70,), (1,), group=2, gated=True, virtual_arch="compute_75"),
+    "gates, stride 2": Geometry("Conv", 9, 5, (9, 8), (1, 1), (2, 2), bias=False, steps=("silu",), gated=True),
+    "float16 gates": Geometry("Conv", 21, 6, (7, 7), (1, 1), batch=3, data_type="float16", gated=True),
+    "bfloat16 gates": Geometry("Conv", 10, 6, (6, 8), (1, 1), steps=("clip",), data_type="bfloat16", gated=True),
 }  # fmt: skip
 """Small, so that the emulator takes no time; together they have every value of every attribute."""
 

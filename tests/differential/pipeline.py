@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from codegen import emulate
 from codegen.choice import choose_parts, choose_tiling, ranked_tilings
 from codegen.data_types import numpy_dtype, to_float32
+from codegen.dot_products import gated_input
 from codegen.layers import Layer
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import products_together
 from codegen.reference import error_bound
 from codegen.rewrite import rewrite
-from codegen.spec import LayerSpec, Linear
+from codegen.spec import LayerSpec, Linear, plain
 from codegen.verify import is_written, poisoned
 from tests.templates import shared_template
 
@@ -69,6 +70,7 @@ def _run(
     spec, weights = layer.spec, layer.weights
     x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
+    gate = _stored(inputs[layer.gate], spec) if layer.gate else None
     tiling = choose_tiling(spec, len(x), weights.nonzeros_per_kernel)
     if place > 0:
         possible = ranked_tilings(spec, len(x), weights.nonzeros_per_kernel)
@@ -82,12 +84,15 @@ def _run(
             "input": x,
             "output": output,
             "residual": residual,
+            "gate": gate,
             **launch.numbers(len(x)),
             **step,
         }
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
-    bound = error_bound(spec, weights, x, residual=residual, products_together=products_together(weights, tiling))
+    x = x if gate is None else gated_input(spec, x, gate)
+    together = products_together(weights, tiling)
+    bound = error_bound(plain(spec), weights, x, residual=residual, products_together=together)
     own = slice(BESIDE[0], BESIDE[0] + spec.kernels) if step else slice(None)
     assert not is_written(np.delete(tensor, own, axis=1)).any()
     return np.ascontiguousarray(tensor[:, own]), bound

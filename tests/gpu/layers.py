@@ -44,6 +44,7 @@ class OddLayer:
 
 CONV = Conv2d(5, 9, 11, 7, 3, 3, padding=(1, 1, 1, 1))
 POINTWISE = Conv2d(16, 8, 12, 10, 1, 1)
+GATED = Conv2d(19, 9, 11, 10, 1, 1, gated=True)
 TRANSPOSED = ConvTranspose2d(6, 5, 6, 5, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), output_padding=(1, 1))
 LINEAR = Linear(41, 10, epilogue=ADD_RELU)
 
@@ -61,6 +62,7 @@ HALF_LAYERS = {
     "transposed": OddLayer(TRANSPOSED, Tiling(2, 4, 2, 3, 2, 2)),
     "pointwise": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, strided": OddLayer(Conv2d(16, 9, 21, 10, 1, 1, (2, 2), (1, 2, 0, 1)), Tiling(4, 4, 2, 4, 8, 2)),
+    "pointwise, gates": OddLayer(GATED, Tiling(32, 1, 1, 4, 8, 2)),
     "linear": OddLayer(LINEAR, LINEAR_TILING, batch=101),
     "SiLU and GELU": OddLayer(replace(CONV, epilogue=(Swish(), Gelu())), Tiling(4, 4, 1, 4, 2, 2)),
 }
@@ -76,6 +78,7 @@ IMAGE_PAIRS = {
     ),
     "strides": OddLayer(Conv2d(5, 19, 21, 7, 3, 5, (2, 3), (1, 0, 2, 1)), Tiling(5, 4, 2, 3, 2, 3, images=2)),
     "patches": OddLayer(Conv2d(3, 48, 64, 10, 16, 16, stride=(16, 16)), Tiling(4, 3, 1, 5, 4, 3, images=2)),
+    "pointwise, gates, four images": OddLayer(GATED, Tiling(99, 1, 1, 5, 4, 3, images=4)),
     "four images": OddLayer(Conv2d(8, 7, 7, 7, 3, 3, padding=(1, 1, 1, 1)), Tiling(7, 7, 1, 4, 4, 3, images=4)),
     "pointwise, four images": OddLayer(replace(POINTWISE, epilogue=ADD_RELU), Tiling(96, 1, 1, 5, 4, 2, images=4)),
     "groups": OddLayer(Conv2d(8, 9, 11, 16, 3, 3, padding=(1, 1, 1, 1), groups=4), Tiling(11, 5, 1, 8, 4, 2, images=2)),
@@ -126,6 +129,11 @@ ODD_LAYERS = {
     "pointwise, whole planes": OddLayer(Conv2d(16, 7, 7, 10, 1, 1), Tiling(49, 1, 1, 5, 8, 2)),
     "pointwise, bounded inputs": OddLayer(
         Conv2d(19, 9, 11, 10, 1, 1, epilogue=ADD_RELU, bounded=True), Tiling(32, 1, 1, 4, 8, 2)
+    ),
+    "pointwise, gates": OddLayer(replace(GATED, epilogue=ADD_RELU), Tiling(99, 1, 1, 4, 8, 2, images=2)),
+    "pointwise, gates in groups": OddLayer(Conv2d(18, 8, 9, 12, 1, 1, groups=3, gated=True), Tiling(32, 1, 1, 2, 3, 2)),
+    "pointwise, strided, gates": OddLayer(
+        Conv2d(18, 9, 11, 12, 1, 1, stride=(2, 3), gated=True), Tiling(4, 2, 2, 4, 8, 2)
     ),
     "pointwise in groups": OddLayer(Conv2d(16, 8, 12, 12, 1, 1, groups=2), Tiling(32, 1, 1, 6, 4, 2)),
     "pointwise, chunks that do not divide": OddLayer(Conv2d(9, 7, 7, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),

@@ -19,7 +19,7 @@ from codegen.operators import products_together, stream_count
 from codegen.reference import error_bound
 from codegen.spec import Activation, LayerSpec, Linear
 from codegen.tiling import Part
-from codegen.verify import Verification, poisoned, random_input, random_residual
+from codegen.verify import Verification, poisoned, random_gate, random_input, random_residual
 from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, whole
 
@@ -96,9 +96,10 @@ def test_the_gpu_and_the_emulator_agree_bit_for_bit_but_where_the_gpu_approximat
     places = np.random.default_rng(2).choice(x.size, len(SPECIAL_VALUES), replace=False)
     np.put(x, places, np.array(SPECIAL_VALUES, dtype=np.float32))
     x = from_float32(x, odd.spec.data_type)
-    residual = random_residual(odd.spec, odd.batch, seed=1)
+    residual, gate = random_residual(odd.spec, odd.batch, seed=1), random_gate(odd.spec, odd.batch, seed=1)
     expected, launch = poisoned(odd.spec, odd.batch), kernel.launch
-    arguments: dict[str, Any] = {"input": x, "output": expected, "residual": residual, **launch.numbers(odd.batch)}
+    arguments: dict[str, Any] = {"input": x, "output": expected, "residual": residual, "gate": gate}
+    arguments |= launch.numbers(odd.batch)
     emulate.run(
         kernel.ptx,
         launch.grid_at(odd.batch),
@@ -106,7 +107,7 @@ def test_the_gpu_and_the_emulator_agree_bit_for_bit_but_where_the_gpu_approximat
         launch.shared_bytes,
         [arguments[name] for name in launch.arguments],
     )
-    output = workbench.device.run_layer(workbench.cubins([kernel]), x, odd.spec.output_shape, residual)
+    output = workbench.device.run_layer(workbench.cubins([kernel]), x, odd.spec.output_shape, residual, gate)
     found, wanted = (to_float32(each, odd.spec.data_type) for each in (output, expected))
     finite = np.isfinite(wanted)
     assert finite.any()

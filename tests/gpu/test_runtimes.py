@@ -35,12 +35,12 @@ from farm.runtime.network import Network
 from farm.runtime.plan import FIRST_LINE
 from farm.runtime.planner import plan_network
 from farm.testing import laptop_settings
-from tests.unit.onnx_models import branched_network, values
+from tests.unit.onnx_models import branched_network, squeeze_and_excitation, values
 from tests.unit.test_runtime_operators import ONE
 
 C = Path(farm.runtime.__file__).parent / "c"
 PROGRAM = Path(__file__).parents[1] / "toolchain" / "runtime_program.c"
-SHAPES = {"lenet5": (1, 28, 28), "branched": (4, 8, 8)}
+SHAPES = {"lenet5": (1, 28, 28), "branched": (4, 8, 8), "gated": (8, 6, 6)}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def jobs(gpu: Gpu, farm_of_here: Farm, folder: Path) -> dict[str, str]:
     """Compiled for this GPU, each a folder and a file of its name."""
     write_network(folder / "lenet5.onnx", lenet5(0.9, 0))
     branched_network(folder).rename(folder / "branched.onnx")
+    squeeze_and_excitation(folder).rename(folder / "gated.onnx")
     made = {}
     for name in SHAPES:
         (job,) = farm_of_here.compile([read_checkpoint(folder / f"{name}.onnx")], BuildOptions((gpu.arch,)))

@@ -23,6 +23,7 @@ from farm.jobs import BuildOptions, Status
 from farm.runtime.bundle import Bundle
 from farm.testing import laptop_settings
 from farm.torch import ahead, capture, load
+from tests.unit.onnx_models import squeeze_and_excitation, values
 
 NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),
@@ -53,11 +54,12 @@ def expected(folder: Path, name: str, x: np.ndarray) -> np.ndarray:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
-        [output] = session.run(None, {"input": x})
+        [output] = session.run(None, {session.get_inputs()[0].name: x})
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        [output] = ReferenceEvaluator(str(folder / f"{name}.onnx")).run(None, {"input": x})
+        evaluator = ReferenceEvaluator(str(folder / f"{name}.onnx"))
+        [output] = evaluator.run(None, {evaluator.input_names[0]: x})
     return np.asarray(output)
 
 
@@ -73,6 +75,22 @@ def test_a_network_computes_what_its_model_does(fetched: Path, name: str, batch:
     with torch.inference_mode():
         found = net(torch.from_numpy(x).cuda()).cpu().numpy()
     np.testing.assert_allclose(found, expected(fetched, name, x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_gates_go_to_the_kernel_that_multiplies_by_them(
+    batch: int, device: Device, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    path = squeeze_and_excitation(tmp_path).rename(tmp_path / "gated.onnx")
+    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+    with Farm.open(settings) as farm:
+        (job,) = farm.compile([read_checkpoint(path)], BuildOptions((device.arch,)))
+        assert job.status is Status.SUCCEEDED, job.reason
+        farm.fetch(job.id, tmp_path / "gated")
+    x = values(batch, 8, 6, 6, seed=1)
+    with torch.inference_mode():
+        found = load(tmp_path / "gated")(torch.from_numpy(x).cuda()).cpu().numpy()
+    np.testing.assert_allclose(found, expected(tmp_path, "gated", x), rtol=1e-3, atol=1e-4)
 
 
 def test_one_file_loads_like_the_folder(fetched: Path) -> None:

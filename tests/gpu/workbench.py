@@ -24,7 +24,7 @@ from codegen.spec import LayerSpec
 from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
-from codegen.verify import Verification, random_input, random_residual, verify_output
+from codegen.verify import Verification, random_gate, random_input, random_residual, verify_output
 from farm.gpu.device import Device
 
 LIMITS = ToolLimits(300)
@@ -79,13 +79,15 @@ class Workbench:
 
     def run(self, spec: LayerSpec, cubins: Sequence[tuple[bytes, Launch]], batch: int) -> NDArray[Any]:
         """The output for the inputs that `verify` compares with."""
-        residual = random_residual(spec, batch, seed=batch)
-        return self.device.run_layer(cubins, random_input(spec, batch, seed=batch), spec.output_shape, residual)
+        x, residual = random_input(spec, batch, seed=batch), random_residual(spec, batch, seed=batch)
+        gate = random_gate(spec, batch, seed=batch)
+        return self.device.run_layer(cubins, x, spec.output_shape, residual, gate)
 
     def verify(self, spec: LayerSpec, tiling: Tiling, weights: Weights, output: NDArray[Any]) -> Verification:
         batch = len(output)
         x, residual = random_input(spec, batch, seed=batch), random_residual(spec, batch, seed=batch)
-        return verify_output(spec, tiling, weights, x, output, residual=residual)
+        gate = random_gate(spec, batch, seed=batch)
+        return verify_output(spec, tiling, weights, x, output, residual=residual, gate=gate)
 
     def check(
         self,

@@ -50,6 +50,7 @@ def test_a_layer_comes_back_with_all_that_it_is_launched_by(ledger: Ledger, spec
         spec=spec,
         parts=HALVES,
         residual="skip",
+        gate="gates",
         rows=197,
         folded=("BatchNormalization bn1", "Relu relu1"),
     )

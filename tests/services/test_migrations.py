@@ -189,7 +189,7 @@ def test_what_0001_held_is_one_part_with_all_groups(empty_database: Database) ->
     assert job.options == BuildOptions(("sm_80", "sm_90"), code_limit_bytes=5_000_000)
     assert build.spec == Conv2d(3, 8, 9, 10, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
     assert (build.id, build.tiling, build.parts) == (7, TILING, (Part(0, 3),))  # 10 kernels, 4 in a group
-    assert (build.residual, build.rows, build.folded) == ("", 1, ())
+    assert (build.residual, build.gate, build.rows, build.folded) == ("", "", 1, ())
     assert [(result.build, result.arch, result.part, result.registers) for result in results] == [
         (7, "sm_80", 0, 40),
         (7, "sm_90", 0, 40),

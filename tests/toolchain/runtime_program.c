@@ -50,7 +50,7 @@ int main(int count, char **arguments) {
     fclose(file);
     if (cuMemAlloc_v2(&input, input_bytes) || cuMemAlloc_v2(&output, output_bytes)) return stop("no memory");
     if (cuMemcpyHtoD_v2(input, data, input_bytes)) return stop("the input cannot be copied");
-    if (layer >= 0 ? farm_run_layer(bundle, layer, images, input, output, 0, NULL)
+    if (layer >= 0 ? farm_run_layer(bundle, layer, images, input, output, 0, 0, NULL)
                    : farm_run(bundle, images, &input, &output, NULL))
         return stop(farm_error());
     if (cuMemcpyDtoH_v2(data, output, output_bytes)) return stop("the output cannot be copied");

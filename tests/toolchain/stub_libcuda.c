@@ -1,6 +1,6 @@
 /* The CUDA driver as far as the runtimes call it, without a GPU: memory is the host's, and launches are written down.
  *
- * Code is `fake NAME LETTERS` (i, o, r are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
+ * Code is `fake NAME LETTERS` (i, o, r, g are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
  * The environment says the file (STUB_LOG), the architecture (STUB_ARCH, as in 90) and which call fails (STUB_FAIL).
  */
 #include <stdint.h>
@@ -130,7 +130,7 @@ int cuLaunchKernel(
         log, "launch %s %u %u %u %u %u %u %u %llu", launched->name, gx, gy, gz, bx, by, bz, shared_bytes,
         (unsigned long long)(uintptr_t)stream);
     for (i = 0; launched->letters[i]; i++) {
-        if (strchr("ior", launched->letters[i])) fprintf(log, " p%llx", *(unsigned long long *)arguments[i]);
+        if (strchr("iorg", launched->letters[i])) fprintf(log, " p%llx", *(unsigned long long *)arguments[i]);
         else if (launched->letters[i] == 'f') fprintf(log, " f%08x", *(unsigned *)arguments[i]);
         else fprintf(log, " d%d", *(int *)arguments[i]);
     }

@@ -28,6 +28,8 @@ KINDS = (
     "groups that chunks and streams do not divide",
     "transposed, dilation, groups, uneven strides",
     "several images a block, a 1x1 kernel",
+    "gates and a residual, several images a block",
+    "float16 gates, column pairs, added up in float32",
     "linear, copied by fours",
     "float16, several rows a thread, added up in float32",
     "float16 linear, a hard sigmoid",

@@ -17,11 +17,12 @@ import onnx
 import pytest
 
 import farm.runtime
+from codegen.launch import NUMBERS
 from codegen.networks import lenet5, write_network
 from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
 from tests.house.tree import ROOT
 from tests.toolchain.played_bundle import played_bundle
-from tests.unit.onnx_models import info, model, node, save, tensor, values
+from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
 
 HERE = Path(__file__).parent
 C = Path(farm.runtime.__file__).parent / "c"
@@ -140,7 +141,8 @@ def _wanted(
             if arch in launch["cubins"]:
                 sizes = [(size["fixed"], size["images"]) for size in launch["grid"]]
                 grid = [fixed * (-(-rows // each) if each else 1) for fixed, each in sizes]
-                given = {"input": f"p{step.input}", "output": f"p{step.output}", "residual": f"p{step.residual}"}
+                tensors = [each["name"] for each in launch["arguments"] if each["name"] not in NUMBERS]
+                given = dict(zip(tensors, (f"p{place}" for place in step.places), strict=True))
                 given |= {"images": f"d{rows}"}
                 arguments = [
                     f"d{each['contiguous']}" if each["name"] == "output_step" else given[each["name"]]
@@ -170,6 +172,24 @@ def test_a_network_is_launched_as_the_manifest_says(
     assert played.run(language, lenet, images, arch=gpu) == ""
     assert played.launches() == wanted(lenet, arch, images)
     assert len(played.launches()) == {"sm_80": 7, "sm_90": 6}[arch]  # fc1 has two parts, or clusters
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_gate_is_launched_as_the_manifest_says(played: Played, tmp_path: Path, language: str) -> None:
+    folder = played_bundle(tmp_path / "bundle", squeeze_and_excitation(tmp_path))
+    layers = json.loads((folder / "manifest.json").read_text())["layers"]
+    names = [each["name"] for each in layers[-1]["launches"][0]["arguments"]]
+    assert names == ["input", "output", "residual", "gate", "images", "output_step"]
+    assert played.run(language, folder, 3) == ""
+    assert played.launches() == wanted(folder, "sm_90", 3)
+
+
+def test_a_layer_alone_wants_its_gate_in_c(played: Played, tmp_path: Path) -> None:
+    nodes = [node("Mul", "x g", "p"), node("Conv", "p w", "y", "conv")]
+    inputs = [info("x", ("N", 3, 2, 2)), info("g", ("N", 3, 1, 1))]
+    proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=inputs)
+    folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto))
+    assert played.run("c", folder, 4, "conv") == "layer conv takes a gate"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

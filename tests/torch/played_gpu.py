@@ -48,8 +48,15 @@ class PlayedGpu(NetworkGpu):
         compute = {name: partial(self._compute, dense[name]) for name in opened.layers}
         return module_of(read_network(opened.network), opened.layers, compute)
 
-    def _compute(self, layer: DenseLayer, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        found: torch.Tensor = layer(x, residual)
+    def _compute(
+        self,
+        layer: DenseLayer,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        _output: torch.Tensor | None,
+        gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        found: torch.Tensor = layer(x, residual, gate)
         return found + self._wrong
 
     def compiled(self, network: nn.Module, mode: str) -> Call:

@@ -12,17 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
+from codegen.dot_products import gated_input
 from codegen.errors import DeviceError
 from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.network import read_network
 from codegen.reference import layer_output
-from codegen.spec import Linear
+from codegen.spec import Linear, plain
 from farm.errors import UsageError
 from farm.runtime.bundle import BundledLayer
 from farm.torch import capture, load
 from farm.torch.layer import output_shape
+from farm.torch.measuring import dense_network
 from farm.torch.module import module_of
 from tests.torch.bundles import fetched
 from tests.unit.onnx_models import constants, info, model, node, save, values
@@ -35,7 +37,11 @@ SHAPES = {
 
 
 def played(
-    layer: Layer, x: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None = None
+    layer: Layer,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    output: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the layer's kernels compute."""
     spec = layer.spec
@@ -43,7 +49,9 @@ def played(
     rows = (-1, spec.inputs) if isinstance(spec, Linear) else (len(x), *spec.input_shape)
     outputs = (-1, spec.outputs) if isinstance(spec, Linear) else (len(x), *spec.output_shape)
     added = None if residual is None else residual.numpy().reshape(outputs)
-    computed = layer_output(spec, layer.weights, x.numpy().reshape(rows), residual=added)
+    inputs = x.numpy().reshape(rows)
+    inputs = inputs if gate is None else gated_input(spec, inputs, gate.numpy())
+    computed = layer_output(plain(spec), layer.weights, inputs, residual=added)
     found = torch.from_numpy(computed.astype(np.float32).reshape(shape))
     return found if output is None else output.copy_(found)
 
@@ -87,6 +95,30 @@ def test_a_residual_may_have_the_shape_that_the_model_gives_the_output(tmp_path:
     torch.testing.assert_close(module(x, r), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"its residual is \[2, 4, 8\], its output is \[2, 4, 3, 3\]"):
         module(x, r[:, :, :8])
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 4), (3, 6, 7)])
+def test_a_gate_goes_to_the_layer_with_or_without_a_residual(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    images, *places = shape[0], *shape[2:]
+    ones = [1] * len(places)
+    nodes = [node("Mul", "x g", "p"), node("Conv", "p w", "c", "first"), node("Relu", "c", "d")]
+    nodes += [node("Mul", "d h", "q"), node("Conv", "q v", "e", "second"), node("Add", "e x", "y")]
+    tensors = constants(w=values(5, 6, *ones), v=values(6, 5, *ones))
+    inputs = [info("x", shape), info("g", (images, 6, *ones)), info("h", (images, 5, *ones))]
+    checkpoint = read_checkpoint(save(tmp_path, model(nodes, tensors, inputs=inputs)))
+    assert [(layer.gate, layer.residual) for layer in checkpoint.layers] == [("g", ""), ("h", "x")]
+    assert checkpoint.rest is not None
+    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
+    module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
+    x, g, h = (torch.from_numpy(values(images, *size, seed=1)) for size in (shape[1:], (6, *ones), (5, *ones)))
+    wanted = torch.einsum("nc...,kc->nk...", x * g, torch.from_numpy(values(5, 6))).relu() * h
+    wanted = torch.einsum("nc...,kc->nk...", wanted, torch.from_numpy(values(6, 5))) + x
+    torch.testing.assert_close(module(x, g, h), wanted, rtol=1e-4, atol=1e-5)
+    dense = dense_network(checkpoint, ["first", "second"])
+    torch.testing.assert_close(dense(x, g, h), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=rf"layer first: its gate is \[{images - 1}, 6, .*, its input \[{images}, 6, "):
+        module(x, g[1:], h)
 
 
 def test_a_network_can_be_exported_with_its_layers_as_operators(tmp_path: Path) -> None:

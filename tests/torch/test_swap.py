@@ -134,6 +134,28 @@ def test_a_module_whose_layer_has_the_normalisation_before_it_is_left(tmp_path: 
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
 
 
+class Gated(nn.Module):  # type: ignore[misc]
+    """A projection of what a squeeze-and-excitation block weighs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.excite = nn.Conv2d(3, 3, 1)
+        self.project = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x * torch.sigmoid(self.excite(x.mean((2, 3), keepdim=True))))
+
+
+def test_a_module_whose_layer_multiplies_by_gates_is_left(tmp_path: Path) -> None:
+    net = Gated().eval()
+    found = swapped_net(net, tmp_path)
+    assert list(found.replaced.values()) == ["excite"]
+    assert "multiplies its input by gates too" in found.left["project"]
+    x = torch.randn(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_the_model_computes_otherwise_is_left(tmp_path: Path) -> None:
     net = made()
     bundle, compute = bundled(exported(net, tmp_path / "net.onnx", "torchscript"))

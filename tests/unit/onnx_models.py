@@ -180,3 +180,25 @@ def branched_network(folder: Path) -> Path:
     weights |= {"w3": pruned(10, 8 * 4 * 4, seed=3) / 4, "b3": values(10, seed=4)}
     tensors = [tensor(name, array) for name, array in weights.items()]
     return save(folder, model(nodes, tensors, inputs=[info("x", ("N", 4, 8, 8))]))
+
+
+def squeeze_and_excitation(folder: Path) -> Path:
+    """x [N, 8, 6, 6], a depthwise kernel, a gate from its mean, a projection, a residual; then the mean again."""
+    names = "depthwise", "squeeze", "excite", "project"
+    shapes = (8, 1, 3, 3), (4, 8, 1, 1), (8, 4, 1, 1), (8, 8, 1, 1)
+    nodes = [
+        node("Conv", "x depthwise", "d", "depthwise", group=8, pads=[1, 1, 1, 1]),
+        node("HardSwish", "d", "h"),
+        node("GlobalAveragePool", "h", "mean"),
+        node("Conv", "mean squeeze", "s", "squeeze"),
+        node("Relu", "s", "t"),
+        node("Conv", "t excite", "u", "excite"),
+        node("HardSigmoid", "u", "gates", alpha=1 / 6, beta=0.5),
+        node("Mul", "h gates", "gated", "gate"),
+        node("Conv", "gated project", "p", "project"),
+        node("Add", "p x", "sum"),
+        node("GlobalAveragePool", "sum", "y"),
+    ]
+    weights = {name: values(*shape, seed=i) for i, (name, shape) in enumerate(zip(names, shapes, strict=True))}
+    proto = model(nodes, constants(**weights), inputs=[info("x", ("N", 8, 6, 6))])
+    return save(folder, proto)

@@ -13,6 +13,7 @@ from codegen.spec import (
     Activation,
     AddResidual,
     Clip,
+    Conv2d,
     Gelu,
     HardSigmoid,
     HardSwish,
@@ -173,6 +174,19 @@ def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_i
         "images",
         "output_step",
     ]
+
+
+def test_a_manifest_of_a_layer_with_gates_has_a_version_of_its_own(tmp_path: Path, store: MemoryStore) -> None:
+    spec = Conv2d(6, 8, 8, 4, 1, 1, gated=True)
+    layer = replace(build(0, "conv1"), spec=spec, gate="gates", folded=("Mul mul1",))
+    manifest = write_layers(tmp_path / "out", store, layer)
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 7
+    [entry] = manifest["layers"]
+    assert entry["tensors"]["gate"] == {**entry["tensors"]["input"], "name": "gates", "shape": ["batch", 6, 1, 1]}
+    [launch] = entry["launches"]
+    assert [each["name"] for each in launch["arguments"]] == ["input", "output", "gate", "images", "output_step"]
+    assert Bundle(tmp_path / "out").layers["conv1"].spec == spec
 
 
 STEPS: list[Activation] = [

@@ -29,8 +29,8 @@ def submitted(net: Checkpoint, options: BuildOptions = OPTIONS, name: str = "net
 
 def test_a_build_has_all_that_the_checkpoint_says_of_its_layer() -> None:
     folded = ("BatchNormalization bn1", "Add add1")
-    [build] = submitted(checkpoint(replace(layer(), residual="skip", folded=folded))).builds
-    assert (build.residual, build.rows, build.folded) == ("skip", 1, folded)
+    [build] = submitted(checkpoint(replace(layer(), residual="skip", gate="gates", folded=folded))).builds
+    assert (build.residual, build.gate, build.rows, build.folded) == ("skip", "gates", 1, folded)
     assert (build.layer, build.spec, build.input, build.output) == ("conv1", SMALL, "conv1.in", "conv1.out")
 
 

@@ -646,8 +646,8 @@ int farm_run_layer(
         tensors given;
         given.input = input + first * about->input_bytes;
         given.output = output + first * about->output_bytes;
-        given.residual = residual + first * about->output_bytes;
-        given.gate = gate + first * about->gate_bytes;
+        given.residual = residual ? residual + first * about->output_bytes : 0;
+        given.gate = gate ? gate + first * about->gate_bytes : 0;
         TRY(launch_layer(bundle, layer, count, given, stream));
     }
     return 0;
