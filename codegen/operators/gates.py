@@ -26,13 +26,15 @@ def gate_parameters(layer: AnyTiled, words: int) -> dict[str, int | str]:
     """What gates.cuh needs, of a block that has so many words for its input."""
     if not is_gated(layer.spec):
         return {"GATED": 0}
+    channels = layer.streams.channels
     return {
         "GATED": 1,
         "GATES": _rounded(words),
         "GATE_STEP": image_words(layer),
-        "GATE_CHANNELS": layer.streams.channels,
-        "GATE_PLACES": _rounded(layer.streams.channels),
-        "GATE_COUNT": _rounded(layer.streams.channels) * layer.word_images,
+        "GATE_CHANNELS": channels,
+        "GATE_WORDS": _rounded(channels),
+        "GATE_IMAGES": layer.word_images,
+        "GATES_ALIGNED": int(channels % QUAD == layer.geometry.channels % QUAD == 0),
     }
 
 

@@ -8,13 +8,19 @@
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) sum[p][j] = 0.f;
 
+#if GATED
+    Gates gates_of_images;
+    gates_of_images.address = tile_address + GATES * 4;
+    gates_of_images.fetch(gate, first_image, first_channel, images);
+#endif
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) {
         copies.fetch(s * CHUNK_CHANNELS, s * (STAGE * 4));
         copies.commit(s * CHUNK_CHANNELS, s * (STAGE * 4), 0);
     }
 #if GATED
-#include "gates.cuh"
+    gates_of_images.commit();
+    const unsigned own_gates = gates_of_images.address + image / PAIR_IMAGES * (GATE_STEP * 4);
 #endif
 
 #if FULL

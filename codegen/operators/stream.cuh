@@ -221,6 +221,10 @@ struct Copies {
 };
 #endif
 
+#if GATED
+#include "gates.cuh"
+#endif
+
 // An input of a bounded layer, once for all its multiply-adds: the rewriter puts in the bounds of its channel, and leaves
 // out lines of those that there are not, and of inputs that nothing is multiplied with.
 #if __CUDA_ARCH__ >= 800
