@@ -32,21 +32,13 @@ WAKE_BYTES = 2**26
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel on the GPU: call it with device addresses; it runs on the given stream, or the default one."""
+    """A kernel on the GPU: call it with addresses, of `others` by the launch's names, on a stream or the default."""
 
     _function: Any
     _launch: Launch
 
-    def __call__(
-        self,
-        source: int,
-        target: int,
-        batch: int,
-        stream: Any = None,
-        residual: int | None = None,
-        gate: int | None = None,
-    ) -> None:
-        values = {"input": source, "output": target, "residual": residual or 0, "gate": gate or 0}
+    def __call__(self, source: int, target: int, batch: int, stream: Any = None, **others: int | None) -> None:
+        values = {"input": source, "output": target} | {name: each or 0 for name, each in others.items()}
         numbers = self._launch.numbers(batch)
         arguments = [
             np.int32(numbers[name]) if name in numbers else np.uint64(values[name]) for name in self._launch.arguments
@@ -84,7 +76,7 @@ class LoadedLayer:
                 other.wait_for_event(self._begin)
         streams = (self._stream, *self._others)
         for i, kernel in enumerate(self._kernels):
-            kernel(source, target, batch, streams[i % len(streams)], residual)
+            kernel(source, target, batch, streams[i % len(streams)], residual=residual)
         for other, end in zip(self._others, self._ends, strict=True):
             end.record(other)
             self._stream.wait_for_event(end)
