@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import TilingError
 from codegen.operators import AnyTiled, Lowered, lower, tiled
-from codegen.operators.geometry import fits
+from codegen.operators.geometry import Geometry, fits
 from codegen.operators.registers import REGISTERS
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
@@ -51,6 +51,8 @@ SPLIT_CODE = 1.5
 """How much more code a layer over clusters may have than the smallest: its time has the fetching of it all."""
 SPLIT_ROWS = 64
 """Most rows, by bands, with which a linear layer is split over clusters: its prediction is fitted to no more."""
+SPLIT_POSITIONS = 8_192
+"""Most positions of all images, by bands, with which a convolution is: more give all multiprocessors work without."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -158,7 +160,7 @@ def _fitting(
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
     ranking = _ranking(layer.spec, *bands, kind)
-    if clusters and layer.stationary is not None and not (layer.geometry.is_linear and bands[0] > SPLIT_ROWS):
+    if clusters and layer.stationary is not None and _may_be_split(layer.geometry, bands[0]):
         ranking = _with_clusters(layer.spec, *bands, ranking)
     ranking = _with_unstaged(layer, *bands, ranking)
     for tiling in (*ranking, *_last_resort(layer, kind)):
@@ -166,6 +168,13 @@ def _fitting(
         streams = _stream_instructions(divided, nonzeros)
         if _streams_fit(divided, nonzeros, streams):
             yield tiling, 16 * float(streams.sum())
+
+
+def _may_be_split(geometry: Geometry, batch: int) -> bool:
+    """Whether tilings with clusters are looked at: they cost as much time here as all others together."""
+    if geometry.is_linear:
+        return batch <= SPLIT_ROWS
+    return batch * geometry.positions_height * geometry.positions_width <= SPLIT_POSITIONS
 
 
 def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
