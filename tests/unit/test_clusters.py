@@ -70,6 +70,16 @@ def test_large_batches_and_shallow_layers_keep_their_tilings(spec: LayerSpec) ->
         assert choose_tiling(spec, batch, nonzeros, clusters=True) == choose_tiling(spec, batch, nonzeros)
 
 
+def test_clusters_are_looked_at_only_where_positions_are_few() -> None:
+    spec, nonzeros = DEEP["256 x 14 x 14"], tenth(DEEP["256 x 14 x 14"])
+
+    def looked_at(batch: int) -> set[bool]:
+        return {tiling.cluster > 1 for tiling in ranked_tilings(spec, batch, nonzeros, clusters=True)}
+
+    assert looked_at(16) == {True, False}
+    assert looked_at(64) == {False}
+
+
 @pytest.mark.parametrize("name", DEEP)
 def test_parts_are_whole_clusters(name: str) -> None:
     spec = DEEP[name]
