@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import ToolError
+from codegen.machine.admission import Admissions
 from codegen.verify import Verification
 from farm.bench.benchmark import CaseMeasured, Plan
 from farm.bench.contenders import GENERATED
@@ -59,7 +60,11 @@ def broken(settings: Settings) -> Generator[str, None, None]:
 
 
 def tuning(
-    settings: Settings, cases: Sequence[StoredCase], known: Sequence[TuningRecord], plan: TunePlan
+    settings: Settings,
+    cases: Sequence[StoredCase],
+    known: Sequence[TuningRecord],
+    plan: TunePlan,
+    admissions: Admissions,
 ) -> Generator[TuningEvent, None, None]:
     """In place of `tuning_work`."""
     rig = PlayedRig(lambda tiling: 10.0, gpu=gpus_here())
