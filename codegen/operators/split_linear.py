@@ -7,20 +7,16 @@ from collections.abc import Iterator
 from codegen.operators.geometry import QUAD, Geometry
 from codegen.operators.linear import SOURCE, block_region, launch_of, sources, work
 from codegen.operators.lowered import LoweredLinear
+from codegen.operators.stationary import CLUSTERS, GROUP_KERNELS, REFILLED
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 
 __all__ = ["SOURCE", "applies", "block_region", "candidates", "launch_of", "sources", "work"]
 
-CLUSTERS = (8, 4, 2)
-"""Blocks of a cluster: every GPU that has clusters takes eight."""
-GROUP_KERNELS = (8, 16, 24, 32, 40, 48, 64)
 THREADS = (32, 64, 128)
 """Rows of a block."""
 CHUNKS = (1, 2, 4, 8, 16)
 """Of a block's inputs."""
-REFILLED = 3
-"""Chunks in flight where they are not all there at once."""
 
 
 def applies(spec: LayerSpec, geometry: Geometry) -> bool:

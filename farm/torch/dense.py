@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import nn
@@ -116,4 +116,7 @@ def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
             return values.tanh()
         case Mish():
             return functional.mish(values)
-    raise NotImplementedError(f"no step {step} is known to farm.torch")
+        case AddResidual():
+            raise ValueError("the addition of a residual takes two tensors")
+        case _:
+            assert_never(step)

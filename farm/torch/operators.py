@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
+from farm.errors import UsageError
 from farm.torch import shaping
 from farm.torch.shaping import Numbers
 from farm.torch.windows import average_pool, convolution, max_pool, transposed_convolution
@@ -124,7 +125,7 @@ def _gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0,
 
 def _batch_normalization(x: T, scale: T, bias: T, mean: T, variance: T, epsilon: float = 1e-5, **more: Any) -> T:
     if more.get("training_mode"):
-        raise NotImplementedError("BatchNormalization that trains is not run by farm.torch: export for inference")
+        raise UsageError("BatchNormalization that trains is not run by farm.torch: export for inference")
     return functional.batch_norm(x, mean, variance, scale, bias, eps=epsilon)
 
 

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
+from farm.errors import UsageError
+
 T: TypeAlias = torch.Tensor
 Numbers: TypeAlias = Sequence[int] | T | None
 
@@ -182,11 +184,11 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     **more: Any,
 ) -> T:
-    """Resize, of nearest and linear mode. Raises NotImplementedError for what else there is."""
+    """Resize, of nearest and linear mode. Raises UsageError for what else there is."""
     given = numbers(sizes)
     factors = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
     if more.get("axes") is not None or more.get("antialias") or (given and more.get("keep_aspect_ratio_policy")):
-        raise NotImplementedError("Resize with axes, antialias or an aspect ratio policy is not run by farm.torch")
+        raise _not_run("with axes, antialias or an aspect ratio policy")
     target = given or [math.floor(size * factor) for size, factor in zip(x.shape, factors, strict=True)]
     known = dict(enumerate(factors)) if not given else {}
     for axis in range(x.ndim):
@@ -194,6 +196,10 @@ def resize(
             scale = known.get(axis, target[axis] / x.shape[axis])
             x = _resize_axis(x, axis, target[axis], scale, mode, coordinate_transformation_mode, nearest_mode)
     return x
+
+
+def _not_run(how: str) -> UsageError:
+    return UsageError(f"Resize {how} is not run by farm.torch: export it otherwise, or use another runtime")
 
 
 def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinates: str, nearest: str) -> T:
@@ -209,7 +215,7 @@ def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinate
     elif coordinates in ("half_pixel", "pytorch_half_pixel"):
         source = (place + 0.5) / scale - 0.5
     else:
-        raise NotImplementedError(f"Resize by {coordinates} is not run by farm.torch")
+        raise _not_run(f"by {coordinates}")
     if mode == "nearest":
         rounded = {
             "round_prefer_floor": lambda s: torch.ceil(s - 0.5),
@@ -219,7 +225,7 @@ def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinate
         }[nearest](source)
         return x.index_select(axis, rounded.clamp(0, old - 1).long())
     if mode != "linear":
-        raise NotImplementedError(f"Resize with mode {mode} is not run by farm.torch")
+        raise _not_run(f"with mode {mode}")
     low = torch.floor(source)
     share = (source - low).to(x.dtype)
     share = share.reshape([-1 if i == axis else 1 for i in range(x.ndim)])

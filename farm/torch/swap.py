@@ -53,7 +53,7 @@ def swapped(model: nn.Module, bundle: Bundle, compute: Mapping[str, Compute], *,
         raise UsageError("the model is in training mode, and compiled layers are for inference: call its eval() first")
     try:
         traced = fx.symbolic_trace(model)
-    except Exception as error:
+    except Exception as error:  # the model's own code runs while it is traced, and raises whatever it likes
         raise UsageError(
             f"torch.fx cannot trace the model ({error}): farm.torch.load runs the whole network of the bundle instead"
         ) from error

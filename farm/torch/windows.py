@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
+from farm.errors import UsageError
+
 T: TypeAlias = torch.Tensor
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
@@ -61,9 +63,9 @@ def _transposed_pads(
 
 
 def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
-    """MaxPool, without its second output. Raises NotImplementedError for that."""
+    """MaxPool, without its second output. Raises UsageError for that."""
     if outputs > 1:
-        raise NotImplementedError("MaxPool's indices are not computed by farm.torch")
+        raise UsageError("MaxPool's indices are not computed by farm.torch: use another runtime for this network")
     extent = list(attributes["kernel_shape"])
     strides, dilations, begins, ends = window_of(x, extent, attributes)
     ceil = bool(attributes.get("ceil_mode", 0))

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.onnx.network import Network, NetworkNode
 from codegen.onnx.rest import Tensor
+from farm.errors import UsageError
 from farm.torch.module import module_of
 from farm.torch.operators import OPERATORS
 
@@ -108,3 +109,23 @@ def test_an_operator_computes_what_onnx_says(name: str, constant: bool) -> None:
             tolerance = 1e-3 if name in ROUNDED else 1e-2 if np.asarray(values).dtype == np.float16 else 1e-5
             np.testing.assert_allclose(output.numpy(), values, rtol=tolerance, atol=tolerance)
             assert output.shape == np.asarray(values).shape
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "reason"),
+    [
+        ("Resize", {"mode": "cubic", "sizes": [1, 2, 4, 4]}, "Resize with mode cubic is not run by farm.torch"),
+        ("Resize", {"sizes": [1, 2, 4, 4], "antialias": 1}, "Resize with axes, antialias or an aspect ratio policy"),
+        (
+            "Resize",
+            {"sizes": [1, 2, 4, 4], "coordinate_transformation_mode": "tf_crop_and_resize"},
+            "Resize by tf_crop_and_resize is not run by farm.torch",
+        ),
+        ("MaxPool", {"kernel_shape": [2, 2], "outputs": 2}, "MaxPool's indices are not computed"),
+    ],
+)
+def test_what_an_operator_does_not_run_is_an_error_with_the_way_out(
+    operator: str, attributes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{reason}.*use another runtime"):
+        OPERATORS[operator](torch.zeros(1, 2, 2, 2), **attributes)
