@@ -1,4 +1,4 @@
-"""The chosen tiling: deterministic, within every limit, the same for neighbours of a pruning sweep; and its parts."""
+"""The chosen tiling: deterministic, within every limit, the same for neighbours of a pruning sweep."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ from codegen.choice import (
     choose_parts,
     choose_tiling,
     ranked_tilings,
-    stream_instructions,
 )
 from codegen.errors import TilingError
 from codegen.networks import TEN_OPERATORS
 from codegen.operators import canonical, conv2d, launch_of, lower, stream_count, tiled
 from codegen.operators.geometry import Streams, fits, geometry_of
 from codegen.operators.work import bank_conflicts
-from codegen.parts import PART_INSTRUCTIONS
 from codegen.prediction import Stream, predict_microseconds, registers_of
 from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.tiling import Accumulator, Part, Tiling
+from codegen.tiling import Accumulator, Tiling
 
 ROOT = Path(__file__).parents[2]
 PAD = (1, 1, 1, 1)
@@ -236,47 +234,6 @@ def test_a_layer_with_too_much_code_is_an_error_that_says_how_much_and_a_higher_
     check_limits(spec, choose_tiling(spec, 64, spread(spec, 0.5), code_limit_bytes=megabytes * 10**6))
 
 
-LARGE = {
-    "vgg16 fc1": Linear(25088, 4096),
-    "vgg16 fc2": Linear(4096, 4096),
-    "vgg16 fc8": Linear(4096, 1000),
-    "alexnet fc6": Linear(9216, 4096),
-    "llama up": Linear(4096, 11008),
-    "bert, out of the feed-forward": Linear(3072, 768),
-    "bert, into the feed-forward": Linear(768, 3072),
-    "vit-b/16 patches": Conv2d(3, 224, 224, 768, 16, 16, stride=(16, 16)),
-    "vit-b/32 patches": Conv2d(3, 224, 224, 768, 32, 32, stride=(32, 32)),
-    "vit-h/14 patches": Conv2d(3, 224, 224, 1280, 14, 14, stride=(14, 14)),
-    "mixer-l/16 patches": Conv2d(3, 224, 224, 1024, 16, 16, stride=(16, 16)),
-    "mixer-s/32 patches": Conv2d(3, 224, 224, 512, 32, 32, stride=(32, 32)),
-}
-
-
-@pytest.mark.parametrize("batch", [1, 64])
-@pytest.mark.parametrize("name", LARGE)
-def test_a_tenth_of_a_large_layer_takes_at_most_24_bytes_a_nonzero(name: str, batch: int) -> None:
-    spec = LARGE[name]
-    drawn = np.random.default_rng(0).binomial(spec.weights_count // spec.kernels, 0.1, spec.kernels)
-    for nonzeros in (spread(spec, 0.1), drawn):
-        tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**9)
-        code_bytes = 16 * float(stream_instructions(spec, tiling, nonzeros).sum())
-        assert 16 < code_bytes / nonzeros.sum() <= 24.05
-
-
-@pytest.mark.parametrize("name", ["vgg16 fc2", "vit-b/16 patches"])
-def test_a_limit_below_the_fastest_tiling_is_met_by_a_smaller_one(name: str) -> None:
-    spec = LARGE[name]
-    nonzeros = spread(spec, 0.1)
-    sizes = [
-        16 * float(stream_instructions(spec, tiling, nonzeros).sum())
-        for tiling in ranked_tilings(spec, 64, nonzeros, code_limit_bytes=10**9)
-    ]
-    limit = int(min(sizes)) + 1
-    assert limit < sizes[0]
-    chosen = choose_tiling(spec, 64, nonzeros, code_limit_bytes=limit)
-    assert 16 * float(stream_instructions(spec, chosen, nonzeros).sum()) <= limit
-
-
 def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:
     spec = Conv2d(2500, 4, 4, 2, 3, 3, padding=PAD)
     tiling = choose_tiling(spec, 64, spread(spec, 1.0))
@@ -325,54 +282,8 @@ def test_what_has_too_much_code_is_dropped_before_its_launch_is_looked_at(monkey
     assert 0 < len(looked_at) < candidates / 4
 
 
-@pytest.mark.parametrize("batch", [1, 64])
-@pytest.mark.parametrize("channels", [256, 512])
-def test_a_3x3_layer_of_7x7_maps_takes_at_most_24_bytes_a_nonzero(channels: int, batch: int) -> None:
-    spec = Conv2d(channels, 7, 7, channels, 3, 3, padding=PAD)
-    nonzeros = spread(spec, 0.1)
-    tiling = choose_tiling(spec, batch, nonzeros)
-    assert 16 * stream_instructions(spec, tiling, nonzeros).sum() <= 24 * nonzeros.sum()
-
-
 def test_lanes_an_even_distance_apart_conflict() -> None:
     assert bank_conflicts(range(32)) == 1
     assert bank_conflicts([5] * 32) == 1  # one word for all is one access
     assert bank_conflicts(range(0, 64, 2)) == 2
     assert bank_conflicts(range(0, 32 * 32, 32)) == 32
-
-
-def test_a_small_layer_is_one_part_and_so_is_the_full_form() -> None:
-    spec = TEN_OPERATORS["alexnet-conv2"]
-    for form, density in (("rolled", 0.1), ("full", 1.0)):
-        tiling = replace(choose_tiling(spec, 64, spread(spec, density)), form=form)
-        assert choose_parts(spec, tiling, spread(spec, density)) == (Part(0, stream_count(spec, tiling)),)
-
-
-counts = st.lists(st.integers(0, 4608), min_size=512, max_size=512).map(np.array)
-
-
-@settings(max_examples=30)
-@given(counts, st.sampled_from([1, 2, 4]))
-def test_parts_are_about_even_and_no_more_than_it_takes(nonzeros: NDArray[np.int64], group_kernels: int) -> None:
-    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
-    tiling = Tiling(7, 7, 1, group_kernels, 8, 2)
-    work = tiled(spec, tiling).work
-    average = Stream.of(work, nonzeros.sum() / spec.weights_count)
-    streams = average.code - average.multiply_adds + multiply_adds(spec, tiling, nonzeros)
-    parts = choose_parts(spec, tiling, nonzeros)
-    sizes = np.array([streams[part.first : part.end].sum() for part in parts])
-    most = int(np.ceil(streams.sum() / PART_INSTRUCTIONS))
-    assert len(parts) <= most
-    # A part may be off the even share by half a stream at either end; fewer parts may be a twentieth larger.
-    assert sizes.max() <= 1.05 * (streams.sum() / most + streams.max())
-    shares = streams.sum() / np.arange(len(parts), most + 1)
-    assert min(abs(sizes - share).max() for share in shares) <= streams.max() + 1
-    assert [part.first for part in parts[1:]] == [part.end for part in parts[:-1]]
-    assert (parts[0].first, parts[-1].end) == (0, len(streams))
-
-
-def test_a_tenth_of_a_large_layer_is_cut_into_parts() -> None:
-    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
-    tiling = choose_tiling(spec, 64, spread(spec, 0.1))
-    parts = choose_parts(spec, tiling, spread(spec, 0.1))
-    assert len(parts) > 1
