@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Extra = Literal["gpu", "metrics", "plots", "postgres", "reference", "torch"]
+Extra = Literal["gpu", "metrics", "peers", "plots", "postgres", "reference", "torch"]
 
 
 def how_to_install(extra: Extra) -> str:

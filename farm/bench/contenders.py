@@ -42,6 +42,7 @@ PEERS = {
         Peer("cusparse", "cuSPARSE", "CUSPARSE", 1e-4, False),
         Peer("cusparse-spmm", "cuSPARSE, SpMM alone", "SPMM", 1e-4, False, listed=False),
         Peer("escoin", "Escoin", "ESCOIN", 1e-4, False),
+        Peer("gimmik", "GiMMiK", "GIMMIK", 1e-4, False),
     )
 }
 """By name; cli/README.md says what each does.

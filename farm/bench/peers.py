@@ -9,6 +9,7 @@ from typing import Any
 
 from codegen.layers import Weights
 from codegen.spec import Conv2d, LayerSpec, Linear
+from farm.bench.gimmik_kernels import ENTRY, GimmikKernel, GimmikKernels, columns_of
 from farm.bench.index_kernels import (
     ESCOIN_POSITIONS,
     IndexCubins,
@@ -56,16 +57,31 @@ class Layer:
     outputs: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class PeerKernels:
+    """The kernels that peers bring along, where they could be made."""
+
+    index: IndexCubins | None = None
+    gimmik: GimmikKernels | None = None
+
+
 class Peers:
     """Prepares peers for one layer. Runs within torch's context of the stream."""
 
-    def __init__(self, gpu: TorchGpu, device: Device, stream: Any, layer: Layer, cubins: IndexCubins | None) -> None:
+    def __init__(
+        self,
+        gpu: TorchGpu,
+        device: Device,
+        stream: Any,
+        layer: Layer,
+        kernels: PeerKernels,
+    ) -> None:
         self._gpu = gpu
         self._torch = gpu.torch
         self._device = device
         self._stream = stream
         self._layer = layer
-        self._cubins = cubins
+        self._kernels = kernels
         self._spec = layer.spec
         shape = (layer.images, *layer.spec.input_shape)
         self.inputs = [gpu.view(address, shape, layer.spec.data_type) for address in layer.inputs]
@@ -81,6 +97,8 @@ class Peers:
                 return self._product(self._gemm, im2col=not rest.endswith("gemm"), tf32=tf32)
             case "cusparse":
                 return self._product(self._spmm, im2col=rest != "spmm")
+            case "gimmik":
+                return self._gimmik()
             case _:
                 return self._escoin()
 
@@ -164,6 +182,37 @@ class Peers:
 
         return Prepared([variant(positions) for positions in ESCOIN_POSITIONS])
 
+    def _gimmik(self) -> Prepared:
+        spec, images = self._spec, self._layer.images
+        made = self._kernels.gimmik
+        if made is None or made.reason:
+            raise NotApplicableError(made.reason if made else "its kernels were not compiled")
+        n = columns_of(spec, images)
+        outputs = self._outputs((spec.kernels, n))
+        count = min(len(self.inputs), max(1, math.ceil(COLD_BYTES / (4 * n * spec.input_shape[0]))))
+        columns = [self._columns(x) for x in self.inputs[:count]]
+
+        def variant(made: GimmikKernel) -> Variant:
+            kernel = self._device.raw_kernel(made.cubin, ENTRY, made.block)
+
+            def launch(i: int) -> Any:
+                kernel(made.grid, (columns[i % count].data_ptr(), outputs[i].data_ptr()), None, self._stream)
+                return outputs[i]
+
+            return Variant(launch, f"{made.variant}; its columns made beforehand, not charged")
+
+        def as_output(y: Any) -> Any:
+            return y.view(spec.kernels, images, *spec.output_shape[1:]).transpose(0, 1)
+
+        return Prepared([variant(each) for each in made.kernels], as_output)
+
+    def _columns(self, x: Any) -> Any:
+        """The input of a linear layer or a 1x1 convolution as [C, N H' W']."""
+        if isinstance(self._spec, Conv2d):
+            down, right = self._spec.stride
+            x = x[:, :, ::down, ::right]
+        return x.transpose(0, 1).reshape(x.shape[1], -1).contiguous()
+
     def _plain_convolution(self) -> Conv2d:
         if not isinstance(self._spec, Conv2d):
             raise NotApplicableError("made for ordinary convolutions only")
@@ -172,9 +221,9 @@ class Peers:
         return self._spec
 
     def _raw(self, name: str, entry: str | None = None) -> RawKernel:
-        if self._cubins is None:
+        if self._kernels.index is None:
             raise NotApplicableError("its kernel was not compiled")
-        return self._device.raw_kernel(getattr(self._cubins, name), entry or name, (256, 1, 1))
+        return self._device.raw_kernel(getattr(self._kernels.index, name), entry or name, (256, 1, 1))
 
     def _outputs(self, shape: tuple[int, ...]) -> list[Any]:
         """The outputs' memory in another shape, zeroed: SpMM may read what it is to overwrite."""

@@ -23,6 +23,7 @@ STYLES = {
     "cublas-fp32": ("#CC79A7", "D", "\\\\", ":"),
     "cusparse": ("#D55E00", "v", "xx", (0, (5, 1))),
     "escoin": ("#56B4E9", "P", "--", (0, (3, 1, 1, 1))),
+    "gimmik": ("#999999", "X", "oo", (0, (1, 2))),
 }
 """Colour, marker, hatch and line of a peer: Okabe and Ito's colours, which the colour-blind tell apart."""
 DENSE_STYLES = {"fp32": "cudnn-fp32", "tf32": "cudnn-tf32", "fp16": "cudnn-fp16"}

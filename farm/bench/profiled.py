@@ -11,7 +11,7 @@ from functools import partial
 
 from codegen.toolchain import find_toolchain
 from farm.bench.index_kernels import index_cubins
-from farm.bench.peers import Layer, Peers
+from farm.bench.peers import Layer, PeerKernels, Peers
 from farm.bench.torch_gpu import TorchGpu
 from farm.gpu.device import Device
 from farm.gpu.kernels import KernelPool
@@ -53,7 +53,7 @@ def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream
                 kernel(stage.inputs[0], stage.outputs[0], case.images, stream)
 
         with gpu.on_stream():
-            peers = Peers(gpu, device, stream, layer, index)
+            peers = Peers(gpu, device, stream, layer, PeerKernels(index))
             launches = [generated, *(peers.prepare(name).variants[0].launch for name in PEERS)]
             for launch in launches:
                 launch(0)

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.errors import CodegenError, DeviceError
 from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator
 from codegen.verify import verify_output
 from farm.bench.contenders import GENERATED, Peer, peers_for
+from farm.bench.gimmik_kernels import GimmikKernels, gimmik_kernels
 from farm.bench.index_kernels import IndexCubins, index_cubins
-from farm.bench.peers import Layer, Peers, Prepared
+from farm.bench.peers import Layer, PeerKernels, Peers, Prepared
 from farm.bench.results import WRONG, Measurement
 from farm.bench.roof import Peaks, roof_microseconds
 from farm.bench.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
@@ -25,6 +26,7 @@ from farm.gpu.workload import Case, CaseKey
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)
 """What structurally pruned layers run on."""
+Kernels = TypeVar("Kernels")
 BUILT_AHEAD = 64
 """Cases whose kernels are made while others are measured."""
 
@@ -73,28 +75,28 @@ class Session:
             for i, case in enumerate(cases):
                 if i + BUILT_AHEAD < len(cases):
                     begun.append(self._begin(cases[i + BUILT_AHEAD]))
-                built, index = begun[i]
-                yield self._measure(case, built, index)
+                yield self._measure(case, begun[i])
         finally:
             if self._stage:
                 self._stage.close()
                 self._stage = None
 
-    def _begin(self, case: Case) -> tuple[Future[BuiltLayer] | None, Future[IndexCubins | None] | None]:
+    def _begin(self, case: Case) -> _Begun:
         if case.peers_only:
-            return None, None
+            return _Begun()
         if case.spec not in self._index:
             self._index[case.spec] = self._pool.begin(partial(index_cubins, case.spec))
-        return self._pool.submit(case, self._rules.accumulate), self._index[case.spec]
+        gimmik = None
+        if "gimmik" in self._rules.peers:
+            gimmik = self._pool.begin(partial(gimmik_kernels, case.spec, case.weights, case.images))
+        return _Begun(self._pool.submit(case, self._rules.accumulate), self._index[case.spec], gimmik)
 
-    def _measure(
-        self, case: Case, built: Future[BuiltLayer] | None, index: Future[IndexCubins | None] | None
-    ) -> list[Measurement]:
+    def _measure(self, case: Case, begun: _Begun) -> list[Measurement]:
         wanted = peers_for(case.spec.data_type, PEERS_OF_STRUCTURED if case.peers_only else self._rules.peers)
         try:
             stage = self._staged(case)
         except DeviceError as error:
-            names = [*([GENERATED] if built else []), *(peer.name for peer in wanted)]
+            names = [*([GENERATED] if begun.layer else []), *(peer.name for peer in wanted)]
             return [Measurement(case.key, name, None, str(error)) for name in names]
         sums = None
         found = []
@@ -107,8 +109,8 @@ class Session:
         except self._failures as error:
             reason = f"torch has no reference for it: {error}"
             found = [Measurement(case.key, peer.name, None, reason) for peer in wanted]
-        own = [] if built is None else [self._generated(case, stage, built, sums)]
-        found = own + (found or list(self._peers(case, stage, index, sums, wanted)))
+        own = [] if begun.layer is None else [self._generated(case, stage, begun.layer, sums)]
+        found = own + (found or list(self._peers(case, stage, begun, sums, wanted)))
         del sums
         if self._torch:
             self._torch.release()
@@ -178,31 +180,28 @@ class Session:
         return self._device.microseconds(launch, sets, self._stream)
 
     def _peers(
-        self, case: Case, stage: Stage, index: Future[IndexCubins | None] | None, sums: Any, wanted: Sequence[Peer]
+        self, case: Case, stage: Stage, begun: _Begun, sums: Any, wanted: Sequence[Peer]
     ) -> Iterator[Measurement]:
         if self._torch is None:
             yield from (Measurement(case.key, peer.name, None, self._without_torch) for peer in wanted)
             return
-        try:
-            cubins = index.result() if index else None
-        except CodegenError:
-            cubins = None  # the peers that need them say so
+        kernels = PeerKernels(_made(begun.index), _made(begun.gimmik))
         layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)
         for peer in wanted:
             known = self._dense.get((case.key.operator, case.key.batch, peer.name))
             if known is not None and peer.reads_zeros:
                 yield _again(known, case.key)
                 continue
-            found = self._peer(self._torch, peer, case.key, layer, cubins, sums)
+            found = self._peer(self._torch, peer, case.key, layer, kernels, sums)
             self._dense[case.key.operator, case.key.batch, peer.name] = found
             yield found
 
     def _peer(
-        self, gpu: TorchGpu, peer: Peer, key: CaseKey, layer: Layer, cubins: IndexCubins | None, sums: Any
+        self, gpu: TorchGpu, peer: Peer, key: CaseKey, layer: Layer, kernels: PeerKernels, sums: Any
     ) -> Measurement:
         try:
             with gpu.on_stream():
-                prepared = Peers(gpu, self._device, self._stream, layer, cubins).prepare(peer.name)
+                prepared = Peers(gpu, self._device, self._stream, layer, kernels).prepare(peer.name)
                 gpu.allow_tf32(prepared.tf32)
                 times = [
                     self._checked(gpu, peer, prepared, i, sums, len(layer.inputs))
@@ -227,6 +226,23 @@ class Session:
             raise _WrongError(f"{WRONG}relative error {error:.1e}, {peer.tolerance:.0e} is allowed")
         self._device.wake()
         return gpu.microseconds(variant.launch, sets, self._device.gate(self._stream)), error, variant.note
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What is being made for a case."""
+
+    layer: Future[BuiltLayer] | None = None
+    index: Future[IndexCubins | None] | None = None
+    gimmik: Future[GimmikKernels] | None = None
+
+
+def _made(future: Future[Kernels] | None) -> Kernels | None:
+    """None where they could not be made, too: the peers that need them say so."""
+    try:
+        return future.result() if future else None
+    except CodegenError:
+        return None
 
 
 class _WrongError(Exception):

@@ -84,13 +84,15 @@ class LoadedLayer:
 
 @dataclass(frozen=True)
 class RawKernel:
-    """A kernel that no template made: its arguments are pointers, then an int32 number of images."""
+    """A kernel that no template made: its arguments are pointers, then an int32 number of images where it takes one."""
 
     _function: Any
     block: tuple[int, int, int]
 
-    def __call__(self, grid: tuple[int, int, int], pointers: Sequence[int], images: int, stream: Any = None) -> None:
-        arguments = [*map(np.uint64, pointers), np.int32(images)]
+    def __call__(
+        self, grid: tuple[int, int, int], pointers: Sequence[int], images: int | None, stream: Any = None
+    ) -> None:
+        arguments = [*map(np.uint64, pointers), *([] if images is None else [np.int32(images)])]
         self._function(*arguments, grid=grid, block=self.block, stream=stream)
 
 

@@ -21,9 +21,10 @@ from farm.testing import laptop_settings
 CUDNN = {"cudnn-fp32", "cudnn-tf32", "cudnn-fp16"}
 ALONE = {name for name in PEERS if name.endswith(("-gemm", "-spmm"))}
 LAYERS: dict[str, tuple[LayerSpec, set[str]]] = {
-    "plain": (Conv2d(8, 12, 10, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),)), set(PEERS)),
-    "strided and dilated": (Conv2d(8, 15, 17, 8, 3, 3, stride=(2, 2), dilation=(2, 2)), set(PEERS)),
-    "padded on one side": (Conv2d(8, 12, 12, 8, 3, 3, stride=(2, 2), padding=(0, 0, 1, 1)), set(PEERS)),
+    "plain": (Conv2d(8, 12, 10, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),)), set(PEERS) - {"gimmik"}),
+    "strided and dilated": (Conv2d(8, 15, 17, 8, 3, 3, stride=(2, 2), dilation=(2, 2)), set(PEERS) - {"gimmik"}),
+    "padded on one side": (Conv2d(8, 12, 12, 8, 3, 3, stride=(2, 2), padding=(0, 0, 1, 1)), set(PEERS) - {"gimmik"}),
+    "pointwise, strided": (Conv2d(40, 12, 12, 24, 1, 1, stride=(2, 2)), set(PEERS)),
     "grouped": (Conv2d(8, 12, 12, 16, 3, 3, groups=4, padding=(1, 1, 1, 1)), CUDNN),
     "transposed": (ConvTranspose2d(8, 7, 7, 6, 2, 2, stride=(2, 2)), CUDNN),
     "transposed, grouped": (ConvTranspose2d(8, 7, 7, 8, 3, 3, stride=(2, 2), padding=(1, 1, 0, 0), groups=2), CUDNN),
@@ -37,7 +38,7 @@ def test_every_peer_that_applies_is_right_and_timed(
 ) -> None:
     pytest.importorskip("torch")
     spec, applicable = LAYERS[name]
-    case = Case(CaseKey(name, 3, 0.8, "float32"), spec, random_weights(spec, 0.8))
+    case = Case(CaseKey(name, 3, 0.9, "float32"), spec, random_weights(spec, 0.9))
     with KernelPool(laptop_settings(tmp_path), MemoryStore(), toolchain, device.arch) as pool:
         session = Session(device, pool, Rules(tuple(PEERS), Peaks(67e12, 4.3e12), sets=4))
         (found,) = session.run([case])
