@@ -123,8 +123,8 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
     if is_bounded(spec):
         return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
-    if is_gated(spec):
-        return "the assembler knows no gates, which a layer's input is multiplied by"
+    if is_gated(spec) and spec.data_type == "float16":
+        return "the assembler knows no gates of float16, which a layer's input is multiplied by"
     if tiling.stages == 0:
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
     if tiling.form != "rolled":

@@ -14,7 +14,7 @@ from codegen.errors import MachineCodeError
 from codegen.layers import Weights
 from codegen.machine.admission import unknown
 from codegen.machine.elf import CubinFile
-from codegen.machine.marked import DEMANDS, Marked
+from codegen.machine.marked import DEMANDS, LAST_DEMAND, Marked
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.splice import Frame, GroupValues, splice
@@ -46,7 +46,9 @@ def make_skeleton(
         raise MachineCodeError(reason)
     found: list[Cubin] = []
     refusal = MachineCodeError("its skeleton needs too much local memory")
-    for demand in DEMANDS:
+    for demand in (*DEMANDS, LAST_DEMAND):
+        if demand == LAST_DEMAND and found:
+            break
         marked = Marked.of(template, demand)
         cubin = assemble(marked.ptx.encode("ascii"), arch, toolchain, options, limits)
         try:

@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine.copies import held_in_place
+from codegen.machine.gates import TURN_WORDS, Gates
 from codegen.machine.outputs import Outputs, residuals, stored
 from codegen.machine.sums import Sums, is_accumulation, multiply_add, texts
 from codegen.operators import tiled
 from codegen.operators.stream import slots
-from codegen.spec import is_bounded
-from codegen.template import Template
+from codegen.spec import is_bounded, is_gated
+from codegen.template import RolledForm, Template
 
 POINTERS = 0x600000
 MARKED_TOGETHER = 4
@@ -61,12 +62,17 @@ class Demand:
     holds_sums: bool = False
     """Whether each chunk stores all sums too. Without, one that nothing names between first and last is what ptxas
     likes to move to local memory where registers are short."""
+    crowded: bool = True
+    """Whether as many blocks are to fit on a multiprocessor as the template asks for, if it does."""
 
 
 DEMANDS = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
 """In turn, until nothing is moved to local memory."""
+LAST_DEMAND = Demand(crowded=False)
+"""Of a template that nothing else does for."""
 _LOAD = re.compile(r"^ld\.shared(?:\.v([24]))?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),\s*\[(%\w+)(?:\+(-?\d+))?\];$")
 _FIRST_GROUP = re.compile(r"^mov\.u32 (%r\d+),0; // farm\.first_group$", re.MULTILINE)
+_RESIDENT = re.compile(r"^\.minnctapersm \d+$", re.MULTILINE)
 _BODY_END = "// farm.body.end"
 
 
@@ -89,6 +95,10 @@ class Marked:
     load_offset: NDArray[np.int64]
     """[loads]: bytes from the pointer."""
     load_words: NDArray[np.int64]
+    gates: Gates | None
+    """Of a layer whose input is multiplied by such."""
+    gate_pointer: NDArray[np.int64]
+    """[loads of gates]"""
     stores: list[Outputs]
     residuals: list[Outputs]
     """By pointer."""
@@ -106,16 +116,20 @@ class Marked:
         form, layer = template.rolled, tiled(spec, tiling)
         turn, tail = texts(form.turn), texts(form.tail)
         loads = [_load(turn[line]) for line in form.load_lines.tolist()]
-        pointers = list(dict.fromkeys(pointer for _, pointer, _ in loads))
+        gates = _gates(turn, form) if is_gated(spec) else None
+        through = [pointer for _, pointer, _ in loads]
+        pointers = list(dict.fromkeys([*through, *(gates.pointers if gates else ())]))
         if len(pointers) > MOST_POINTERS:
             raise MachineCodeError(f"{len(pointers)} pointers into shared memory")
         sums = Sums.of(layer, form)
         element = {register: i for names, _, _ in loads for i, register in enumerate(names)}
         multiplicands = [multiply_add(turn[line])[1] for line in form.weight_line.tolist()]
-        width = max(len(names) for names, _, _ in loads)
+        multiplicands = [gates.source_of(each) if gates else each for each in multiplicands]
+        width = TURN_WORDS if gates else max(len(names) for names, _, _ in loads)
         ring_words = RINGS[width][demand.ring]
         markers = [*_markers(pointers, sums, ring_words, width, demand)]
         taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
+        taken |= {*form.input_lines.tolist(), *form.gate_lines.tolist()}
         body = _body([line for i, line in enumerate(turn) if i not in taken], sums, markers, pointers[0])
         group = form.group_register
         lines = [
@@ -129,8 +143,9 @@ class Marked:
             f"$other: st.volatile.shared.u32 [%thread+{LAST}],{group}; ret;",
             "}",
         ]
+        head = form.head if demand.crowded else _RESIDENT.sub("", form.head)
         head = _FIRST_GROUP.sub(
-            rf".reg .u32 %thread; mov.u32 %thread,%tid.x; ld.volatile.shared.u32 \1,[%thread+{FIRST_GROUP}];", form.head
+            rf".reg .u32 %thread; mov.u32 %thread,%tid.x; ld.volatile.shared.u32 \1,[%thread+{FIRST_GROUP}];", head
         )
         return Marked(
             ptx=head + "\n".join(lines) + "\n",
@@ -144,6 +159,8 @@ class Marked:
             load_pointer=np.array([pointers.index(pointer) for _, pointer, _ in loads], dtype=np.int64),
             load_offset=np.array([offset for _, _, offset in loads], dtype=np.int64),
             load_words=np.array([len(names) for names, _, _ in loads], dtype=np.int64),
+            gates=gates,
+            gate_pointer=np.array([pointers.index(each) for each in (gates.pointers if gates else ())], dtype=np.int64),
             stores=stored(tail),
             residuals=residuals(tail),
             ring_width=width,
@@ -155,6 +172,10 @@ def _load(line: str) -> tuple[list[str], str, int]:
     if (match := _LOAD.match(line)) is None:
         raise MachineCodeError(f"the load '{line}'")
     return re.findall(r"%[fr]\d+", match[2]), match[3], int(match[4] or 0)
+
+
+def _gates(turn: list[str], form: RolledForm) -> Gates:
+    return Gates.of(turn, form.input_lines.tolist(), form.gate_lines.tolist(), form.input_of_slot)
 
 
 def _body(lines: list[str], sums: Sums, markers: list[str], pointer: str) -> list[str]:

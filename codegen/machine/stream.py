@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
+from codegen.machine.fetches import Products, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
 from codegen.machine.operands import UNIFORM_ADDRESS
@@ -20,13 +21,12 @@ from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import NO_SCOREBOARD, ZERO_REGISTER, Words
 
-BANKS = 4
-"""Of the ring: three are being loaded while one is used."""
-FIRST_SCOREBOARD, SCOREBOARDS_USED = 1, 5
-"""Not the first: ptxas counts copies to shared memory with it."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
 _FMA = word.FFMA_IMMEDIATE | word.ALWAYS << 12
+_MULTIPLY = word.FMUL | word.ALWAYS << 12
+_MULTIPLY_ORDINARY = 1 << 86 - 64
+"""The product as it is: other values double it, or halve it."""
 _LOAD = word.LDS | word.ALWAYS << 12
 _UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
 _LOAD_SIZES = np.array([0, 4, 5, 0, 6])
@@ -66,30 +66,24 @@ def streams(
         none = np.zeros(segments, dtype=np.int64)
         return Streams(np.zeros((0, 2), dtype=np.uint64), none, np.ones((groups, sums), np.bool_), 0)
     value = bits.reshape(segments, slots)[segment, slot].astype(np.int64)
-    load, element, number = template.slot_load[slot], template.slot_element[slot], template.slot_sum[slot]
+    number = template.slot_sum[slot]
+    chunk = segment % chunks
+    fetched = fetches(template, skeleton, Products(segment, slot, chunk))
 
-    # A load for each run of multiply-adds with the words of one load of the template.
-    begins = np.ones(count, dtype=np.bool_)
-    begins[1:] = (load[1:] != load[:-1]) | (segment[1:] != segment[:-1])
-    run = np.cumsum(begins) - 1
-    first = np.flatnonzero(begins)
-    start, width = _narrowed(np.bitwise_or.reduceat(1 << element, first), template.load_words[load[first]])
-    position = _positions(segment[first], segments)
-    in_bank = skeleton.ring.shape[1] // BANKS
-    turn, lane = position // in_bank, position % in_bank
-    chunk = segment[first] % chunks
-    register = skeleton.ring[chunk, turn % BANKS * in_bank + lane]
-    scoreboard = FIRST_SCOREBOARD + turn % SCOREBOARDS_USED
-    before, leads = _places(segment[first], turn, lane, first, count, in_bank)
-
-    loads = len(first)
-    at_fma = np.arange(count) + np.searchsorted(before, np.arange(count), side="right")
-    at_load = before + np.arange(loads)
-    total = count + loads
-    pointer = template.load_pointer[load[first]]
-    offset = skeleton.offsets[chunk, pointer] + template.load_offset[load[first]] + 4 * start
+    # Operations are the multiply-adds, and where there are gates the multiplications by them.
+    loads, gated = len(fetched.before), len(fetched.gated)
+    of_gate = fetched.gated + np.arange(gated)
+    of_fma = np.arange(count)
+    if gated:
+        of_fma += np.searchsorted(fetched.gated, np.arange(count), side="right")
+    at_operation = np.arange(count + gated) + np.searchsorted(fetched.before, np.arange(count + gated), side="right")
+    at_fma, at_gate = at_operation[of_fma], at_operation[of_gate]
+    at_load = fetched.before + np.arange(loads)
+    total = count + gated + loads
+    pointer, chunk = fetched.pointer, fetched.segment % chunks
+    offset = skeleton.offsets[chunk, pointer] + fetched.offset
     sum_register = skeleton.sums[number]
-    multiplicand = register[run] + element - start[run]
+    multiplicand = fetched.multiplicand
     # After a packed sum has been added to those of float32, it begins again.
     begun: NDArray[np.int64] = np.cumsum(added, axis=1) - added
     turn_of_sum = begun.reshape(segments, sums)[segment, number]
@@ -99,36 +93,44 @@ def streams(
     low, high = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     low[at_fma] = _FMA | sum_register << 16 | multiplicand << 24 | value << 32
     high[at_fma] = addend
-    low[at_load] = _LOAD | register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
-    high[at_load] = _LOAD_SIZES[width] << 9
+    low[at_gate] = _MULTIPLY | fetched.gated_register << 16 | fetched.gated_register << 24 | fetched.gate_register << 32
+    high[at_gate] = _MULTIPLY_ORDINARY
+    low[at_load] = _LOAD | fetched.register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
+    high[at_load] = _LOAD_SIZES[fetched.words] << 9
     uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
     low[at_load] |= np.where(uniform < 0, 0, uniform << 32)
     high[at_load] |= np.where(uniform < 0, 0, _UNIFORM_ADDRESS)
 
+    # The result of a multiplication by a gate is never taken for the input that came to its register.
     result, addition, source = (np.full(total, -1 - i, dtype=np.int64) for i in range(3))
     result[at_fma], addition[at_fma], source[at_fma] = sum_register, addend, multiplicand
+    result[at_gate] = fetched.gated_register
     waits, sets = np.zeros(total, dtype=np.int64), np.full(total, NO_SCOREBOARD, dtype=np.int64)
-    waits[at_fma[first[leads]]] = 1 << scoreboard[leads]
-    sets[at_load] = scoreboard
+    waits[at_operation[fetched.users]] = 1 << fetched.scoreboard[fetched.leads]
+    sets[at_load] = fetched.scoreboard
     last = at_fma[np.append(segment[1:] != segment[:-1], True)]
     reuse = np.zeros(total, dtype=np.int64)
     if template.sums.packed:
         matrix = on_matrix_unit(result, addition, last)[at_fma]
         low[at_fma] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
         high[at_fma] |= np.where(is_first & ~matrix, ZERO_ADDEND, 0)
-        reuse[at_fma] = reused(matrix, run, element)
+        reuse[at_fma] = reused(matrix, fetched.run, template.slot_element[slot])
     else:
         reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     stall = np.ones(total, dtype=np.int64)
     for distance in range(1, FMA_CYCLES):
         depends = np.flatnonzero(result[:-distance] == addition[distance:])
         stall[depends] = np.maximum(stall[depends], FMA_CYCLES + 1 - distance)
+        if gated:
+            depends = np.flatnonzero(result[:-distance] == source[distance:])
+            stall[depends] = np.maximum(stall[depends], FMA_CYCLES + 1 - distance)
     settles = np.flatnonzero((waits[1:] >> np.minimum(sets[:-1], word.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLE_CYCLES)
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
     reuse[last] = 0
     high |= control(stall, sets, waits, reuse)
-    by_segment = np.bincount(segment, minlength=segments) + np.bincount(segment[first], minlength=segments)
+    by_segment = np.bincount(segment, minlength=segments) + np.bincount(fetched.segment, minlength=segments)
+    by_segment += np.bincount(segment[fetched.gated], minlength=segments)
     touched = np.zeros(groups * sums, dtype=np.bool_)
     touched[segment // chunks * sums + number] = True
     words = np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
@@ -165,48 +167,6 @@ def _with_additions(
         pieces += [words[done : ends[number]], more]
         done, longer[number] = ends[number], len(more)
     return np.concatenate([*pieces, words[done:]]), ends + np.cumsum(longer)
-
-
-def _narrowed(used: NDArray[np.int64], words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each load the first word and the number of words that cover those in use, as an aligned 1, 2 or 4."""
-    start, width = np.zeros(16, dtype=np.int64), np.full(16, 4, dtype=np.int64)
-    for mask in range(1, 16):
-        lowest, highest = (mask & -mask).bit_length() - 1, mask.bit_length() - 1
-        if lowest == highest:
-            start[mask], width[mask] = lowest, 1
-        elif lowest // 2 == highest // 2:
-            start[mask], width[mask] = lowest // 2 * 2, 2
-    return start[used], np.minimum(width[used], words)
-
-
-def _positions(segment: NDArray[np.int64], segments: int) -> NDArray[np.int64]:
-    """Of each load its number within its segment."""
-    begins = np.searchsorted(segment, np.arange(segments))
-    return np.arange(len(segment)) - begins[segment]
-
-
-def _places(
-    segment: NDArray[np.int64],
-    turn: NDArray[np.int64],
-    lane: NDArray[np.int64],
-    first: NDArray[np.int64],
-    count: int,
-    in_bank: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each load the multiply-add before which it goes; and which loads are the first of their turn.
-
-    The first turns' loads go to the head of the segment. A later turn's bank is free when the turn that had it is
-    over: its loads are spread over the multiply-adds of the next one.
-    """
-    new = np.ones(len(segment), dtype=np.bool_)
-    new[1:] = (turn[1:] != turn[:-1]) | (segment[1:] != segment[:-1])
-    leads = np.flatnonzero(new)
-    number = np.cumsum(new) - 1
-    begins = np.append(first[leads], count)
-    ahead = np.minimum(turn, BANKS - 1)
-    phase = number - ahead
-    length = begins[phase + 1] - begins[phase]
-    return begins[phase] + np.where(turn < BANKS, 0, length * lane // in_bank), leads
 
 
 def _firsts(keys: NDArray[np.int64], distinct: int) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from codegen.operators import AnyTiled
 from codegen.operators.stream import slots
 from codegen.template import Lines, RolledForm
 
-_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+),0f[0-9A-F]{8},\1;$")
+_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f[0-9A-F]{8},\1;$")
 _PACKED_FMA = re.compile(r"^mov\.b32 w,0x[0-9A-F]{8}; fma\.rn\.f16x2 (%r\d+),(%r\d+),w,\1;$")
 _ACCUMULATE = re.compile(
     r"^\{.*mov\.b32 \{l,h\},(%r\d+);.*add\.rn\.f32 (%f\d+),\2,a; add\.rn\.f32 (%f\d+),\3,b;"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.data_types import numpy_dtype
-from codegen.verify import is_written, random_residual
+from codegen.verify import is_written, random_gate, random_residual
 from farm.gpu.device import Device
 from farm.trial.corpus import Shape
 from farm.trial.made import Kernels, MadeLayer
@@ -51,6 +51,7 @@ class GpuBench:
         """See Bench."""
         spec, device = shape.spec, self._device
         x, residual = shape.input(), random_residual(spec, shape.batch, shape.number)
+        gate = random_gate(spec, shape.batch, shape.number)
         found = np.empty((2, shape.batch, *spec.output_shape), numpy_dtype(spec.data_type))
         with ExitStack() as stack:
 
@@ -61,19 +62,24 @@ class GpuBench:
 
             source, target = memory(x.nbytes), memory(found[0].nbytes)
             added = memory(found[0].nbytes) if residual is not None else None
+            factors = memory(gate.nbytes) if gate is not None else None
             device.upload(source, x)
             if residual is not None and added is not None:
                 device.upload(added, residual)
+            if gate is not None and factors is not None:
+                device.upload(factors, gate)
             for layer in layers:
                 for output, kernels in zip(found, (layer.ptxas, layer.direct), strict=True):
                     device.poison(target, output.nbytes)
-                    self._launch(kernels, source, target, shape.batch, added)
+                    self._launch(kernels, source, target, shape.batch, added, factors)
                     device.download(target, output)
                 yield Compared(layer.variant, found[0].size, differing(found[0], found[1]))
 
-    def _launch(self, kernels: Kernels, source: int, target: int, batch: int, added: int | None) -> None:
+    def _launch(
+        self, kernels: Kernels, source: int, target: int, batch: int, added: int | None, factors: int | None
+    ) -> None:
         for cubin, launch in kernels:
-            self._device.load(cubin, launch)(source, target, batch, residual=added)
+            self._device.load(cubin, launch)(source, target, batch, residual=added, gate=factors)
 
 
 def differing(first: NDArray[Any], second: NDArray[Any]) -> int:

@@ -45,6 +45,8 @@ MOST_SPLIT_WEIGHTS = 3072
 """Of a shape whose channels are split over the blocks of a cluster: each has a stream of its own."""
 SPLIT_EVERY = 3
 """Of so many float32 shapes one has its channels split over the blocks of a cluster."""
+GATED_EVERY = 5
+"""Of so many shapes, but for float16, one has its input multiplied by gates."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
 STEPS: tuple[Step, ...] = (
@@ -112,6 +114,8 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
     split = data_type == "float32" and number % SPLIT_EVERY == 1
     spec = _split_spec(rng) if split else _spec(rng, data_type)
+    if data_type != "float16" and number % GATED_EVERY == 0:
+        spec = _gated_spec(rng, data_type, split=split)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
     batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
@@ -165,6 +169,17 @@ def _split_spec(rng: np.random.Generator) -> LayerSpec:
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
     size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
     return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng))
+
+
+def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -> LayerSpec:
+    """A 1x1 convolution, of a map and channels that have tilings with clusters if it is to be split."""
+    height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 9, 11, 14, 16], 2))
+    groups = 1 if split else int(rng.choice([1, 1, 1, 2, 3]))
+    channels = groups * int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128] if split else [1, 3, 5, 8, 12, 16, 24, 40]))
+    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_SPLIT_WEIGHTS if split else MOST_WEIGHTS))))
+    kernels = groups * int(np.clip(round(weights / channels), 1, 64))
+    size, stride = (channels, height, width, kernels, 1, 1), _pair(rng, (1, 1, 1, 2))
+    return Conv2d(*size, stride, groups=groups, epilogue=_epilogue(rng), data_type=data_type, gated=True)
 
 
 def _dilation(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[int, int]:

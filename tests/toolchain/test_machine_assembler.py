@@ -212,8 +212,6 @@ def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
     bounded = template_for("bounded inputs", "compute_80")
     with pytest.raises(MachineCodeError, match="knows no bounds of inputs"):
         make_skeleton(bounded, ARCH, find_toolchain())
-    with pytest.raises(MachineCodeError, match="knows no gates"):
-        make_skeleton(template_for("gates", "compute_80"), ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
     with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
         make_skeleton(plain, "sm_80", find_toolchain())

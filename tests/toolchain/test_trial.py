@@ -30,13 +30,14 @@ from codegen.spec import (
     Step,
     Swish,
     Tanh,
+    is_gated,
 )
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
-from codegen.verify import poisoned, random_residual
+from codegen.verify import poisoned, random_gate, random_residual
 from farm.trial.admit import TrialProgress, follow
 from farm.trial.bench import Compared, differing
-from farm.trial.corpus import LAYERS_OF_SHAPE, SPLIT_EVERY, Shape, drawn_shape, mask_name
+from farm.trial.corpus import GATED_EVERY, LAYERS_OF_SHAPE, SPLIT_EVERY, Shape, drawn_shape, mask_name
 from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
 from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
 from tests.templates import shared_template
@@ -45,6 +46,7 @@ SHAPE = 2
 """A 3x3 convolution whose layers are small."""
 SPLIT_SHAPE = 4
 """One whose channels are split over a cluster."""
+GATED_SHAPE = 5
 LIMITS = ToolLimits(120)
 
 
@@ -64,6 +66,7 @@ class EmulatedBench:
             "input": shape.input(),
             "output": output,
             "residual": random_residual(shape.spec, shape.batch, shape.number),
+            "gate": random_gate(shape.spec, shape.batch, shape.number),
         }
         for cubin, launch in kernels:
             given: dict[str, Any] = {**arrays, **launch.numbers(shape.batch)}
@@ -125,6 +128,20 @@ def test_one_float32_shape_of_three_is_split_over_clusters_and_its_layers_give_t
     assert made.shape.tiling.cluster > 1
     masks = {mask_name(layer.variant) for layer in made.layers}
     assert {"one share of the channels empty", "one share of the channels left"} <= masks
+    assert len(made.layers) == 8
+    assert tried(made).tried.wrong == ()
+
+
+def test_one_shape_of_five_has_gates_and_its_layers_give_the_same_bits_both_ways() -> None:
+    numbers: dict[DataType, set[int]] = {"float32": set(), "bfloat16": set()}
+    for data_type, gated in numbers.items():
+        shapes = [each for number in range(30) if (each := drawn_shape(number, data_type))]
+        gated |= {shape.number for shape in shapes if is_gated(shape.spec)}
+        assert gated == {shape.number for shape in shapes if shape.number % GATED_EVERY == 0}
+    assert any(shape.tiling.cluster > 1 for number in numbers["float32"] if (shape := drawn_shape(number, "float32")))
+    made = make_both(GATED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert made.shape is not None
+    assert is_gated(made.shape.spec)
     assert len(made.layers) == 8
     assert tried(made).tried.wrong == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,13 +195,14 @@ def test_the_full_form_does_not_do_for_it() -> None:
         choose_tiling(SPEC, 1, random_weights(SPEC, 0.9).nonzeros_per_kernel, form="full")
 
 
-def test_the_assembler_leaves_it_to_ptxas() -> None:
+def test_the_assembler_does_it_but_for_float16() -> None:
     tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_kernel)
-    assert assembler_for("direct", SPEC, tiling, "sm_90", "13.1") == (
+    assert assembler_for("direct", SPEC, tiling, "sm_90", "13.1") == ("direct", "")
+    halves = replace(SPEC, data_type="float16")
+    assert assembler_for("direct", halves, tiling, "sm_90", "13.1") == (
         "ptxas",
-        "the assembler knows no gates, which a layer's input is multiplied by",
+        "the assembler knows no gates of float16, which a layer's input is multiplied by",
     )
-    assert assembler_for("direct", plain(SPEC), tiling, "sm_90", "13.1") == ("direct", "")
 
 
 def test_the_reference_is_given_the_product() -> None:
