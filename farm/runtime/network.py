@@ -244,7 +244,7 @@ class Network:
             call("cuStreamWaitEvent", other, self._begin, 0)
         streams = [stream, *(other.value or 0 for other, _ in others)]
         for i, part in enumerate(parts):
-            part.enqueue(addresses, part.launch.numbers(rows), streams[i % len(streams)])
+            part.enqueue({**addresses, **part.launch.numbers(rows)}, streams[i % len(streams)])
         for other, end in others:
             call("cuEventRecord", end, other)
             call("cuStreamWaitEvent", stream, end, 0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Protocol
 
 import torch
 
@@ -109,31 +110,42 @@ class GpuLayer:
         images = math.prod(x.shape[:-1]) if isinstance(spec, Linear) else x.shape[0]
         if images == 0:
             return output
+        index = _index(x.device)
+        parts, others = self._on(x.device)
         named = {"input": x, "output": output, "residual": residual, "gate": gate}
         tensors = {name: each for name, each in named.items() if each is not None}
-        steps = {name: each.numel() // images for name, each in tensors.items()}
-        if not isinstance(spec, Linear):
-            steps["output"] = output.stride(0)
-        parts, others = self._on(x.device)
-        most = self._most_images
-        ahead, number = self._follow.get(_index(x.device), (None, 0))
-        with torch.cuda.device(x.device):
-            if ahead is not None:
-                ahead.before(number, min(most, images))
-            for start in range(0, images, most):
-                count = min(most, images - start)
-                addresses = {
-                    name: each.data_ptr() + start * steps[name] * each.element_size() for name, each in tensors.items()
-                }
-                _enqueue(parts, others, addresses, {"images": count, "output_step": steps["output"]})
+        step = math.prod(spec.output_shape) if isinstance(spec, Linear) else output.stride(0)
+        values = {"images": images, "output_step": step}
+        for name, each in tensors.items():
+            values[name] = each.data_ptr()
+        with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
+            if index in self._follow:
+                ahead, number = self._follow[index]
+                ahead.before(number, min(self._most_images, images))
+            current = torch.cuda.current_stream(index)
+            if images <= self._most_images:
+                _enqueue(parts, others, values, current)
+            else:
+                for slice_values in self._slices(values, tensors):
+                    _enqueue(parts, others, slice_values, current)
         return output
+
+    def _slices(self, values: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, int]]:
+        """What is launched one after another where one launch does not take all images."""
+        images, most = values["images"], self._most_images
+        image_bytes = {name: each.numel() // images * each.element_size() for name, each in tensors.items()}
+        image_bytes["output"] = values["output_step"] * tensors["output"].element_size()
+        for start in range(0, images, most):
+            moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
+            yield {**values, **moved, "images": min(most, images - start)}
 
     def _on(self, device: torch.device) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
         index = _index(device)
-        with self._lock:
-            if index not in self._loaded:
-                self._loaded[index] = self._load(index)
-            return self._loaded[index]
+        found = self._loaded.get(index)  # without the lock: it is taken once, not for each call
+        if found is None:
+            with self._lock:
+                found = self._loaded.get(index) or self._loaded.setdefault(index, self._load(index))
+        return found
 
     def _load(self, index: int) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
         major, minor = torch.cuda.get_device_capability(index)
@@ -159,17 +171,21 @@ def _index(device: torch.device) -> int:
 
 
 def _enqueue(
-    parts: Sequence[Part], others: Sequence[torch.cuda.Stream], addresses: dict[str, int], numbers: dict[str, int]
+    parts: Sequence[Part],
+    others: Sequence[torch.cuda.Stream],
+    values: Mapping[str, int],
+    current: torch.cuda.Stream,
 ) -> None:
     """To the current stream it is one launch: parts begin after what the stream has, what follows waits for all."""
-    current = torch.cuda.current_stream()
-    if others:
-        begin = current.record_event()
-        for other in others:
-            other.wait_event(begin)
+    if not others:
+        parts[0].enqueue(values, current.cuda_stream)
+        return
+    begin = current.record_event()
+    for other in others:
+        other.wait_event(begin)
     streams = (current, *others)
     for i, part in enumerate(parts):
-        part.enqueue(addresses, numbers, streams[i % len(streams)].cuda_stream)
+        part.enqueue(values, streams[i % len(streams)].cuda_stream)
     for other in others:
         current.wait_event(other.record_event())
 
@@ -214,7 +230,7 @@ def _compute(
     if residual is not None:
         residual = _checked(layer, "residual", residual)
         # It may be of the shape that the model gives the output behind the layer.
-        if residual.numel() != math.prod(output_shape(layer.spec, x.shape)):
+        if residual.numel() * math.prod(layer.spec.input_shape) != x.numel() * math.prod(layer.spec.output_shape):
             raise ValueError(
                 f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
                 f"{output_shape(layer.spec, x.shape)}"
@@ -261,20 +277,19 @@ def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tens
     spec, wanted = layer.spec, DTYPES[layer.spec.data_type]
     if tensor.dtype != wanted:
         raise TypeError(f"layer {layer.name} takes {spec.data_type} and its {what} is {tensor.dtype}: convert it")
-    if what == "input":
-        given = list(tensor.shape)
-        fits = given[-1] == spec.inputs if isinstance(spec, Linear) else _is_image(spec, given)
-        if not fits:
-            wanted = ("...", spec.inputs) if isinstance(spec, Linear) else ("N", *spec.input_shape)
-            shown = f"[{', '.join(map(str, wanted))}]"
-            raise ValueError(f"layer {layer.name} was compiled for inputs of {shown} and is given {given}")
+    if what == "input" and not _fits(spec, tensor.shape):
+        sizes = ("...", spec.inputs) if isinstance(spec, Linear) else ("N", *spec.input_shape)
+        shown = f"[{', '.join(map(str, sizes))}]"
+        raise ValueError(f"layer {layer.name} was compiled for inputs of {shown} and is given {list(tensor.shape)}")
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
 
 
-def _is_image(spec: Any, shape: list[int]) -> bool:
+def _fits(spec: LayerSpec, shape: Sequence[int]) -> bool:
+    if isinstance(spec, Linear):
+        return shape[-1] == spec.inputs
     channels, height, width = spec.input_shape
-    return shape[1:] == [channels, height, width] or (height == 1 and shape[1:] == [channels, width])
+    return shape[1:] == (channels, height, width) or (height == 1 and shape[1:] == (channels, width))
 
 
 _LIBRARY.impl("layer", _run, "CompositeExplicitAutograd")

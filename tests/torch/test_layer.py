@@ -1,0 +1,111 @@
+"""What a compiled layer launches in PyTorch, on a GPU that only writes it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from codegen.launch import GridSize, Launch
+from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear
+from farm.gpu import loaded
+from farm.runtime.bundle import BundledLayer, Cubin
+from farm.torch import layer as layers
+from farm.torch.layer import GpuLayer
+
+CONV = Conv2d(2, 4, 4, 3, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(0, None)))
+LINEAR = Linear(8, 4)
+STEP = 3 * 4 * 4
+
+
+@dataclass
+class PlayedDriver:
+    """Reads what a launch is given, as a kernel does."""
+
+    arguments: tuple[str, ...]
+    launches: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, name: str, *given: Any) -> None:
+        if name != "cuLaunchKernel":
+            return
+        _, *sizes, _, stream, pointers, _ = given
+        kinds = {"images": "c_int32", "output_step": "c_int32"}
+        read = {
+            argument: getattr(loaded.ctypes, kinds.get(argument, "c_uint64")).from_address(pointer).value
+            for argument, pointer in zip(self.arguments, pointers, strict=True)
+        }
+        self.launches.append({"grid": tuple(sizes[:3]), "stream": stream, **read})
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, spec: LayerSpec, arguments: tuple[str, ...], images: int = 1
+) -> tuple[GpuLayer, PlayedDriver]:
+    """A layer of one part, of whose grid one block has so many images."""
+    step = STEP if "output_step" in arguments else None
+    how = Launch("k", (GridSize(2), GridSize(1, images), GridSize()), (32, 1, 1), 0, arguments, output_step=step)
+    driver = PlayedDriver(arguments)
+    monkeypatch.setattr(loaded, "call", driver)
+    monkeypatch.setattr(layers, "_index", lambda _: 0)
+    monkeypatch.setattr(layers.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(layers.torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
+    found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
+    found._loaded[0] = [loaded.Part(b"code", how)], []
+    return found, driver
+
+
+CONV_ARGUMENTS = ("input", "output", "residual", "images", "output_step")
+
+
+def test_a_launch_has_the_addresses_of_its_tensors_and_the_numbers_of_its_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, driver = played(monkeypatch, CONV, CONV_ARGUMENTS, images=2)
+    x, residual = torch.zeros(5, 2, 4, 4), torch.zeros(5, 3, 4, 4)
+    output = layer(x, residual)
+    assert output.shape == (5, 3, 4, 4)
+    assert driver.launches == [
+        {
+            "grid": (2, 3, 1),
+            "stream": 7,
+            "input": x.data_ptr(),
+            "output": output.data_ptr(),
+            "residual": residual.data_ptr(),
+            "images": 5,
+            "output_step": STEP,
+        }
+    ]
+
+
+def test_each_number_of_images_has_its_own_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, driver = played(monkeypatch, CONV, CONV_ARGUMENTS, images=2)
+    for images in (1, 1, 7, 2, 7):
+        layer(torch.zeros(images, 2, 4, 4), torch.zeros(images, 3, 4, 4))
+    assert [(each["images"], each["grid"][1]) for each in driver.launches] == [(1, 1), (1, 1), (7, 4), (2, 1), (7, 4)]
+
+
+def test_images_of_an_output_may_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, driver = played(monkeypatch, CONV, CONV_ARGUMENTS)
+    whole = torch.zeros(5, 8, 4, 4)
+    output = whole[:, 2:5]
+    assert layer(torch.zeros(5, 2, 4, 4), torch.zeros(5, 3, 4, 4), output) is output
+    [launch] = driver.launches
+    assert (launch["output"], launch["output_step"]) == (whole.data_ptr() + 2 * 16 * 4, 8 * 16)
+
+
+@pytest.mark.parametrize(("spec", "arguments"), [(CONV, CONV_ARGUMENTS), (LINEAR, ("input", "output", "images"))])
+def test_slices_of_too_many_images_lie_one_behind_the_other(
+    spec: LayerSpec, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, driver = played(monkeypatch, spec, arguments)
+    layer._most_images = 16
+    x = torch.zeros(50, *spec.input_shape)
+    residual = torch.zeros(50, *spec.output_shape) if "residual" in arguments else None
+    output = layer(x, residual)
+    assert [each["images"] for each in driver.launches] == [16, 16, 16, 2]
+    tensors = {"input": x, "output": output} | ({} if residual is None else {"residual": residual})
+    for name, tensor in tensors.items():
+        assert [each[name] for each in driver.launches] == [tensor[i:].data_ptr() for i in (0, 16, 32, 48)]
