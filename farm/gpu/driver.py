@@ -33,6 +33,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
     "cuCtxPushCurrent_v2": (_POINTER,),
     "cuCtxPopCurrent_v2": (ctypes.POINTER(_POINTER),),
+    "cuCtxGetCurrent": (ctypes.POINTER(_POINTER),),
+    "cuCtxSetCurrent": (_POINTER,),
     "cuMemAlloc_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t),
     "cuMemFree_v2": (ctypes.c_uint64,),
     "cuMemcpyHtoD_v2": (ctypes.c_uint64, _POINTER, ctypes.c_size_t),

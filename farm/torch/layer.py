@@ -6,7 +6,6 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -18,6 +17,7 @@ from farm.gpu.driver import driver
 from farm.gpu.loaded import Part
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.ahead import CodeAhead
+from farm.torch.contexts import launching_on
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT_BYTES = 16
@@ -118,7 +118,7 @@ class GpuLayer:
         values = {"images": images, "output_step": step}
         for name, each in tensors.items():
             values[name] = each.data_ptr()
-        with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
+        with launching_on(index):
             if index in self._follow:
                 ahead, number = self._follow[index]
                 ahead.before(number, min(self._most_images, images))

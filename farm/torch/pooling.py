@@ -15,6 +15,7 @@ from farm.gpu.loaded import Module, launch
 from farm.runtime.halving import PACK_BYTES, Halving
 from farm.runtime.kernels import rest_entry
 from farm.runtime.lowering import THREADS
+from farm.torch.contexts import launching_on
 from farm.torch.layer import DTYPES
 from farm.torch.windows import max_pool, window_of
 
@@ -65,9 +66,10 @@ def _launched(kernel: str, x: torch.Tensor, output: torch.Tensor, threads: int, 
     blocks = -(-threads // THREADS)
     pointers = [ctypes.c_uint64(x.data_ptr()), ctypes.c_uint64(output.data_ptr())]
     arguments = [*pointers, *map(ctypes.c_int32, (blocks, *more))]
-    with torch.cuda.device(x.device):
-        function = _function(f"{kernel}_{_TYPES[x.dtype]}", torch.cuda.current_device())
-        stream = torch.cuda.current_stream().cuda_stream
+    device = x.get_device()
+    with launching_on(device):
+        function = _function(f"{kernel}_{_TYPES[x.dtype]}", device)
+        stream = torch.cuda.current_stream(device).cuda_stream
         launch(function, (blocks * len(x), 1, 1), (THREADS, 1, 1), 0, arguments, stream)
     return output
 

@@ -176,6 +176,16 @@ def test_a_captured_network_serves_threads_on_streams_of_their_own(fetched: Path
             torch.testing.assert_close(found, expected_output, rtol=0, atol=0)
 
 
+def test_a_network_runs_in_a_thread_that_has_called_nothing_of_cuda(fetched: Path) -> None:
+    net = load(fetched / "lenet5")
+    x = torch.from_numpy(inputs("lenet5", 4)).cuda()
+    wanted = net(x)
+    torch.cuda.synchronize()  # and so the thread takes its tensors from memory that PyTorch has
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(net, x).result()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_a_network_runs_on_the_stream_that_is_current(fetched: Path) -> None:
     net = load(fetched / "resnet18")
     given = torch.from_numpy(inputs("resnet18", 2)).cuda()

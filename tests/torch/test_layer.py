@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,7 @@ def played(
     driver = PlayedDriver(arguments)
     monkeypatch.setattr(loaded, "call", driver)
     monkeypatch.setattr(layers, "_index", lambda _: 0)
-    monkeypatch.setattr(layers.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(layers, "launching_on", lambda _: nullcontext())
     monkeypatch.setattr(layers.torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
     found._loaded[0] = [loaded.Part(b"code", how)], []

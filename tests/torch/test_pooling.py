@@ -45,9 +45,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(pooling, "_function", lambda name, _device: name)
     monkeypatch.setattr(pooling, "launch", launch)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(pooling, "launching_on", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     return launched
 
 
