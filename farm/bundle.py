@@ -22,7 +22,7 @@ from farm.jobs import Build, BuildResult, Job
 from farm.kernel_ptx import KernelPtx
 from farm.partial import MissingLayer
 from farm.runtime.bundle import CONSTANTS, MANIFEST, NETWORK, PLAN, REST, layers_of, with_digest
-from farm.runtime.plan_files import plan_files
+from farm.runtime.plan_files import network_files
 from farm.store.contract import Store, blob_digest
 
 SCHEMA_VERSION = 2
@@ -37,6 +37,8 @@ VERSION_OF_PLACES = 6
 """Version of a manifest in which a launch has an argument `output_step`; whether it is of a part, `missing` says."""
 VERSION_OF_GATES = 7
 """Version of a manifest in which a launch has an argument `gate` too."""
+VERSION_OF_CONSTANTS_BESIDE = 8
+"""Version of a manifest whose network has constants in the file of those that the plan reads."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -82,10 +84,12 @@ def write_bundle(
                     _add_ptx(entry, kernel, path)
     manifest = _manifest(job, layers, toolchain, missing)
     if job.network is not None and not missing:
-        files[NETWORK] = network = _network(store, job, job.network)
-        manifest["network"] = _network_entry(job.network, network)
-        beside, manifest["runtime"] = plan_files(layers_of(layers), network)
-        files |= beside
+        whole = _network(store, job, job.network)
+        found = network_files(layers_of(layers), whole)
+        files |= {NETWORK: found.network, **found.others}
+        manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
+        if found.network != whole:
+            manifest["schema_version"] = VERSION_OF_CONSTANTS_BESIDE
     files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
@@ -132,13 +136,13 @@ def _network(store: Store, job: Job, digest: str) -> bytes:
     return data
 
 
-def _network_entry(digest: str, network: bytes) -> dict[str, Any]:
+def _network_entry(network: bytes) -> dict[str, Any]:
     inputs, outputs = interface_of(network)
 
     def shown(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
         return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
 
-    return {"path": NETWORK, "sha256": digest, "inputs": shown(inputs), "outputs": shown(outputs)}
+    return {"path": NETWORK, "sha256": blob_digest(network), "inputs": shown(inputs), "outputs": shown(outputs)}
 
 
 def _manifest(

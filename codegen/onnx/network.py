@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
@@ -13,7 +15,10 @@ from codegen.onnx.nodes import ONNX_DOMAINS
 from codegen.onnx.rest import LAYER_DOMAIN, LAYER_OPERATOR, Shape, Tensor, interface_of, tensor_of
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import NodeProto, TensorProto
+
+LEAST_BYTES_BESIDE = 65_536
+"""Of a constant: smaller ones stay in the network, which is then whole for most models."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +51,60 @@ class Network:
     """Of the tensors whose shapes are known, as far as they are."""
 
 
-def read_network(data: bytes) -> Network:
-    """Reads what OnnxRest wrote. Raises CheckpointError for operators of other domains than ONNX's and the farm's."""
+def read_network(data: bytes, beside: bytes = b"") -> Network:
+    """Reads what OnnxRest wrote; `beside` is the file that `with_constants_beside` has named.
+
+    Raises CheckpointError for operators of other domains than ONNX's and the farm's, and for constants that the file
+    beside does not hold.
+    """
     import onnx
-    from onnx import numpy_helper
 
     model = onnx.load_model_from_string(data)
     inputs, outputs = interface_of(data)
     return Network(
         tuple(_node(node) for node in model.graph.node),
-        {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer},
+        {tensor.name: _constant(tensor, beside) for tensor in model.graph.initializer},
         inputs,
         outputs,
         max(each.version for each in model.opset_import if each.domain in ONNX_DOMAINS),
         {each.name: each.shape for each in (*inputs, *map(tensor_of, model.graph.value_info), *outputs)},
     )
+
+
+def with_constants_beside(data: bytes, location: str, offsets: Mapping[bytes, int]) -> bytes:
+    """The network with its large constants as ONNX's external data where a file beside it holds them.
+
+    `offsets` are those of the constants in that file, by the SHA-256 of their bytes. A network of which it holds none
+    stays as it is.
+    """
+    import onnx
+
+    model = onnx.load_model_from_string(data)
+    found = False
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= LEAST_BYTES_BESIDE:
+            offset = offsets.get(hashlib.sha256(tensor.raw_data).digest())
+            if offset is not None:
+                entries = {"location": location, "offset": offset, "length": len(tensor.raw_data)}
+                tensor.ClearField("raw_data")
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in entries.items():
+                    tensor.external_data.add(key=key, value=str(value))
+                found = True
+    return bytes(model.SerializeToString(deterministic=True)) if found else data
+
+
+def _constant(tensor: TensorProto, beside: bytes) -> NDArray[Any]:
+    from onnx import helper, numpy_helper
+
+    if tensor.data_location != tensor.EXTERNAL:
+        return numpy_helper.to_array(tensor)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    first, count = int(entries["offset"]), int(entries["length"])
+    if first + count > len(beside):
+        raise CheckpointError(f"{entries['location']} does not hold {tensor.name}: it belongs to another network")
+    held = np.frombuffer(beside, np.uint8, count, first).view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return held.reshape(tuple(tensor.dims))
 
 
 def _node(node: NodeProto) -> NetworkNode:

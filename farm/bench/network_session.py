@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from codegen.errors import CodegenError
 from codegen.layers import Checkpoint
-from codegen.onnx.network import read_network
 from codegen.onnx.rest import Tensor
 from farm.bench.breakdown import LayerKernels, breakdown, median_of
 from farm.bench.contenders import GENERATED
@@ -227,7 +226,7 @@ def peer_name(mode: str, precision: str) -> str:
 
 def layer_kernels(bundle: Bundle, arch: str) -> list[LayerKernels]:
     """What each layer launches on such a GPU, in the order in which they run."""
-    names = [node.layer for node in read_network(bundle.network).nodes if node.layer]
+    names = [node.layer for node in bundle.network.nodes if node.layer]
     return [
         LayerKernels(name, tuple(each.launch.kernel for each in bundle.layers[name].cubins_for(arch))) for name in names
     ]

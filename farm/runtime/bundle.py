@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
 from codegen.arch import arch_number, runs_on
@@ -16,14 +16,17 @@ from codegen.launch import Launch
 from codegen.spec import LayerSpec, spec_from_json
 from farm.errors import UsageError
 
+if TYPE_CHECKING:
+    from codegen.onnx.network import Network
+
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
-"""The model with each compiled layer as one node."""
+"""The model with each compiled layer as one node; its large constants may be in CONSTANTS."""
 PLAN = "network.plan"
 """How the network runs without a framework."""
 CONSTANTS = "network.constants"
 REST = "rest.ptx"
-SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7)
+SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8)
 """Of manifests that this program reads."""
 NO_DIGEST = "0" * 64
 
@@ -109,8 +112,8 @@ class Bundle:
         return "network" in self.manifest
 
     @property
-    def network(self) -> bytes:
-        """The model around the layers. Raises UsageError where the bundle has none."""
+    def network(self) -> Network:
+        """The model around the layers. Raises UsageError where the bundle has none, or one that is damaged."""
         if missing := self.missing:
             raise UsageError(
                 f"{self.path} is a part and holds no network: {missing[0]['name']} was not compiled "
@@ -120,7 +123,9 @@ class Bundle:
             raise UsageError(
                 f"{self.path} holds layers and no network: its job is older than this version of farm; compile it again"
             )
-        return self.read(NETWORK, self.manifest["network"]["sha256"])
+        from codegen.onnx.network import read_network
+
+        return read_network(self.read(NETWORK, self.manifest["network"]["sha256"]), self.constants)
 
     def cubin(self, cubin: Cubin) -> bytes:
         """Its bytes, which cuModuleLoadData takes. Raises UsageError if they are missing or damaged."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.onnx.network import read_network
 from codegen.spec import LIKELY_ROWS
 from farm.runtime.bundle import Bundle, BundledLayer
 
@@ -75,7 +74,7 @@ def contents_of(bundle: Bundle) -> Contents:
     rest: Counter[str] = Counter()
     constants = 0
     if bundle.has_network:
-        network = read_network(bundle.network)
+        network = bundle.network
         rest.update(node.operator for node in network.nodes if not node.layer)
         constants = sum(each.nbytes for each in network.constants.values())
     return Contents(

@@ -213,9 +213,20 @@ def _softmax(logarithm: int, lowering: Lowering, node: NetworkNode) -> Sequence[
     return [lowering.step(node, "softmax", arguments, output, grid, threads=ROW_THREADS)]
 
 
-def _dense(lowering: Lowering, node: NetworkNode, x: Value, weights: NDArray[Any], bias: NDArray[Any] | None) -> Value:
-    """Rows times weights, [inputs, outputs], plus a bias."""
-    inputs, outputs = weights.shape
+def _dense(
+    lowering: Lowering,
+    node: NetworkNode,
+    x: Value,
+    weights: NDArray[Any],
+    bias: NDArray[Any] | None = None,
+    *,
+    transposed: bool = False,
+) -> Value:
+    """Rows times weights, [inputs, outputs], or the other way round if transposed, plus a bias.
+
+    They stay as the model has them, for network.onnx to point at.
+    """
+    inputs, outputs = weights.shape[::-1] if transposed else weights.shape
     if x.constant is not None or x.shape[-1] != inputs:
         raise lowering.refused(node, f"of {list(x.shape)} and {list(weights.shape)}")
     rows = prod((*lowering.inner(node, x), 1)) // inputs
@@ -223,7 +234,8 @@ def _dense(lowering: Lowering, node: NetworkNode, x: Value, weights: NDArray[Any
     of_weights = lowering.floats(weights, x.dtype)
     of_bias = of_weights if bias is None else lowering.floats(np.broadcast_to(bias, (outputs,)), x.dtype)
     grid = GridSize(-(-outputs // TILE)), GridSize(1, TILE), GridSize()
-    arguments: list[Given] = [x, of_weights, of_bias, output, Rows(), inputs, outputs, int(bias is not None)]
+    arguments: list[Given] = [x, of_weights, of_bias, output, Rows(), inputs, outputs]
+    arguments += [int(transposed), int(bias is not None)]
     return lowering.step(node, "gemm", arguments, output, grid, rows=rows)
 
 
@@ -242,22 +254,21 @@ def _gemm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     weights = _constant(lowering, node, 1)
     if attributes.get("alpha", 1.0) != 1.0:
         weights = weights * np.float32(attributes["alpha"])
-    if attributes.get("transB", 0):
-        weights = weights.T
+    transposed = bool(attributes.get("transB", 0))
     bias = None
     if len(node.inputs) > 2 and node.inputs[2]:
         bias = _constant(lowering, node, 2) * np.float32(attributes.get("beta", 1.0))
-        bias = bias.reshape(-1) if bias.size in (1, weights.shape[1]) else None
+        bias = bias.reshape(-1) if bias.size in (1, weights.shape[0 if transposed else 1]) else None
         if bias is None:
             raise lowering.refused(node, "with a bias for each row")
-    return [_dense(lowering, node, x, weights, bias)]
+    return [_dense(lowering, node, x, weights, bias, transposed=transposed)]
 
 
 def _matmul(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     weights = _constant(lowering, node, 1)
     if weights.ndim != 2:
         raise lowering.refused(node, f"by constants of {list(weights.shape)}")
-    return [_dense(lowering, node, lowering.values[node.inputs[0]], weights, None)]
+    return [_dense(lowering, node, lowering.values[node.inputs[0]], weights)]
 
 
 def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from codegen.errors import CheckpointError
-from codegen.onnx.network import read_network
+from codegen.onnx.network import read_network, with_constants_beside
 from codegen.spec import is_gated
 from farm.runtime.bundle import CONSTANTS, PLAN, REST, BundledLayer
 from farm.runtime.kernels import rest_ptx
@@ -19,10 +20,22 @@ from farm.runtime.planner import ELEMENT_BYTES, plan_network
 _LETTERS = {"input": "i", "output": "o", "residual": "r", "gate": "g", "images": "n", "output_step": "s"}
 
 
-def plan_files(layers: Mapping[str, BundledLayer], network: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files by name, and the manifest's entry for them.
+@dataclass(frozen=True)
+class NetworkFiles:
+    """What a bundle has of its network."""
 
-    Where the network has operators that the runtime does not run, the plan is of the layers and says which.
+    network: bytes
+    """Its large constants are in CONSTANTS, if that is there."""
+    others: Mapping[str, bytes]
+    """The other files, by name."""
+    entry: Mapping[str, Any]
+    """The manifest's, of these."""
+
+
+def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> NetworkFiles:
+    """Of a network that holds all its constants.
+
+    Where it has operators that the runtime does not run, the plan is of the layers and says which.
     """
     lines = [FIRST_LINE]
     for layer in layers.values():
@@ -40,12 +53,13 @@ def plan_files(layers: Mapping[str, BundledLayer], network: bytes) -> tuple[dict
             files[REST] = rest_ptx()
         if planned.constants:
             files[CONSTANTS] = planned.constants
+            network = with_constants_beside(network, CONSTANTS, planned.offsets)
     except (RefusedError, CheckpointError) as error:
         entry["refused"] = str(error)
         lines.append(f"refused {error}")
     files[PLAN] = ("\n".join(lines) + "\n").encode()
     listed = [{"path": name, "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())]
-    return files, {"files": listed, **entry}
+    return NetworkFiles(network, files, {"files": listed, **entry})
 
 
 def _kernel_lines(number: int, layer: BundledLayer) -> list[str]:

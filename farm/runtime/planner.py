@@ -28,6 +28,8 @@ class Planned:
 
     plan: Plan
     constants: bytes
+    offsets: Mapping[bytes, int]
+    """Of each constant in them, by the SHA-256 of its bytes."""
 
 
 def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
@@ -71,7 +73,7 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
         buffers,
         placed,
     )
-    return Planned(plan, data)
+    return Planned(plan, data, constants.offsets)
 
 
 def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
@@ -141,17 +143,18 @@ class _Constants:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._bytes = 0
-        self._places: dict[bytes, Place] = {}
+        self.offsets: dict[bytes, int] = {}
+        """By the SHA-256 of their bytes."""
 
     def place(self, value: Value) -> Place:
         data = b"" if value.constant is None else value.constant.tobytes()
         digest = hashlib.sha256(data).digest()
-        if digest not in self._places:
+        if digest not in self.offsets:
             gap = bytes(-self._bytes % ALIGNMENT_BYTES)
-            self._places[digest] = Place("constant", self._bytes + len(gap))
+            self.offsets[digest] = self._bytes + len(gap)
             self._pieces += [gap, data]
             self._bytes += len(gap) + len(data)
-        return self._places[digest]
+        return Place("constant", self.offsets[digest])
 
     def data(self) -> bytes:
         return b"".join(self._pieces)

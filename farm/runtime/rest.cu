@@ -264,18 +264,23 @@ __device__ __forceinline__ void fill(E* output, unsigned blocks, unsigned count,
     put(output + (size_t)image * count + i, value);
 }
 
-// A layer that is not compiled: weights as [inputs, outputs], 16 x 16 outputs for each block.
+// A layer that is not compiled: weights as [inputs, outputs], or transposed; 16 x 16 outputs for each block.
 #define TILE 16
 template <typename E>
 __device__ __forceinline__ void gemm(
-    const E* input, const E* weights, const E* bias, E* output, int rows, int inputs, int outputs, int has_bias) {
+    const E* input, const E* weights, const E* bias, E* output, int rows, int inputs, int outputs, int transposed,
+    int has_bias) {
     __shared__ float left[TILE][TILE + 1], right[TILE][TILE + 1];
     const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
     const int column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;
+    const int other = blockIdx.x * TILE + y;  // the column that this thread loads where neighbours hold one's weights
     float sum = 0;
     for (int first = 0; first < inputs; first += TILE) {
         left[y][x] = row < rows && first + x < inputs ? get(input + (size_t)row * inputs + first + x) : 0;
-        right[y][x] = column < outputs && first + y < inputs ? get(weights + (size_t)(first + y) * outputs + column) : 0;
+        if (transposed)
+            right[x][y] = other < outputs && first + x < inputs ? get(weights + (size_t)other * inputs + first + x) : 0;
+        else
+            right[y][x] = column < outputs && first + y < inputs ? get(weights + (size_t)(first + y) * outputs + column) : 0;
         __syncthreads();
         for (int k = 0; k < TILE; k++) sum += left[y][k] * right[k][x];
         __syncthreads();
@@ -343,8 +348,8 @@ __device__ __forceinline__ void gemm(
     }                                                                                                                 \
     extern "C" __global__ void gemm_##type(                                                                           \
         const E* input, const E* weights, const E* bias, E* output, int rows, int inputs, int outputs,                \
-        int has_bias) {                                                                                               \
-        gemm(input, weights, bias, output, rows, inputs, outputs, has_bias);                                          \
+        int transposed, int has_bias) {                                                                               \
+        gemm(input, weights, bias, output, rows, inputs, outputs, transposed, has_bias);                              \
     }
 
 KERNELS(float32, float)

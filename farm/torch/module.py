@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 
-from codegen.onnx.network import Network, NetworkNode, read_network
+from codegen.onnx.network import Network, NetworkNode
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, fetch_ahead, forget, layers_on, register
@@ -33,7 +33,7 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     code for; DeviceError where there is no GPU.
     """
     bundle = Bundle(path)
-    network = read_network(bundle.network)
+    network = bundle.network
     where = torch.device(device)
     layers = layers_on(where, bundle)
     fetch_ahead([layers[node.layer] for node in network.nodes if node.layer], where)

@@ -26,11 +26,14 @@ def fetched(folder: Path, name: str = "bundle") -> Path:
     return folder / name
 
 
-def whole_bundle(path: Path, checkpoint: Checkpoint, batch: int = 8, arch: str = "sm_90") -> Path:
-    """A bundle with all layers of a checkpoint; its cubins are not code."""
+def whole_bundle(
+    path: Path, checkpoint: Checkpoint, batch: int = 8, arch: str = "sm_90", code_limit_bytes: int = 16_000_000
+) -> Path:
+    """A bundle with all layers of a checkpoint whose code is not too large; its cubins are not code."""
     store = stored_cubins()
-    new = new_job(checkpoint, BuildOptions((arch,), batch=batch), namespace="", name=checkpoint.name, store=store)
-    job = replace(JOB, options=new.options, network=new.network, model_digest=new.model_digest)
+    options = BuildOptions((arch,), batch=batch, code_limit_bytes=code_limit_bytes)
+    new = new_job(checkpoint, options, namespace="", name=checkpoint.name, store=store)
+    job = replace(JOB, options=options, network=new.network, model_digest=new.model_digest, skipped=new.skipped)
     builds = [replace(each, id=i) for i, each in enumerate(new.builds)]
     results = []
     for each in builds:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from codegen.layers import Checkpoint
-from codegen.onnx.network import read_network
 from farm.runtime.bundle import Bundle
 from farm.torch.dense import DenseLayer
 from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing
@@ -46,7 +45,7 @@ class PlayedGpu(NetworkGpu):
         opened = Bundle(bundle)
         dense = {layer.name: DenseLayer(layer) for layer in self._checkpoint.layers}
         compute = {name: partial(self._compute, dense[name]) for name in opened.layers}
-        return module_of(read_network(opened.network), opened.layers, compute)
+        return module_of(opened.network, opened.layers, compute)
 
     def _compute(
         self,

@@ -21,12 +21,12 @@ from codegen.onnx.network import read_network
 from codegen.reference import layer_output
 from codegen.spec import Linear, plain
 from farm.errors import UsageError
-from farm.runtime.bundle import BundledLayer
+from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch import capture, load
 from farm.torch.layer import output_shape
 from farm.torch.measuring import dense_network
 from farm.torch.module import module_of
-from tests.torch.bundles import fetched
+from tests.torch.bundles import fetched, whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {
@@ -77,6 +77,22 @@ def test_a_network_computes_what_its_model_does(tmp_path: Path, name: str, batch
     [expected] = session.run(None, {"input": x})
     with torch.inference_mode():
         found = module(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) -> None:
+    import onnxruntime
+
+    path = tmp_path / "net.onnx"
+    write_network(path, NETWORKS["lenet5"](0.9, 0))
+    checkpoint = read_checkpoint(path)
+    bundle = Bundle(whole_bundle(tmp_path / "net.farm", checkpoint, code_limit_bytes=500_000))
+    assert "fc1" not in bundle.layers
+    compute = {each.name: partial(played, each) for each in checkpoint.layers}
+    x = np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
+    with torch.inference_mode():
+        found = module_of(bundle.network, bundle.layers, compute)(torch.from_numpy(x)).numpy()
+    [expected] = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"input": x})
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
