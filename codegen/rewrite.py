@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import AnyTiled, tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
-from codegen.spec import is_bounded
+from codegen.spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh, is_bounded
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
 from codegen.tiling import Part
@@ -68,6 +68,9 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     chosen = slice(part.first, part.end)
     turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds)
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
+    if may_have_constants(spec) and spec.data_type != "float16" and layer.tiling.cluster == 1:
+        zeros = _unknown_zeros(layer, form, every.weights[chosen])
+        tails = [before + tail for before, tail in zip(zeros, tails, strict=True)]
     head, tails = form.closed(tails) if layer.tiling.listed else (form.head, tails)
     parts: list[bytes | memoryview] = [form.head_from(part.first, head).encode("ascii")]
     _dispatch(
@@ -133,6 +136,31 @@ def added_up_after(layer: AnyTiled, nonzero: NDArray[np.bool_]) -> NDArray[np.bo
     """
     sums = slots(layer).sums
     return _full(_by_owner(np.add, nonzero.astype(np.int32), sums, int(sums.max()) + 1), PRODUCTS_TOGETHER)
+
+
+def may_have_constants(spec: LayerSpec) -> bool:
+    """Whether an output channel without weights goes through an activation that ptxas would compute itself: with
+    another last bit than a GPU, which approximates exponential and reciprocal.
+    """
+    before = takewhile(lambda step: not isinstance(step, AddResidual), spec.epilogue)
+    return any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)
+
+
+def _unknown_zeros(layer: AnyTiled, form: RolledForm, weights: NDArray[np.float32]) -> list[bytes]:
+    """What makes the sums zero that a K group of these [groups, copies, slots] has no product for, so that ptxas cannot
+    tell: they are the sign of the number of images.
+    """
+    numbers = slots(layer).sums
+    registers = dict(zip(numbers.tolist(), form.sum_of_slot, strict=True))
+    touched = _by_owner(np.logical_or, weights != 0, numbers, len(registers)).any(axis=1)
+    launch = layer.launch
+    images = f"{launch.kernel}_param_{launch.arguments.index('images')}"
+    lines = []
+    for of_group in touched:
+        zeros = " ".join(f"mov.b32 {registers[number]},zero;" for number in np.flatnonzero(~of_group).tolist())
+        line = f"{{ .reg .b32 zero; ld.param.u32 zero,[{images}]; shr.s32 zero,zero,31; {zeros} }}\n"
+        lines.append(line.encode("ascii") if zeros else b"")
+    return lines
 
 
 def _put_bounds(

@@ -150,7 +150,8 @@ class RolledForm:
     """A rolled template cut at its loop: what stands before it, one turn of it, what follows it.
 
     `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
-    the column of its eight hex digits, `load_of_slot` an index into `load_lines`: the load which feeds it.
+    the column of its eight hex digits, `sum_of_slot` the register that is added to, `load_of_slot` an index into
+    `load_lines`: the load which feeds it.
     Inputs of bounded and gated layers have lines of their own, `input_lines`; `input_of_slot` is which of them a slot
     multiplies with. There are `bound_lines` for the bounds of the inputs `bound_inputs`, the lowest (0) and the highest
     (1) as `bound_sides` say, and `gate_lines`, which load the gates of the inputs: `gate_of_input` is an index into
@@ -164,6 +165,7 @@ class RolledForm:
     tail: Lines
     weight_line: NDArray[np.int64]
     immediate_column: NDArray[np.int64]
+    sum_of_slot: list[str]
     load_lines: NDArray[np.int64]
     load_of_slot: NDArray[np.int64]
     input_lines: NDArray[np.int64]
@@ -203,7 +205,7 @@ class RolledForm:
         tail = lines[branch + 1 :]
         if "ret;" not in tail:
             raise TemplateError("a rolled template ends in 'ret' after its loop")
-        slots, immediate_column, sources = _weights(turn)
+        slots, immediate_column, sources, sums = _weights(turn)
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
         gates = [(i, int(m[1]), int(m[2])) for i, line in enumerate(turn) if (m := _GATES.match(line))]
         ungated = {i: line for i, line in enumerate(turn) if not _GATES.match(line)}
@@ -233,6 +235,7 @@ class RolledForm:
             tail=Lines.of(tail[: tail.index("ret;") + 1]),
             weight_line=slots,
             immediate_column=immediate_column,
+            sum_of_slot=sums,
             load_lines=np.array([i for i, _ in loads], dtype=np.int64),
             load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
             input_lines=np.array([inputs[number][0] for number in range(len(inputs))], dtype=np.int64),
@@ -288,13 +291,13 @@ class RolledForm:
         return head, [tail.removesuffix(b"ret;\n") + again for tail in tails]
 
 
-def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Per slot its line, the column of its immediate and its multiplicand; all lie between the two markers."""
+def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str], list[str]]:
+    """Per slot its line, the column of its immediate, its multiplicand and its sum; all are between the two markers."""
     try:
         begin, end = turn.index("// farm.body.begin"), turn.index("// farm.body.end")
     except ValueError:
         raise TemplateError("the loop of a rolled template lacks its body markers") from None
-    found: dict[int, tuple[int, int, str]] = {}
+    found: dict[int, tuple[int, int, str, str]] = {}
     for i, line in enumerate(turn):
         match, column = _FMA.match(line), 3
         if match:
@@ -305,7 +308,7 @@ def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], lis
         if match:
             if total != addend or not begin < i < end:
                 raise TemplateError(f"a multiply-add is not in place or not in the body: {line}")
-            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(column), multiplicand))[0] != i:
+            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(column), multiplicand, total))[0] != i:
                 raise TemplateError(f"placeholder 0f{bits} stands twice")
     if sorted(found) != list(range(len(found))):
         raise TemplateError("the placeholders of the loop are not consecutive: the compiler dropped some")
@@ -314,6 +317,7 @@ def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], lis
         np.array([row[0] for row in rows], dtype=np.int64),
         np.array([row[1] for row in rows], dtype=np.int64),
         [row[2] for row in rows],
+        [row[3] for row in rows],
     )
 
 

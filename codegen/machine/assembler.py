@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from codegen.machine.splice import Frame, GroupValues, splice
 from codegen.machine.stream import streams
 from codegen.operators import tiled
 from codegen.operators.stream import bits, values
-from codegen.rewrite import added_up_after
-from codegen.spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh
+from codegen.rewrite import added_up_after, may_have_constants
+from codegen.spec import LayerSpec
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
@@ -93,7 +92,7 @@ class DirectAssembler:
         never = np.zeros((*nonzero.shape[:2], len(marked.sums.registers)), dtype=np.bool_)
         added = added_up_after(layer, nonzero) if marked.sums.wide else never
         made = streams(marked, skeleton, patterns, nonzero, added)
-        if layer.tiling.cluster == 1 and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
+        if marked.sums.packed and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(
                 "an activation of an output channel without weights, which ptxas rounds otherwise than a GPU does"
             )
@@ -106,9 +105,8 @@ class DirectAssembler:
 
 def _has_constants(spec: LayerSpec, untouched: NDArray[np.bool_], exists: NDArray[np.bool_]) -> bool:
     """Whether a sum without a product [groups, sums], of those that exist [groups, sums of a row], goes through what
-    ptxas then computes itself, not as MUFU does. What other blocks add to is no constant.
+    ptxas then computes itself, not as MUFU does.
     """
     groups, in_row = exists.shape
-    before = takewhile(lambda step: not isinstance(step, AddResidual), spec.epilogue)
-    rounded = any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)
-    return rounded and bool((untouched.reshape(groups, -1, in_row) & exists[:, np.newaxis]).any())
+    absent = untouched.reshape(groups, -1, in_row) & exists[:, np.newaxis]
+    return may_have_constants(spec) and bool(absent.any())

@@ -231,6 +231,12 @@ def _add_and_bound(core: Core, word: Instruction, mask: Mask) -> None:
     core.put(word, value, mask)
 
 
+def _least_or_greatest(core: Core, word: Instruction, mask: Mask) -> None:
+    """VIMNMX: the least, or with the other predicate the greatest, of a and b, signed."""
+    a, b = word.a(core).view(np.int32), np.asarray(word.b(core, two=True)).view(np.int32)
+    core.put(word, np.where(word.input_predicate(core), np.minimum(a, b), np.maximum(a, b)), mask)
+
+
 INTEGERS: Final[dict[int, Run]] = {
     0x02: _move,
     0x03: _predicates_to_register,
@@ -248,6 +254,7 @@ INTEGERS: Final[dict[int, Run]] = {
     0x27: _multiply_add_high,
     0x36: _add_two,
     0x46: _add_and_bound,
+    0x48: _least_or_greatest,
     0x82: _move,
     0x8C: _compare_integers,
     0x90: _add,

@@ -99,6 +99,7 @@ SHAPES: Final[dict[int, Shape]] = {
     0x36: Shape("VIADD", "alu", 1, 1, 1),
     0x3E: Shape("F2FP", "alu", 1, 1, 1),
     0x46: Shape("VIADDMNMX", "alu", 1, 1, 1, 1, reads=(INPUT_PREDICATE,)),
+    0x48: Shape("VIMNMX", "alu", 1, 1, 1, writes=_ADDED, reads=(INPUT_PREDICATE,)),
     0x108: Shape("MUFU", "other", 1, b=1, asynchronous=True),
     0x118: Shape("NOP", "control"),
     0x119: Shape("S2R", "other", 1, asynchronous=True),
@@ -190,6 +191,11 @@ class Accesses:
         """The same as an index of these accesses."""
         found = np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1
         return np.where(self._ended[found] >> _RESOURCE_SHIFT == resources, found, -1)
+
+    def hold(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the word at each place uses its resource."""
+        here: NDArray[np.bool_] = self.following(resources, places) == places
+        return here
 
     def following(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first word at each place, or behind it, that uses its resource, or the code's length."""

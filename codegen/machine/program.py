@@ -181,7 +181,9 @@ class Program:
         """The cycles that a result of the words `writer` takes until `places` may use it."""
         by, to = self.units[places], self.units[writer]
         if writing:
-            return latencies.OVERWRITE_CYCLES[to, by]
+            # Who reads it too has it before writing it: how long that takes is what its reading is held to.
+            read = self.used.reads.hold(resources, places)
+            return np.where(read, 1, latencies.OVERWRITE_CYCLES[to, by])
         guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
         of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
         needed = np.where(resources >= PREDICATES, of_predicate, latencies.REGISTER_CYCLES[to, by])

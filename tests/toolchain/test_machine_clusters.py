@@ -33,9 +33,6 @@ from tests.toolchain.test_machine_assembler import products_in_ptx, products_in_
 ARCH = "sm_90"
 TWO = "a cluster of two, kernels that do not divide"
 EIGHT = "a cluster of eight"
-UNKNOWN_WORD = "linear, a cluster, more chunks than stages"
-"""Whose copies have an instruction that the assembler does not know: ptxas makes such a layer."""
-DIRECT = [name for name in CLUSTER_CASES if name != UNKNOWN_WORD]
 MEMBAR, STS, LD, CCTL, S2UR = 0x992, 0x388, 0x980, 0x98F, 0x9C3
 CLUSTER_RANK = 0x88
 MASKS = ("no weight", "one weight", "a block without weights", "one block with weights", "one chunk empty", "no zero")
@@ -116,7 +113,7 @@ def cubin(weights: Weights) -> CubinFile:
     return directly(TWO, weights)
 
 
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize("name", CLUSTER_CASES)
 @pytest.mark.parametrize("density", [0.1, 0.5])
 def test_blocks_of_a_cluster_compute_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
     weights = drawn_weights(name, density, seed=1)
@@ -137,7 +134,7 @@ def test_the_words_of_ptxas_compute_what_those_made_without_it_do(weights: Weigh
     np.testing.assert_array_equal(computed(TWO, weights, by_ptxas), computed(TWO, weights, cubin))
 
 
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize("name", CLUSTER_CASES)
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
 def test_every_block_s_stream_has_the_products_of_its_own_channels_in_order(name: str, density: float) -> None:
     template, weights = template_for(name, "compute_90"), drawn_weights(name, density, seed=1)
@@ -157,9 +154,31 @@ def test_a_part_has_whole_clusters_of_streams() -> None:
     assert made.cluster == (1, 1, 4)
 
 
-def test_a_skeleton_with_a_word_that_is_not_known_is_refused() -> None:
-    with pytest.raises(MachineCodeError, match="opcode 0x848, which is not known"):
-        directly(UNKNOWN_WORD, drawn_weights(UNKNOWN_WORD, 0.5, seed=1))
+def test_a_skeleton_with_a_word_that_is_not_known_is_refused(weights: Weights) -> None:
+    template, skeleton = template_for(TWO, "compute_90"), CubinFile.read(skeleton_of(TWO).data)
+    words = skeleton.words
+    word.OPCODE.put(words[6:7], 0x7F0)
+    changed_skeleton = skeleton.with_words(words)
+    with pytest.raises(MachineCodeError, match="opcode 0x7f0, which is not known"):
+        DirectAssembler.of(template, changed_skeleton, ARCH).assemble(weights, Part(0, 2))
+
+
+def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_reading(cubin: CubinFile) -> None:
+    """An HFMA2.MMA that makes a register zero, and an IMAD.WIDE that adds to it in place, 8 cycles later."""
+    words, nop = cubin.words[:12], nothing(cubin.words)
+    words[:] = nop
+    words[0] = 0x00000000FF097435, 0x000FE200000001FF | 8 << 41
+    words[1] = 0x000003200F087825, 0x000FE200078E0008 & ~(15 << 41) | 5 << 41
+    words[11] = 0x000000000000794D, 0x000FEA0003800000
+    word.STALL.put(words[:1], 8)
+    word.STALL.put(words[1:2], 5)
+    assert findings(words, cubin.registers) == []
+    word.STALL.put(words[:1], 7)
+    assert [each.reason for each in findings(words, cubin.registers)] == ["reads R9 7 cycles after word 0, not 8"]
+    word.DESTINATION.put(words[1:2], 8)
+    word.SOURCE_C.put(words[1:2], 10)
+    word.STALL.put(words[:1], 8)
+    assert [each.reason for each in findings(words, cubin.registers)] == ["overwrites R9 8 cycles after word 0, not 9"]
 
 
 def test_a_sum_in_another_register_is_refused() -> None:
