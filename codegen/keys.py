@@ -47,6 +47,8 @@ MACHINE_SOURCES = (
     "machine/copies.py",
     "machine/elf.py",
     "machine/ending.py",
+    "machine/fetches.py",
+    "machine/gates.py",
     "machine/halves.py",
     "machine/latencies.py",
     "machine/marked.py",
