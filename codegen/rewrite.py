@@ -152,7 +152,7 @@ def _unknown_zeros(layer: AnyTiled, form: RolledForm, weights: NDArray[np.float3
     """
     numbers = slots(layer).sums
     registers = dict(zip(numbers.tolist(), form.sum_of_slot, strict=True))
-    touched: NDArray[np.bool_] = _by_owner(np.logical_or, weights != 0, numbers, len(registers)).any(axis=1)
+    touched = np.logical_or.reduce(_by_owner(np.logical_or, weights != 0, numbers, len(registers)), axis=1)
     launch = layer.launch
     images = f"{launch.kernel}_param_{launch.arguments.index('images')}"
     lines = []

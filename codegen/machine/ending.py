@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
-from codegen.machine.operands import UNIFORM_ADDRESS, operands
+from codegen.machine.operands import UNIFORM_ADDRESS, WORDS_OF_SIZE, operands
 from codegen.machine.sums import Sums
 from codegen.machine.word import ZERO_REGISTER, Words
 from codegen.operators.placeholders import FIRST_BIAS
@@ -110,22 +110,28 @@ def _check_each_row(biases: Biases, sums: Sums) -> None:
 def _exchanged(
     words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice, distance_bytes: int
 ) -> NDArray[np.int64]:
-    """[sums]: the store of each to shared memory, where the other blocks of the cluster read it."""
+    """[sums]: the store of each to shared memory, where the other blocks of the cluster read it. One may store several,
+    which then are in neighbouring registers.
+    """
     found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (word.STS, word.STS_PLAIN)))
     stores = words[found]
-    offsets = word.OFFSET.get(stores)
+    lengths = WORDS_OF_SIZE[word.SIZE.get(stores)]
+    store = np.repeat(np.arange(len(found)), lengths)
+    number = np.arange(len(store)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    offsets = word.OFFSET.get(stores)[store] + _WORD_BYTES * number
+    stored = word.SOURCE_B.get(stores)[store] + number
     order = np.argsort(offsets)
     apart = np.diff(offsets[order])
-    alike = [word.SOURCE_A, word.SIZE, word.PREDICATE, word.NEGATED_PREDICATE, UNIFORM_ADDRESS]
+    alike = [word.SOURCE_A, word.PREDICATE, word.NEGATED_PREDICATE, UNIFORM_ADDRESS]
     if (
-        not np.array_equal(word.SOURCE_B.get(stores)[order], registers)
+        not np.array_equal(stored[order], registers)
         or (apart != distance_bytes).any()
         or any(len(set(each.get(stores).tolist())) != 1 for each in alike)
         or int(word.PREDICATE.get(stores)[0]) != word.ALWAYS
-        or word.SIZE_BYTES[int(word.SIZE.get(stores)[0])] != _WORD_BYTES
+        or any(word.SIZE_BYTES[size] < _WORD_BYTES for size in word.SIZE.get(stores).tolist())
     ):
         raise MachineCodeError("a sum is not in its register when it is stored for the other blocks of its cluster")
-    places: NDArray[np.int64] = found[order]
+    places: NDArray[np.int64] = found[store[order]]
     return places
 
 

@@ -40,6 +40,9 @@ CLUSTER_CASES: dict[str, Case] = {
     "a cluster, a 1x1 kernel, stride 2": _of_hopper(
         Conv2d(32, 9, 8, 16, 1, 1, stride=(2, 2)), Tiling(4, 3, 1, 16, 8, 3, cluster=2)
     ),
+    "a cluster, a map of one place, whose sums are stored by fours": _of_hopper(
+        Conv2d(64, 1, 1, 10, 1, 1, epilogue=(Clip(low=0.0),)), Tiling(1, 1, 1, 8, 8, 2, cluster=4), batch=3
+    ),
     "linear, a cluster, one row": _of_hopper(
         Linear(256, 40, epilogue=(Clip(low=0.0),)), Tiling(32, 1, 1, 16, 32, 2, cluster=8), batch=1
     ),
