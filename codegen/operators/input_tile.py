@@ -130,7 +130,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         chunk = tiling.chunk_channels * plane
         long = chunk % 4 == geometry.group_channels * plane % 4 == 0
         edges = tuple(Edge(None, s) for s in range(geometry.kernel_width) if _is_beside(geometry, 0, s, rows=False))
-        if not merged and long and even and pair.images == 1 and _unit(plane, 0) == 1:
+        if not merged and long and even and _unit(plane, 0) == 1:
             around = _around(geometry, tiling)
             if around:
                 merged, height, rows_above, edges = True, geometry.height, 0, around
