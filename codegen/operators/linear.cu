@@ -40,7 +40,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 
     Copies copies;
 #if LOOPED
-    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, tile_address);
+    // Rows from the first and from the upper halves' first on: two differences, or ptxas takes other instructions.
+    int upper_row = first_row + THREADS * ROWS;
+    asm("" : "+r"(upper_row));
+    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, images - upper_row, tile_address);
 #else
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {

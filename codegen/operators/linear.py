@@ -37,7 +37,7 @@ def block_rows(layer: TiledLinear) -> int:
 def unit(layer: TiledLinear) -> int:
     """Words that one copy moves: four where chunks of rows begin at multiples of 16 bytes."""
     aligned = layer.spec.inputs % 4 == layer.tiling.chunk_channels % 4 == 0
-    return 4 if aligned and layer.spec.data_type == "float32" else 1
+    return 4 if aligned and (layer.spec.data_type == "float32" or is_looped(layer)) else 1
 
 
 def is_looped(layer: TiledLinear) -> bool:
@@ -163,7 +163,7 @@ def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
             for kernels in groups:
                 for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
                     yield Tiling(threads, 1, rows, kernels, channels, stages=2)
-    if spec.data_type == "float32" and spec.inputs >= LOOPED_CHANNELS:
+    if spec.data_type != "bfloat16" and spec.inputs >= LOOPED_CHANNELS:
         step = 4 if spec.inputs % 4 == 0 else 1
         for threads in (32, 64, 128):
             for channels in (64, 128, 256):

@@ -10,14 +10,21 @@ struct Copies {
     unsigned target;
     // The address after the last row of the batch that the block has, in the first stage.
     unsigned end;
+#if DATA_TYPE == FLOAT16
+    // The same of the rows of its upper halves; before the first one where there are none.
+    int upper_end;
+#endif
     // Of the row, from this thread's first element on: none of a thread that copies nothing.
     int channels;
 
-    __device__ __forceinline__ void begin(const Element* rows, int first, unsigned thread, int count, unsigned tile) {
+    __device__ __forceinline__ void begin(const Element* rows, int first, unsigned thread, int count, int upper_count, unsigned tile) {
         const unsigned row = thread / ROW_UNITS, channel = thread % ROW_UNITS * UNIT;
         source = rows + (size_t)row * CHANNELS + first + channel;
         target = tile + (row * ROW_WORDS + channel) * 4;
         end = tile + min(count, THREADS * ROWS) * (ROW_WORDS * 4);
+#if DATA_TYPE == FLOAT16
+        upper_end = (int)tile + min(upper_count, THREADS * ROWS) * (ROW_WORDS * 4);
+#endif
         channels = CHANNELS % (CLUSTER * CHUNK_CHANNELS) ? min(CHANNELS - first - (int)channel, SHARE_CHANNELS) : SHARE_CHANNELS;
         if (THREADS % ROW_UNITS) channels &= -(int)(row < PASS_ROWS);
     }
@@ -34,6 +41,22 @@ struct Copies {
 #endif
 #else
 // Four rows at a time, whose loads wait together.
+#if DATA_TYPE == FLOAT16
+// A word is a half of a row above one of the row that lies as many before it as the block has threads.
+#if UNIT == 4
+#define LOAD_PAIR(n) "@p" n " ld.global.nc.v2.b32 {a" n ",b" n "},[s]; @q" n " ld.global.nc.v2.b32 {c" n ",d" n "},[s+%6]; "
+#define STORE_PAIR(n)                                                                                              \
+    "prmt.b32 u,a" n ",c" n ",0x5410; prmt.b32 v,a" n ",c" n ",0x7632; prmt.b32 w,b" n ",d" n ",0x5410; "           \
+    "prmt.b32 x,b" n ",d" n ",0x7632; @p" n " st.shared.v4.b32 [t],{u,v,w,x}; "
+#else
+#define LOAD_PAIR(n) "@p" n " ld.global.nc.u16 a" n ",[s]; @q" n " ld.global.nc.u16 c" n ",[s+%6]; "
+#define STORE_PAIR(n) "prmt.b32 u,a" n ",c" n ",0x5410; @p" n " st.shared.b32 [t],u; "
+#endif
+#define LOAD_ROW(n)                                                                                                \
+    "setp.lt.u32 p" n ",u,%2; setp.lt.s32 q" n ",u,%5; mov.b32 c" n ",0; mov.b32 d" n ",0; " LOAD_PAIR(n)           \
+    NEXT_ROW "add.u32 u,u,%4; "
+#define STORE_ROW(n) STORE_PAIR(n) "add.u32 t,t,%4; "
+#else
 #if UNIT == 4
 #define WORDS ".v4.b32"
 #define ROW(n) "{a" n ",b" n ",c" n ",d" n "}"
@@ -43,15 +66,23 @@ struct Copies {
 #endif
 #define LOAD_ROW(n) "setp.lt.u32 p" n ",u,%2; @p" n " ld.global.nc" WORDS " " ROW(n) ",[s]; " NEXT_ROW "add.u32 u,u,%4; "
 #define STORE_ROW(n) "@p" n " st.shared" WORDS " [t]," ROW(n) "; add.u32 t,t,%4; "
+#endif
 #define COPY_ROW                                                                                                       \
     "mov.b32 u,t; " LOAD_ROW("0") LOAD_ROW("1") LOAD_ROW("2") LOAD_ROW("3")                                             \
     STORE_ROW("0") STORE_ROW("1") STORE_ROW("2") STORE_ROW("3")
 #endif
-        asm volatile("{ .reg .pred p,p0,p1,p2,p3; .reg .b64 s; .reg .b32 t,u,a0,b0,c0,d0,a1,b1,c1,d1,a2,b2,c2,d2,a3,b3,c3,d3; "
+#if DATA_TYPE == FLOAT16
+#define UPPER_REGISTERS ".reg .pred q0,q1,q2,q3; .reg .b32 v,w,x; "
+#define UPPER_OPERANDS , "r"(upper_end + (int)stage), "n"((PAIR_OFFSET) * ELEMENT_BYTES)
+#else
+#define UPPER_REGISTERS
+#define UPPER_OPERANDS
+#endif
+        asm volatile("{ " UPPER_REGISTERS ".reg .pred p,p0,p1,p2,p3; .reg .b64 s; .reg .b32 t,u,a0,b0,c0,d0,a1,b1,c1,d1,a2,b2,c2,d2,a3,b3,c3,d3; "
                      "setp.ge.u32 p,%0,%2; @p bra done; mov.b64 s,%1; mov.b32 t,%0; "
                      "next: .pragma \"nounroll\"; " COPY_ROW "setp.lt.u32 p,t,%2; @p bra next; done: }"
-                     :: "r"(target + stage), "l"(source), "r"(last), "n"(PASS_ROWS * CHANNELS * 4),
-                     "n"(PASS_ROWS * ROW_WORDS * 4) : "memory");
+                     :: "r"(target + stage), "l"(source), "r"(last), "n"(PASS_ROWS * CHANNELS * ELEMENT_BYTES),
+                     "n"(PASS_ROWS * ROW_WORDS * 4) UPPER_OPERANDS : "memory");
 #if ASYNCHRONOUS
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
