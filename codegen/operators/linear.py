@@ -11,7 +11,7 @@ from codegen.operators.lowered import LoweredLinear, TiledLinear
 from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
-from codegen.operators.work import Work, bank_conflicts
+from codegen.operators.work import ASYNCHRONOUS_COPY, Work, bank_conflicts
 from codegen.tiling import Part, Tiling
 
 KERNEL = "linear"
@@ -20,6 +20,8 @@ SOURCE = "linear.cu"
 
 LOOPED_CHANNELS = 64
 """Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
+PAIR_COPY = 14.0
+"""Instructions of one of its copies in float16: two loads, what puts their halves together, a store, the addresses."""
 LOOP_INSTRUCTIONS = 20.0
 """Code of that loop, with what is around it: counted in what ptxas makes of it."""
 
@@ -149,6 +151,7 @@ def work(layer: TiledLinear) -> Work:
         largest_offset_bytes=element * block_rows(layer) * max(spec.inputs, spec.outputs),
         conflicts=bank_conflicts(lane * row_words(layer) // step for lane in range(32 // step)),
         packed_sums=sums if adds_up else 0,
+        copy_instructions=PAIR_COPY if looped and spec.data_type == "float16" else ASYNCHRONOUS_COPY,
         loop_instructions=LOOP_INSTRUCTIONS if looped else 0,
     )
 

@@ -62,6 +62,12 @@ _IMAGE_PAIRS = {
     "image pairs, two in a block, whole maps": Case(
         Conv2d(8, 7, 7, 7, 3, 3, padding=PAD, data_type=_HALF), Tiling(7, 7, 1, 4, 4, 3, images=4), batch=6
     ),
+    "image pairs, whole maps of an odd size, stride 2, without cp.async": Case(
+        Conv2d(8, 9, 7, 5, 3, 3, stride=(2, 2), padding=PAD, epilogue=RESIDUAL, data_type=_HALF),
+        Tiling(4, 5, 1, 5, 4, 2, images=2),
+        virtual_arch="compute_75",
+        batch=3,
+    ),
     "image pairs, whole rows copied by fours": Case(
         Conv2d(4, 9, 12, 7, 3, 3, padding=PAD, epilogue=RESIDUAL, data_type=_HALF),
         Tiling(12, 3, 2, 4, 4, 3, images=2),
@@ -152,4 +158,19 @@ _HALF_VECTORS = {
     ),
 }
 
-HALF_CASES: dict[str, Case] = {**_NARROW, **_IMAGE_PAIRS, **_HALF_VECTORS}
+_LINEAR_LOOPS = {
+    "float16, linear, copied in a loop, the last row alone": Case(
+        Linear(300, 10, epilogue=RESIDUAL, data_type=_HALF), Tiling(32, 1, 1, 4, 128, 2), batch=71
+    ),
+    "float16, linear, copied in a loop, some without an upper row": Case(
+        Linear(128, 6, data_type=_HALF), Tiling(32, 1, 1, 4, 64, 2, "float16"), batch=90
+    ),
+    "float16, linear, copied in a loop, word by word": Case(
+        Linear(131, 9, data_type=_HALF), Tiling(64, 1, 1, 4, 64, 2), batch=129
+    ),
+    "float16, linear, copied in a loop without cp.async": Case(
+        Linear(100, 6, data_type=_HALF), Tiling(32, 1, 1, 4, 64, 2), virtual_arch="compute_75", batch=33
+    ),
+}
+
+HALF_CASES: dict[str, Case] = {**_NARROW, **_IMAGE_PAIRS, **_HALF_VECTORS, **_LINEAR_LOOPS}

@@ -10,10 +10,11 @@ import pytest
 from codegen.choice import choose_tiling
 from codegen.layers import Weights
 from codegen.operators import launch_of, lower, products_together, tiled
+from codegen.operators.linear import LOOPED_CHANNELS
 from codegen.operators.pairing import Pairing, pairing
 from codegen.operators.registers import held, most_registers, registers_wanted, resident_blocks
 from codegen.prediction import Stream
-from codegen.spec import Conv2d
+from codegen.spec import Conv2d, Linear
 from codegen.tiling import Tiling
 
 WIDE = Conv2d(32, 56, 56, 32, 3, 3, padding=(1, 1, 1, 1))
@@ -39,6 +40,26 @@ def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_i
     assert tiled(HALF, TWO).input_tile == tiled(WIDE, ONE).input_tile
     assert tiled(HALF, TWO).input_tile.whole_rows
     assert not tiled(HALF, ONE).input_tile.whole_rows
+
+
+def test_whole_maps_of_an_odd_size_are_copied_in_one_piece_whatever_the_data_type() -> None:
+    spec = Conv2d(32, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1))
+    single, paired = (Tiling(7, 7, 1, 16, 8, 2, images=images) for images in (4, 8))
+    tile = tiled(replace(spec, data_type="float16"), paired).input_tile
+    assert tile == tiled(spec, single).input_tile
+    assert tile.merged
+    assert tile.unit == 4
+
+
+def test_a_linear_layer_of_float16_is_offered_the_loops_of_float32_and_loads_four_inputs_at_once_from_them() -> None:
+    spec = Linear(512, 1000)
+    half = replace(spec, data_type="float16")
+    loops, half_loops = (
+        {tiling for tiling in lower(each).candidates() if tiling.chunk_channels >= LOOPED_CHANNELS}
+        for each in (spec, half)
+    )
+    assert half_loops == loops != set()
+    assert all(tiled(half, each).work.inputs == tiled(spec, each).work.inputs == 128 for each in loops)
 
 
 def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
