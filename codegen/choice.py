@@ -33,6 +33,9 @@ DIRECT_INSTRUCTIONS = 1_000_000
 """Most instructions of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
 LAYER_INSTRUCTIONS = 60_000
 """Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
+MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
+"""How much more code than the smallest such a layer may have; and a convolution of float16, of which half as many
+threads follow each stream: K groups of fewer kernels are more code in all, and less for each of them to wait for."""
 CODE_BYTES = 16_000_000
 """Machine code of one layer, unless the caller says otherwise."""
 OFFSET_BYTES = 2**31
@@ -222,7 +225,8 @@ def _density_band(density: float) -> float:
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, float]] = []
-    limit = math.inf
+    packed = spec.data_type == "float16" and not layer.geometry.is_linear
+    limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
     for candidate in layer.candidates():
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
         divided = layer.tiled(tiling)
@@ -233,7 +237,7 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
         if size <= limit and _stream_fits(divided, stream) and _block_fits(divided):
             sizes.append((divided, size))
             # A layer that is larger whatever its tiling is given the smaller ones.
-            limit = min(limit, max(LAYER_INSTRUCTIONS, 1.2 * size))
+            limit = min(limit, max(LAYER_INSTRUCTIONS, more * size))
     times = {each.tiling: predict_microseconds(each, batch, density) for each, size in sizes if size <= limit}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
