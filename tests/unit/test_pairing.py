@@ -142,3 +142,12 @@ def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_threa
     wanted = registers_wanted(64, layer.input_tile.pointers, held(layer))
     assert resident_blocks(layer) >= 65536 // (-(-wanted // 8) * 8 * lanes)
     assert wanted <= most_registers(layer)
+
+
+def test_a_deep_convolution_of_float16_has_shorter_streams_that_more_images_follow() -> None:
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
+    single, paired = (
+        choose_tiling(replace(spec, data_type=kind), 64, np.full(512, 512 * 9 // 10)) for kind in ("float32", "float16")
+    )
+    assert paired.group_kernels < single.group_kernels
+    assert paired.images > 2 * single.images
