@@ -81,6 +81,22 @@ def launch(
     call("cuLaunchKernelEx", ctypes.byref(how), function, pointers, None)
 
 
+def launch_numbers(
+    function: ctypes.c_void_p,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    arguments: Sequence[int],
+    stream: int,
+) -> None:
+    """As `launch`, of addresses and int32s: in half the time, while the GPU waits. Raises DeviceError."""
+    count = len(arguments)
+    slots = (ctypes.c_uint64 * count)(*arguments)  # an int32 is the first half of one
+    first = ctypes.addressof(slots)
+    pointers = (ctypes.c_void_p * count)(*range(first, first + SLOT_BYTES * count, SLOT_BYTES))
+    call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
+
+
 class Part:
     """One kernel of a layer on one GPU."""
 
@@ -90,8 +106,6 @@ class Part:
         self.code_bytes = len(image)
         self.module = Module(image)
         self._function = self.module.function(how.kernel)
-        self._slots = ctypes.c_uint64 * len(how.arguments)
-        self._pointers = ctypes.c_void_p * len(how.arguments)
         self._last_grid = 0, how.grid_at(0)
         """And of how many images: the next call has as many, as a rule."""
 
@@ -101,7 +115,9 @@ class Part:
         images, grid = self._last_grid
         if images != values["images"]:
             images, grid = self._last_grid = values["images"], how.grid_at(values["images"])
-        self._launch(values, grid, how.block, stream)
+        launch_numbers(
+            self._function, grid, how.block, how.shared_bytes, [values[name] for name in how.arguments], stream
+        )
 
     def run_through(self, scratch: int, stream: int) -> None:
         """One warp of a block of each K group runs the code, on no images, so that it is in the L2 cache.
@@ -110,13 +126,11 @@ class Part:
         """
         how = self.launch
         values = {**dict.fromkeys(how.arguments, scratch), **how.numbers(0)}
-        self._launch(values, (1, 1, how.grid_at(1)[2]), (min(WARP, prod(how.block)), 1, 1), stream)
-
-    def _launch(
-        self, values: Mapping[str, int], grid: tuple[int, int, int], block: tuple[int, int, int], stream: int
-    ) -> None:
-        """As `launch`; quicker, for it is done for every layer of a network whose GPU waits."""
-        slots = self._slots(*[values[name] for name in self.launch.arguments])  # an int32 is the first half of one
-        first = ctypes.addressof(slots)
-        pointers = self._pointers(*range(first, first + SLOT_BYTES * len(slots), SLOT_BYTES))
-        call("cuLaunchKernel", self._function, *grid, *block, self.launch.shared_bytes, stream, pointers, None)
+        launch_numbers(
+            self._function,
+            (1, 1, how.grid_at(1)[2]),
+            (min(WARP, prod(how.block)), 1, 1),
+            how.shared_bytes,
+            [values[name] for name in how.arguments],
+            stream,
+        )

@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -67,6 +68,23 @@ def no_gpu_way_out() -> str:
     return f"run this on a machine with one, and look at nvidia-smi there{built}"
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """What follows from the shape of a layer's input."""
+
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    images: int
+    """Or rows."""
+    step: int
+    """Elements of the output for each of them."""
+
+    @staticmethod
+    def of(spec: LayerSpec, shape: Sequence[int]) -> _Sizes:
+        images = math.prod(shape[:-1]) if isinstance(spec, Linear) else shape[0]
+        return _Sizes(tuple(shape), tuple(output_shape(spec, shape)), images, math.prod(spec.output_shape))
+
+
 class GpuLayer:
     """All parts of a layer; loaded on each GPU when it is first used there. Safe to call from several threads."""
 
@@ -78,12 +96,14 @@ class GpuLayer:
         """Of one launch: more are launched in slices, which begin at aligned addresses."""
         self._follow: dict[int, tuple[CodeAhead, int]] = {}
         """By device: where this layer's launches are told, and by which number."""
+        self._sizes = _Sizes.of(layer.spec, (0, *layer.spec.input_shape))
+        """Of the last call: the next one's are the same, as a rule."""
         self._lock = threading.Lock()
         self._loaded: dict[int, tuple[Sequence[Part], Sequence[torch.cuda.Stream]]] = {}
 
     def load(self, device: torch.device) -> Sequence[Part]:
         """Its parts there. Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
-        return self._on(device)[0]
+        return self._on(_index(device))[0]
 
     @property
     def image_bytes(self) -> int:
@@ -104,17 +124,23 @@ class GpuLayer:
         gate: torch.Tensor | None = None,
         /,
     ) -> torch.Tensor:
-        spec = self._layer.spec
+        sizes = self._sizes
+        if sizes.input != x.shape:
+            sizes = self._sizes = _Sizes.of(self._layer.spec, x.shape)
         if output is None:
-            output = x.new_empty(output_shape(spec, x.shape))
-        images = math.prod(x.shape[:-1]) if isinstance(spec, Linear) else x.shape[0]
+            output, step = x.new_empty(sizes.output), sizes.step
+        else:
+            step = output.stride(0)
+        images = sizes.images
         if images == 0:
             return output
         index = _index(x.device)
-        parts, others = self._on(x.device)
-        named = {"input": x, "output": output, "residual": residual, "gate": gate}
-        tensors = {name: each for name, each in named.items() if each is not None}
-        step = math.prod(spec.output_shape) if isinstance(spec, Linear) else output.stride(0)
+        parts, others = self._on(index)
+        tensors = {"input": x, "output": output}
+        if residual is not None:
+            tensors["residual"] = residual
+        if gate is not None:
+            tensors["gate"] = gate
         values = {"images": images, "output_step": step}
         for name, each in tensors.items():
             values[name] = each.data_ptr()
@@ -139,8 +165,7 @@ class GpuLayer:
             moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
             yield {**values, **moved, "images": min(most, images - start)}
 
-    def _on(self, device: torch.device) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
-        index = _index(device)
+    def _on(self, index: int) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
         found = self._loaded.get(index)  # without the lock: it is taken once, not for each call
         if found is None:
             with self._lock:
@@ -288,8 +313,9 @@ def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tens
 def _fits(spec: LayerSpec, shape: Sequence[int]) -> bool:
     if isinstance(spec, Linear):
         return shape[-1] == spec.inputs
+    image = tuple(shape)[1:]  # much quicker than slices of a torch.Size
     channels, height, width = spec.input_shape
-    return shape[1:] == (channels, height, width) or (height == 1 and shape[1:] == (channels, width))
+    return image == (channels, height, width) or (height == 1 and image == (channels, width))
 
 
 _LIBRARY.impl("layer", _run, "CompositeExplicitAutograd")

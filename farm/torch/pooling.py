@@ -6,12 +6,14 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from farm.gpu.driver import driver
-from farm.gpu.loaded import Module, launch
+from farm.gpu.loaded import Module, launch_numbers
 from farm.runtime.halving import PACK_BYTES, Halving
 from farm.runtime.kernels import rest_entry
 from farm.runtime.lowering import THREADS
@@ -51,27 +53,52 @@ def _run(x: torch.Tensor, window: int, strides: list[int], pads: list[int], size
     output = _empty(x, window, strides, pads, sizes)
     if output.numel() == 0:
         return output
-    channels, height, width = x.shape[1:]
-    halving = Halving.of([height, width], sizes, [window] * 2, strides, [1, 1], pads[:2])
-    if halving is None:
-        more = [channels, height, width, *sizes, window, window, *strides, *pads, 1, 1, 0]
-        return _launched("max_pool", x.contiguous(), output, channels * math.prod(sizes), more)
-    x, count = _packed(x), halving.threads(channels)
-    more = [count, height, halving.fours, halving.out_height, halving.top, x.stride(0)]
-    return _launched(halving.kernel, x, output, count, more)
-
-
-def _launched(kernel: str, x: torch.Tensor, output: torch.Tensor, threads: int, more: Sequence[int]) -> torch.Tensor:
-    """Of so many threads for each image; `more` are the arguments behind the number of blocks of one."""
-    blocks = -(-threads // THREADS)
-    pointers = [ctypes.c_uint64(x.data_ptr()), ctypes.c_uint64(output.data_ptr())]
-    arguments = [*pointers, *map(ctypes.c_int32, (blocks, *more))]
+    launch = _launch_of(x.shape[1:], window, tuple(strides), tuple(pads), tuple(sizes))
+    x = _packed(x) if launch.packed else x.contiguous()
+    arguments = [x.data_ptr(), output.data_ptr(), *launch.numbers, *([x.stride(0)] if launch.packed else [])]
     device = x.get_device()
     with launching_on(device):
-        function = _function(f"{kernel}_{_TYPES[x.dtype]}", device)
+        function = _function(f"{launch.kernel}_{_TYPES[x.dtype]}", device)
         stream = torch.cuda.current_stream(device).cuda_stream
-        launch(function, (blocks * len(x), 1, 1), (THREADS, 1, 1), 0, arguments, stream)
+        launch_numbers(function, (launch.blocks * x.shape[0], 1, 1), (THREADS, 1, 1), 0, arguments, stream)
     return output
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Of a pool, whatever its images."""
+
+    kernel: str
+    """Without the type."""
+    threads: int
+    """Of an image."""
+    more: tuple[int, ...]
+    """The arguments behind the number of blocks of one."""
+    packed: bool
+    """Whether the images may lie apart, but whole; then how far is one more argument."""
+
+    @property
+    def blocks(self) -> int:
+        """Of an image."""
+        return -(-self.threads // THREADS)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.blocks, *self.more)
+
+
+@lru_cache(maxsize=256)  # for every pool of a network, and not for every call of it
+def _launch_of(
+    image: tuple[int, int, int], window: int, strides: tuple[int, ...], pads: tuple[int, ...], sizes: tuple[int, ...]
+) -> _Launch:
+    channels, height, width = image
+    halving = Halving.of([height, width], sizes, [window] * 2, strides, [1, 1], pads[:2])
+    if halving is None:
+        more = (channels, height, width, *sizes, window, window, *strides, *pads, 1, 1, 0)
+        return _Launch("max_pool", channels * math.prod(sizes), more, packed=False)
+    count = halving.threads(channels)
+    more = (count, height, halving.fours, halving.out_height, halving.top)
+    return _Launch(halving.kernel, count, more, packed=True)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:

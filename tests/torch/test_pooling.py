@@ -39,12 +39,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def launch(name: str, grid: Any, block: Any, shared_bytes: int, arguments: Any, _stream: int) -> None:
         launched.append(name)
-        memory = [(ctypes.c_uint8 * REACH_BYTES).from_address(each.value) for each in arguments[:2]]
-        values = [np.frombuffer(each, np.uint8) for each in memory] + [each.value for each in arguments[2:]]
+        memory = [(ctypes.c_uint8 * REACH_BYTES).from_address(each) for each in arguments[:2]]
+        values = [np.frombuffer(each, np.uint8) for each in memory] + arguments[2:]
         emulate.run(rest_entry(name), grid, block, shared_bytes, values, kernel=name)
 
     monkeypatch.setattr(pooling, "_function", lambda name, _device: name)
-    monkeypatch.setattr(pooling, "launch", launch)
+    monkeypatch.setattr(pooling, "launch_numbers", launch)
     monkeypatch.setattr(pooling, "launching_on", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     return launched
