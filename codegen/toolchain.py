@@ -1,4 +1,4 @@
-"""The CUDA tools: where they are, which versions, and how they are run. The only importer of subprocess."""
+"""The CUDA tools: where they are, which versions, and how they are run."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def _database_url(value: Any) -> str:
 
 
 def _executor(value: Any) -> str:
-    if value not in ("ray", "inline"):
-        raise ValueError("ray or inline")
+    if value not in ("auto", "ray", "processes", "inline"):
+        raise ValueError("auto, ray, processes or inline")
     return str(value)
 
 
@@ -253,13 +253,14 @@ SETTINGS: tuple[Setting, ...] = (
         _nothing, "Ray on this machine",
     ),
     Setting(
-        "executor", "FARM_EXECUTOR", "ray", "executor", Kind("ray or inline", _executor),
-        "`inline` builds in the command's own process, one at a time, without Ray.",
-        lambda: "ray", "`ray`",
+        "executor", "FARM_EXECUTOR", "ray", "executor", Kind("auto, ray, processes or inline", _executor),
+        "`processes` builds on this machine without Ray, `inline` in the command's own process, one at a time; `auto` "
+        "takes Ray for a cluster and for work of minutes, else `processes`.",
+        lambda: "auto", "`auto`",
     ),
     Setting(
         "jobs", "FARM_JOBS", "ray", "jobs", Kind("number", _whole(1)),
-        "Builds at once when Ray runs on this machine; `-j` overrides it.",
+        "Builds at once where there is no cluster; `-j` overrides it.",
         lambda: len(os.sched_getaffinity(0)), "all CPUs",
     ),
     Setting(

@@ -7,6 +7,8 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+import farm
+
 PACKAGES = ("codegen", "farm")
 SUFFIXES = (".py", ".cu", ".cuh")
 
@@ -21,3 +23,12 @@ def program_digest() -> str:
             data = path.read_bytes()
             hasher.update(f"{package}/{path.relative_to(root)} {len(data)}\n".encode() + data)
     return hasher.hexdigest()
+
+
+def program_path() -> list[str]:
+    """Where another Python process has to look for this program's modules before anything else.
+
+    Nothing where it is installed: its interpreter finds it, and other packages there must not come before its own.
+    """
+    program = Path(farm.__file__).parents[1]
+    return [] if program.name in ("site-packages", "dist-packages") else [str(program)]

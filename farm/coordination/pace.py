@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.coordination.clock import Clock
-from farm.coordination.piece import Piece, State
+from farm.coordination.piece import TO_BUILD, Piece, State
 from farm.coordination.pieces import Pieces
 from farm.coordination.run import CubinDone, Event, TemplateDone
 from farm.ledger.running import Outlook
@@ -26,8 +26,6 @@ PRIOR_SECONDS = 0.5
 """So much predicted work counts as done as it is assumed at first."""
 LEFT_OF_LATE = 0.1
 """Of the expected time: what is left, at least, of something that runs."""
-_BUILT = frozenset(State) - {State.RESTS, State.LOWER, State.DONE}
-"""States of what somebody still has to build."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Pace:
         running: dict[str, float] = {}
         begun = 0.0
         for piece in self._pieces:
-            if piece.state in _BUILT:
+            if piece.state in TO_BUILD:
                 left[piece] = self.expected_seconds(piece.request)
                 if piece.runs_since is not None:
                     running[piece.key] = now - piece.runs_since

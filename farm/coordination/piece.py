@@ -46,6 +46,8 @@ ALLOWED_MOVES: Mapping[State, frozenset[State]] = {
 """From a state to the states a piece may move to. Only templates rest: when they have failed or nobody waits."""
 QUEUED = (State.LOOK_UP, State.READY)
 """What stands in a queue, and is taken from it in the order of rank."""
+TO_BUILD = frozenset(State) - {State.RESTS, State.LOWER, State.DONE}
+"""States of what somebody still has to build."""
 URGENT = -1.0
 """The order of what must not wait."""
 Rank = tuple[float, bool, float, int]

@@ -9,7 +9,7 @@ from itertools import chain
 
 from farm.coordination.clock import Clock
 from farm.coordination.flights import AT_ONCE, Flights
-from farm.coordination.piece import Cubin, Piece, State, Template
+from farm.coordination.piece import TO_BUILD, Cubin, Piece, State, Template
 from farm.coordination.pieces import Pieces
 from farm.coordination.plan import Plan, Target
 from farm.coordination.retries import Retries
@@ -98,6 +98,7 @@ class Run:
         self._retries = retries
         self._recache = recache
         self._clock = clock
+        self._foreseen = False
         self.pieces = Pieces()
 
     @property
@@ -140,6 +141,7 @@ class Run:
         """Goes on for a moment; what came of it."""
         events = self._look_up()
         self._wake()
+        self._foresee()
         events += self._submit()
         self._tell_expected()
         quick = bool(events or self.pieces.count(State.LOOK_UP))
@@ -202,6 +204,12 @@ class Run:
     def _pause_seconds(self) -> float:
         dues = [piece.due for piece in self.pieces.in_state(State.DELAYED)]
         return max(0.0, min(WAIT_SECONDS, min(dues, default=0.0) - self._clock.now())) if dues else WAIT_SECONDS
+
+    def _foresee(self) -> None:
+        """Once there is something to build for the first time."""
+        if not self._foreseen and self.pieces.count(State.READY):
+            self._foreseen = True
+            self._executor.foresee([piece.request for piece in self.pieces if piece.state in TO_BUILD])
 
     def _submit(self) -> list[Event]:
         events: list[Event] = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from codegen.toolchain import Toolchain
+from farm.executors.automatic import AutomaticExecutor
 from farm.executors.contract import Executor, Notice, no_notice
 from farm.executors.inline import InlineExecutor
+from farm.executors.processes import ProcessExecutor
 from farm.settings import Settings
 from farm.store.contract import Store
 from farm.worker.build import Worker
@@ -22,8 +24,16 @@ def open_executor(
 
     A machine for the work is waited for `patience_seconds`, None: as the settings say; `notice` is told meanwhile.
     """
+
+    def ray() -> Executor:
+        from farm.executors.cluster import ClusterExecutor
+
+        return ClusterExecutor(settings, store, toolchain, notice, patience_seconds)
+
     if settings.executor == "inline":
         return InlineExecutor(Worker.of(settings, store, toolchain))
-    from farm.executors.cluster import ClusterExecutor
-
-    return ClusterExecutor(settings, store, toolchain, notice, patience_seconds)
+    if settings.executor == "processes":
+        return ProcessExecutor(settings, store)
+    if settings.executor == "ray" or settings.ray_address is not None:
+        return ray()
+    return AutomaticExecutor(ProcessExecutor(settings, store), ray, settings.jobs)

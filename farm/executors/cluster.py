@@ -112,9 +112,12 @@ class ClusterExecutor(Executor):
                 "worker",
                 f"{self._connection.where} has no machine that can do this work",
                 self._nodes.reasons,
-                "FARM_EXECUTOR=inline builds in this process",
+                "FARM_EXECUTOR=processes builds on this machine",
             )
         return self._nodes.capacity
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """See Executor; nothing depends on it."""
 
     def submit(self, request: Request) -> None:
         """See Executor."""

@@ -12,16 +12,15 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import farm
 from codegen.scratch import ScratchFolder, remove_abandoned
 from farm.errors import NoWorkerError, UnreachableError
 from farm.executors.address import host_and_port, knock
 from farm.executors.nodes import Node, NodeFacts
 from farm.executors.token import refusal, require_token
 from farm.settings import Settings, ray_authentication, redacted, set_environment_defaults
+from farm.version import program_path
 
 CHECK_SECONDS = 60.0
 """How long a machine may take to say which tools it has."""
@@ -71,7 +70,7 @@ class RayConnection:
             import ray
         except ImportError as error:
             raise UnreachableError(
-                f"Ray cannot be imported ({error}): install it, or set FARM_EXECUTOR=inline"
+                f"Ray cannot be imported ({error}): install it, or set FARM_EXECUTOR=processes"
             ) from None
         self._ray = ray
         try:
@@ -100,7 +99,7 @@ class RayConnection:
     def unreachable(self, error: BaseException) -> UnreachableError:
         """What to raise for an error of Ray while it connects."""
         return UnreachableError(
-            f"{self.where} cannot be reached ({first_line(error)}): see farm doctor, or set FARM_EXECUTOR=inline"
+            f"{self.where} cannot be reached ({first_line(error)}): see farm doctor, or set FARM_EXECUTOR=processes"
         )
 
     @property
@@ -209,9 +208,7 @@ def _job_config() -> Any:
         def _runtime_env_has_working_dir(self) -> bool:
             return True  # else Ray puts the script's and the current folder before everything
 
-    program = Path(farm.__file__).parents[1]
-    is_checkout = program.name not in ("site-packages", "dist-packages")
-    return OwnPath(_py_driver_sys_path=[str(program)] if is_checkout else [])
+    return OwnPath(_py_driver_sys_path=program_path())
 
 
 def _read_environment_again() -> None:

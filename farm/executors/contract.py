@@ -59,6 +59,9 @@ class Executor(Protocol):
         0 while no machine is there that could come yet. Raises NoWorkerError once that is no longer to be expected.
         """
 
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """What will be submitted, as far as is known before the first: what to start may depend on it."""
+
     def submit(self, request: Request) -> None:
         """Takes a request; its result comes from `wait`, exactly once."""
 

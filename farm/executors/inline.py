@@ -36,6 +36,9 @@ class InlineExecutor(Executor):
         """See Executor."""
         return 2  # one that runs and the next one
 
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """See Executor; nothing depends on it."""
+
     def submit(self, request: Request) -> None:
         """See Executor."""
         unwanted = threading.Event()

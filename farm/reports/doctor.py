@@ -56,7 +56,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _try("assembler", lambda: _assembler(settings), "correct the toolchain and the database first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")
     yield _try("database", lambda: _database(settings), "set FARM_DATABASE_URL to a database that works")
-    yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=inline")
+    yield _try("executor", lambda: _executor(settings), "correct FARM_RAY_ADDRESS, or set FARM_EXECUTOR=processes")
     yield _gpu(settings)
 
 
@@ -123,10 +123,13 @@ def _database(settings: Settings) -> str:
 def _executor(settings: Settings) -> str:
     if settings.executor == "inline":
         return "inline: one build at a time, in the command itself"
+    if settings.executor == "processes":
+        return f"processes: {settings.jobs} builds at a time on this machine, without Ray"
     if importlib.util.find_spec("ray") is None:
         raise FarmError("Ray is not installed")
     if settings.ray_address is None:
-        return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
+        ray = f"Ray, started on this machine with {settings.jobs} CPUs"
+        return f"{ray} when there is work" + (" for minutes, else processes" if settings.executor == "auto" else "")
     with open_executor(settings, open_store(settings), _tools(settings)) as executor:
         end = time.monotonic() + CHECK_SECONDS
         room = executor.capacity

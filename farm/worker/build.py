@@ -197,7 +197,8 @@ class Worker:
         self._check_template(request)
         if not self._recache and find_template(self._store, request.key) is not None:
             return TemplateResult(request.key, hit=True)
-        _, seconds = self._make_template(request)
+        template, seconds = self._make_template(request)
+        self._templates.get(request.key, lambda: template)  # its first cubin is mostly next
         return TemplateResult(request.key, seconds=seconds)
 
     def build_cubin(self, request: CubinRequest) -> CubinResult:

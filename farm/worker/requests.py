@@ -44,6 +44,11 @@ class TemplateRequest:
     """Predicted time of the tool on a core like that of `codegen/tool_time.py`."""
 
     @property
+    def template_key(self) -> str:
+        """Whose template it is about."""
+        return self.key
+
+    @property
     def name(self) -> str:
         """What a log calls it."""
         return f"template {self.spec}, {self.virtual_arch}"
@@ -77,6 +82,11 @@ class CubinRequest:
     """Who shall make the machine code; what the direct assembler cannot do, ptxas does."""
     whole: bool = False
     """The layer has parts for ptxas: what cannot be assembled directly as one cubin comes back, to be cut into them."""
+
+    @property
+    def template_key(self) -> str:
+        """See TemplateRequest."""
+        return self.template.key
 
     @property
     def memory_bytes(self) -> int:

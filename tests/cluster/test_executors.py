@@ -16,7 +16,7 @@ from tests.cluster.workplace import Workplace, workplace
 from tests.samples import SMALLER, layer
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+@pytest.fixture(scope="module", params=["inline", "processes", "ray"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     with workplace(tmp_path_factory.mktemp("farm"), request.param) as place:
         yield place
@@ -98,7 +98,7 @@ def test_what_was_cancelled_gives_no_result_and_the_executor_works_on(place: Wor
     assert result.failure is None
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
 def test_cancelling_ends_the_tool_of_a_request_within_2_s_and_no_other(executor: str, tmp_path: Path) -> None:
     script, runs = sleeping_ptxas(tmp_path)
     with workplace(tmp_path, executor, script) as place:
@@ -120,7 +120,7 @@ def test_cancelling_ends_the_tool_of_a_request_within_2_s_and_no_other(executor:
         assert place.do(*todo.templates)[0].hit
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
 def test_closing_ends_the_tools(executor: str, tmp_path: Path) -> None:
     script, runs = sleeping_ptxas(tmp_path)
     with workplace(tmp_path, executor, script) as place:
@@ -135,7 +135,7 @@ def test_there_is_room_for_a_request_for_every_worker(place: Workplace) -> None:
     assert place.executor.capacity >= place.settings.jobs
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
 def test_an_executor_that_was_not_used_costs_nothing_and_can_be_closed_twice(executor: str, tmp_path: Path) -> None:
     start = time.monotonic()
     with workplace(tmp_path, executor) as place:

@@ -78,7 +78,7 @@ def test_cancelling_kills_the_tools_of_the_job_and_none_that_another_needs(aslee
         assert farm.counts() == {Status.CANCELLED: 2}
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.parametrize("executor", ["inline", "processes", "ray"])
 def test_a_job_that_is_cancelled_has_no_tool_running_2_s_later(asleep: tuple[Settings, Path], executor: str) -> None:
     settings, runs = asleep
     with Farm.open(settings) as farm, serving(replace(settings, executor=executor)) as child:

@@ -26,14 +26,20 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_modules_in_the_working_directory_shadow_nothing(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_modules_in_the_working_directory_shadow_nothing(executor: str, folder: Path, tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("farm")
     if not script.exists():
         pytest.skip("needs the command farm: make setup installs it")
     done = subprocess.run(
         [script, "compile", "lenet5.onnx", "--arch", "sm_90", "-j", "2"],
         cwd=folder,
-        env={**own_environment(tmp_path / "home"), "PYTHONPATH": str(ROOT), "FARM_JOB_TIMEOUT": "3min"},
+        env={
+            **own_environment(tmp_path / "home"),
+            "PYTHONPATH": str(ROOT),
+            "FARM_JOB_TIMEOUT": "3min",
+            "FARM_EXECUTOR": executor,
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -36,7 +36,7 @@ def most_at_once(log: Path) -> int:
     return most
 
 
-@pytest.mark.parametrize(("executor", "cores"), [("inline", 1), ("ray", 2)])
+@pytest.mark.parametrize(("executor", "cores"), [("inline", 1), ("processes", 2), ("ray", 2)])
 def test_two_compiles_at_once_run_no_more_tools_than_the_machine_has_cores(
     executor: str, cores: int, tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ DOORS = {
     "ray": {"farm/executors/connection.py"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/", "migrations/"},
-    "subprocess": {"codegen/toolchain.py"},
+    "subprocess": {"codegen/toolchain.py", "farm/executors/processes.py"},
     "torch": {"farm/bench/torch_gpu.py", "farm/torch/"},
     "typer": {"cli/"},
 }

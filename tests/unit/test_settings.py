@@ -23,7 +23,7 @@ def test_the_defaults_are_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = load_settings({})
     assert settings.store_url == f"file://{tmp_path}/data/farm/store"
     assert settings.database_url == f"sqlite:///{tmp_path}/data/farm/farm.db"
-    assert (settings.ray_address, settings.nvcc, settings.executor, settings.recache) == (None, None, "ray", False)
+    assert (settings.ray_address, settings.nvcc, settings.executor, settings.recache) == (None, None, "auto", False)
     assert settings.jobs >= 1
     assert set(settings.origins.values()) == {"default"}
     assert set(settings.origins) == {setting.name for setting in SETTINGS}
@@ -74,7 +74,7 @@ def test_farm_config_names_another_file(tmp_path: Path) -> None:
         ("FARM_JOB_TIMEOUT", "3600", "a duration with its unit"),
         ("FARM_TOOL_MEMORY", "8 gigs", "a size with its unit"),
         ("FARM_RECACHE", "maybe", "true or false"),
-        ("FARM_EXECUTOR", "slurm", "ray or inline"),
+        ("FARM_EXECUTOR", "slurm", "auto, ray, processes or inline"),
         ("FARM_NAMESPACE", "", "not empty"),
     ],
 )

@@ -1,0 +1,49 @@
+"""A worker in a process of its own, which another process started and which ends with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+
+from codegen.errors import CodegenError
+from codegen.toolchain import find_toolchain
+from farm.errors import FarmError
+from farm.settings import Settings
+from farm.store import open_store
+from farm.worker.build import Worker
+from farm.worker.requests import Failure, Fault, Request, Result, failed
+
+
+def run_worker(connection: Connection) -> None:
+    """Takes the settings, then request after request, and gives a result for each; ends where the connection does."""
+    requests: SimpleQueue[Request] = SimpleQueue()
+    settings: Settings = connection.recv()
+    Thread(target=_receive, args=(connection, requests), daemon=True).start()
+    build = _build_by(settings)
+    while True:
+        connection.send(build(requests.get()))
+
+
+def _receive(connection: Connection, requests: SimpleQueue[Request]) -> None:
+    """Until whoever gives the work is gone, also while a build runs: then nobody wants that any more."""
+    try:
+        while True:
+            requests.put(connection.recv())
+    finally:
+        os._exit(0)  # the kernel ends the tools
+
+
+def _build_by(settings: Settings) -> Callable[[Request], Result]:
+    try:
+        return Worker.of(settings, open_store(settings), find_toolchain(settings.nvcc, settings.ptxas)).build
+    except (CodegenError, FarmError) as error:
+        reason = f"a worker cannot start: {error}"
+        return lambda request: failed(request, Failure(Fault.FARM, reason))
+
+
+def main(descriptor: int) -> None:
+    """With one end of a connection, whose other end the process has that started this one."""
+    run_worker(Connection(descriptor))
