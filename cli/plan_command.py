@@ -137,7 +137,7 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         archs_text(layer.archs),
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
-        duration(layer.ptxas_seconds) if missing else "-",
+        (duration(layer.ptxas_seconds) if layer.ptxas_seconds else "direct") if missing else "-",
         f"{layer.kernel_microseconds:,.1f} us",
     ]
 
@@ -159,14 +159,15 @@ def _totals(found: Forecast) -> list[str]:
     nvcc = (
         "not predicted for templates of the full form" if found.nvcc_seconds is None else duration(found.nvcc_seconds)
     )
-    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds
+    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds + found.assembler_seconds
+    direct = f", assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
     if not found.cubins_to_make:
         return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store"]
     templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
     return [
         f"to make: {templates} ({found.templates_there} more in the store), {cubins} ({found.cubins_there} more in the "
         f"store), {size(found.code_bytes)} of code in all",
-        f"predicted CPU time: {duration(total)} (nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)})",
+        f"predicted CPU time: {duration(total)} (nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct})",
     ]
 
 
@@ -197,6 +198,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "cubins_in_store": layer.cubins_there,
                 "predicted_code_bytes": layer.code_bytes,
                 "predicted_ptxas_seconds": layer.ptxas_seconds,
+                "predicted_assembler_seconds": layer.assembler_seconds,
                 "predicted_kernel_microseconds": layer.kernel_microseconds,
             }
             for layer in model.layers
@@ -214,4 +216,5 @@ def _total_json(found: Forecast) -> dict[str, Any]:
         "predicted_code_bytes": found.code_bytes,
         "predicted_nvcc_seconds": found.nvcc_seconds,
         "predicted_ptxas_seconds": found.ptxas_seconds,
+        "predicted_assembler_seconds": found.assembler_seconds,
     }

@@ -25,8 +25,8 @@ LOW_LEVEL = 0.88
 """Time of ptxas at -O1 as a share of that at -O3."""
 SKELETON_SECONDS = 1.0
 """Of a skeleton, about: ptxas has no multiply-adds to schedule."""
-DIRECT_SECONDS, SECONDS_PER_INSTRUCTION = 0.1, 2e-6
-"""Without ptxas: of a cubin, with what is read and written for it, and of each instruction."""
+DIRECT_SECONDS, SECONDS_PER_INSTRUCTION = 0.03, 1.2e-6
+"""Without ptxas: of a cubin, with what is rewritten for it, and of each instruction."""
 
 
 def nvcc_seconds(spec: LayerSpec, tiling: Tiling) -> float | None:

@@ -120,7 +120,8 @@ class Pace:
             self._nvcc.learn(event.request.seconds, taken)
         elif isinstance(event, CubinDone) and isinstance(event.result.made, CubinFacts) and not event.result.hit:
             taken = event.result.made.rewrite_seconds + event.result.made.ptxas_seconds
-            if not event.result.instead_of:
+            fell_back = event.result.made.assembler != event.request.assembler
+            if not event.result.instead_of and not fell_back:
                 self._ptxas.learn(event.request.seconds, taken)
         if taken:
             self._work += taken + REQUEST_SECONDS

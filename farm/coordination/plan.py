@@ -93,10 +93,11 @@ def plan(
                 templates.setdefault(template.key, template)
                 if key not in cubins:
                     instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
-                    seconds = ptxas_seconds(build.spec, instructions, level_of(options))
                     cost, whole = _cost(build, part), arch in build.whole
-                    if whole:
+                    if assembler == "direct":
                         seconds = direct_seconds(instructions)
+                    else:
+                        seconds = ptxas_seconds(build.spec, instructions, level_of(options))
                     cubins[key] = CubinRequest(
                         template,
                         build.weights,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,14 @@ from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.spec import LIKELY_ROWS
-from codegen.tool_time import direct_seconds, nvcc_seconds, ptxas_seconds
+from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain import Toolchain
 from farm.coordination.plan import Plan, plan
 from farm.jobs import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
 from farm.store.contract import Store
 from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
 from farm.worker.requests import CubinRequest
 
 INSTRUCTION_BYTES = 16
@@ -43,7 +45,9 @@ class LayerForecast:
     code_bytes: int
     """Machine code for one architecture."""
     ptxas_seconds: float
-    """CPU time for the cubins that are not there, as if no other layer had the same."""
+    """CPU time for the cubins and skeletons that are not there, as if no other layer had the same."""
+    assembler_seconds: float
+    """The same for what is assembled without ptxas."""
     kernel_microseconds: float
     """On an H200, at the batch of the options."""
 
@@ -75,14 +79,18 @@ class Forecast:
     nvcc_seconds: float | None
     """CPU time of what is to be made; None where that is not predicted: for templates of the full form."""
     ptxas_seconds: float
+    assembler_seconds: float
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is predicted of one part of a layer, whatever the architecture."""
+    """What is predicted of one cubin."""
 
     code_bytes: int
     ptxas_seconds: float
+    assembler_seconds: float
+    skeleton: str
+    """Key of what ptxas has to make for it first; empty if nothing."""
 
 
 def forecast(
@@ -103,18 +111,22 @@ def forecast(
         for job, model in zip(jobs, checkpoints, strict=True)
         for build in job.builds
     }
+    skeletons = {each.key: skeleton_key_of(each, toolchain) for each in todo.cubins if each.assembler == "direct"}
+    made = {} if recache else _skeletons_made(skeletons.values(), store)
     requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in streams}
     of_cubin: dict[str, _Kernel] = {}
     for request in todo.cubins:
         for target in todo.targets[request.key]:
             requests[target.job, target.build].append(request)
-            of_cubin[request.key] = _kernel(streams[target.job, target.build], request)
+            skeleton = skeletons.get(request.key, "")
+            of_cubin[request.key] = _kernel(streams[target.job, target.build], request, skeleton, made.get(skeleton))
     missing = [request for request in todo.cubins if request.key not in there]
     templates = {request.template.key: request.template for request in missing if request.template.key not in there}
     nvcc = [nvcc_seconds(template.spec, template.tiling) for template in templates.values()]
 
     def layer(job: NewJob, build: Build) -> LayerForecast:
         asked = requests[job.id, build.id]
+        kernels = [of_cubin[request.key] for request in asked if request.key not in there]
         batch, density = job.options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
         return LayerForecast(
             build=build,
@@ -123,7 +135,8 @@ def forecast(
             cubins_there=sum(request.key in there for request in asked),
             template_there=all(request.template.key in there for request in asked),
             code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
-            ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in asked if request.key not in there),
+            ptxas_seconds=_ptxas_seconds(kernels),
+            assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
             kernel_microseconds=predict_microseconds(tiled(build.spec, build.tiling), batch, density),
         )
 
@@ -138,7 +151,8 @@ def forecast(
         cubins_there=len(todo.cubins) - len(missing),
         code_bytes=sum(kernel.code_bytes for kernel in of_cubin.values()),
         nvcc_seconds=None if None in nvcc else sum(each for each in nvcc if each is not None),
-        ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
+        ptxas_seconds=_ptxas_seconds([of_cubin[request.key] for request in missing]),
+        assembler_seconds=sum(of_cubin[request.key].assembler_seconds for request in missing),
     )
 
 
@@ -148,11 +162,29 @@ def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
     return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
 
 
-def _kernel(streams: NDArray[np.float64], request: CubinRequest) -> _Kernel:
+def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, made: bool | None) -> _Kernel:
+    """`made`: whether the store has its skeleton; False: ptxas has shown that there is none, None: not yet."""
     instructions = float(streams[request.part.first : request.part.end].sum())
-    by_ptxas = ptxas_seconds(request.template.spec, instructions, level_of(request.options))
-    seconds = direct_seconds(instructions) if request.whole else by_ptxas
-    return _Kernel(INSTRUCTION_BYTES * int(instructions), seconds)
+    by_ptxas = assembled = 0.0
+    if request.assembler == "direct" and made is not False:
+        assembled = direct_seconds(instructions)
+    else:
+        by_ptxas = ptxas_seconds(request.template.spec, instructions, level_of(request.options))
+    return _Kernel(INSTRUCTION_BYTES * int(instructions), by_ptxas, assembled, "" if made is not None else skeleton)
+
+
+def _ptxas_seconds(kernels: Sequence[_Kernel]) -> float:
+    """With the skeletons that are to be made, each once."""
+    skeletons = {kernel.skeleton for kernel in kernels} - {""}
+    return SKELETON_SECONDS * len(skeletons) + sum(kernel.ptxas_seconds for kernel in kernels)
+
+
+def _skeletons_made(keys: Iterable[str], store: Store) -> dict[str, bool]:
+    """Of those that are settled: whether the store has them, or why not."""
+    keys = list(dict.fromkeys(keys))
+    with ThreadPoolExecutor(LOOKERS) as pool:
+        records = zip(keys, pool.map(partial(store.get_record, SKELETON_STAGE), keys), strict=True)
+        return {key: "refused" not in record for key, record in records if record is not None}
 
 
 def _templates_there(todo: Plan, store: Store) -> set[str]:

@@ -32,7 +32,7 @@ class DirectBuilds:
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
-        key = skeleton_key(request.template.key, request.arch, _options(request), self._toolchain.ptxas_version).digest
+        key = skeleton_key_of(request, self._toolchain)
         assembler = self._assemblers.get(key, lambda: self._assembler(key, request, template, limits))
         return assembler.assemble(weights, request.part)
 
@@ -58,6 +58,11 @@ class DirectBuilds:
         self._stage.keep(key, made.data, seconds=made.seconds)
         self._made_seconds += made.seconds
         return made.data
+
+
+def skeleton_key_of(request: CubinRequest, toolchain: Toolchain) -> str:
+    """The digest of its skeleton's key."""
+    return skeleton_key(request.template.key, request.arch, _options(request), toolchain.ptxas_version).digest
 
 
 def _options(request: CubinRequest) -> tuple[str, ...]:

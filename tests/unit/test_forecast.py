@@ -9,13 +9,15 @@ import pytest
 
 from codegen.choice import choose_tiling
 from codegen.spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
-from codegen.tool_time import nvcc_seconds, ptxas_seconds
+from codegen.tool_time import DIRECT_SECONDS, SKELETON_SECONDS, nvcc_seconds, ptxas_seconds
 from farm.coordination.coordinator import Coordinator
+from farm.coordination.plan import Plan, plan
 from farm.jobs import BuildOptions, NewJob, NewSubmission
 from farm.reports.coverage import coverage_of
 from farm.reports.forecast import Forecast, forecast
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
+from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 
@@ -30,6 +32,12 @@ def job(options: BuildOptions = OPTIONS, store: MemoryStore | None = None) -> Ne
 def found(store: MemoryStore, options: BuildOptions = OPTIONS, *, times: int = 1, recache: bool = False) -> Forecast:
     jobs = [job(options=options) for _ in range(times)]
     return forecast(jobs, [NET] * times, fixed_toolchain(), store, recache=recache)
+
+
+def jobs_plan(options: BuildOptions) -> Plan:
+    """What a coordinator would make of the job."""
+    one = job(options=options)
+    return plan([(one, [replace(build, id=i) for i, build in enumerate(one.builds)])], fixed_toolchain())
 
 
 def test_an_empty_store_has_nothing_and_all_is_to_be_made() -> None:
@@ -73,6 +81,28 @@ def test_what_several_models_share_is_made_once() -> None:
 
 def test_a_template_of_the_full_form_has_no_predicted_time() -> None:
     assert found(MemoryStore(), replace(OPTIONS, form="full")).nvcc_seconds is None
+
+
+def test_what_is_assembled_directly_takes_the_assemblers_time_and_ptxas_its_skeletons_once() -> None:
+    store, direct = MemoryStore(), BuildOptions(("sm_90",), assembler="direct")
+    plan = found(store, direct, times=2)
+    by_ptxas = found(store, replace(direct, assembler="ptxas"))
+    assert by_ptxas.assembler_seconds == 0
+    assert 2 * DIRECT_SECONDS < plan.assembler_seconds < by_ptxas.ptxas_seconds + 2 * DIRECT_SECONDS
+    assert plan.ptxas_seconds == 2 * SKELETON_SECONDS
+    assert [layer.ptxas_seconds for layer in plan.models[0].layers] == [SKELETON_SECONDS] * 2
+    first, second = jobs_plan(direct).cubins
+    store.put_record(SKELETON_STAGE, skeleton_key_of(first, fixed_toolchain()), {"cubin": "ab" * 32})
+    assert found(store, direct).ptxas_seconds == SKELETON_SECONDS
+    store.put_record(SKELETON_STAGE, skeleton_key_of(second, fixed_toolchain()), {"refused": "a reason"})
+    refused = found(store, direct)
+    assert sorted(layer.ptxas_seconds > 0 for layer in refused.models[0].layers) == [False, True]
+    assert refused.ptxas_seconds in [layer.ptxas_seconds for layer in by_ptxas.models[0].layers]
+
+
+def test_a_coordinator_plans_direct_code_with_the_assemblers_time() -> None:
+    direct = jobs_plan(BuildOptions(("sm_90",), assembler="direct"))
+    assert all(DIRECT_SECONDS < request.seconds < 2 * DIRECT_SECONDS for request in direct.cubins)
 
 
 def test_more_code_takes_ptxas_longer_and_a_low_level_shorter() -> None:
