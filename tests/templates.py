@@ -1,43 +1,58 @@
-"""Templates for tests: nvcc makes each once in a run, for all tests and all processes."""
+"""Templates and cubins for tests: the tools make each once in a run, for all tests and all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 
+from codegen.assemble import assemble, ptxas_options
 from codegen.keys import template_key
 from codegen.spec import LayerSpec
 from codegen.template import Template, make_template
 from codegen.tiling import Tiling
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 
 LIMITS = ToolLimits(300)
 
 
 class SharedFolder:
-    """Where the processes of a run keep templates for each other; None where there is one process."""
+    """Where the processes of a run keep templates and cubins for each other; None where there is one process."""
 
     path: Path | None = None
 
 
 @cache
-def shared_template(spec: LayerSpec, tiling: Tiling, virtual_arch: str = "compute_80") -> Template:
-    """As `make_template` makes it."""
-    toolchain = find_toolchain()
+def shared_template(
+    spec: LayerSpec, tiling: Tiling, virtual_arch: str = "compute_80", toolchain: Toolchain | None = None
+) -> Template:
+    """As `make_template` makes it, with the pinned tools unless others are given."""
+    tools = toolchain or find_toolchain()
+    name = template_key(spec, tiling, virtual_arch, tools.nvcc_version).digest
+    return Template.from_ptx(
+        _shared(f"{name}.ptx", lambda: make_template(spec, tiling, virtual_arch, tools, LIMITS).ptx.encode()).decode()
+    )
+
+
+def shared_cubin(ptx: bytes, arch: str, toolchain: Toolchain) -> bytes:
+    """What ptxas makes of it at its level 3."""
+    name = f"{hashlib.sha256(ptx).hexdigest()}.{arch}.{toolchain.ptxas_version}.cubin"
+    return _shared(name, lambda: assemble(ptx, arch, toolchain, ptxas_options(3), LIMITS).data)
+
+
+def _shared(name: str, make: Callable[[], bytes]) -> bytes:
     if SharedFolder.path is None:
-        return make_template(spec, tiling, virtual_arch, toolchain, LIMITS)
-    name = template_key(spec, tiling, virtual_arch, toolchain.nvcc_version).digest
-    path = SharedFolder.path / f"{name}.ptx"
-    with _locked(path.with_suffix(".lock")):
+        return make()
+    path = SharedFolder.path / name
+    with _locked(path.with_name(f"{name}.lock")):
         if not path.exists():
-            made = make_template(spec, tiling, virtual_arch, toolchain, LIMITS)
-            written = path.with_suffix(".new")
-            written.write_text(made.ptx)
+            written = path.with_name(f"{name}.new")
+            written.write_bytes(make())
             written.rename(path)
-    return Template.from_ptx(path.read_text())
+    return path.read_bytes()
 
 
 @contextmanager

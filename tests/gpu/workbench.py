@@ -8,24 +8,22 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from codegen.assemble import assemble, ptxas_options
 from codegen.errors import ToolchainError
 from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import stream_count
 from codegen.rewrite import Kernel, rewrite
 from codegen.spec import LayerSpec
-from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from codegen.verify import Verification, random_gate, random_input, random_residual, verify_output
 from farm.gpu.device import Device
+from tests.templates import shared_cubin, shared_template
 
 LIMITS = ToolLimits(300)
 LAYER_RUN = "layer run on the GPU"
@@ -41,11 +39,6 @@ def any_toolchain() -> Toolchain:
         if nvcc is None:
             raise
         return find_toolchain(Path(nvcc).resolve())
-
-
-@cache
-def template_of(spec: LayerSpec, tiling: Tiling, virtual_arch: str, toolchain: Toolchain) -> Template:
-    return make_template(spec, tiling, virtual_arch, toolchain, LIMITS)
 
 
 def whole(spec: LayerSpec, tiling: Tiling) -> tuple[Part, ...]:
@@ -64,15 +57,14 @@ class Workbench:
     def kernels(
         self, spec: LayerSpec, tiling: Tiling, weights: Weights, parts: Iterable[Part], virtual_arch: str = "compute_80"
     ) -> list[Kernel]:
-        template = template_of(spec, tiling, virtual_arch, self.toolchain)
+        template = shared_template(spec, tiling, virtual_arch, self.toolchain)
         return [rewrite(template, weights, part) for part in parts]
 
     def cubins(self, kernels: Sequence[Kernel]) -> list[tuple[bytes, Launch]]:
         """What `Device.run_layer` takes."""
 
         def cubin(kernel: Kernel) -> tuple[bytes, Launch]:
-            arch, options = self.device.arch, ptxas_options(3)
-            return assemble(kernel.ptx, arch, self.toolchain, options, LIMITS).data, kernel.launch
+            return shared_cubin(kernel.ptx, self.device.arch, self.toolchain), kernel.launch
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(cubin, kernels))
