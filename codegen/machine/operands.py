@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -147,6 +147,8 @@ _MEMORY: Final = ("shared", "global", "local")
 _UNIFORM_RESULTS: Final = ("ULDC", "S2UR")
 
 _RESOURCE_SHIFT: Final = 32
+_OFTEN: Final = 256
+"""Words of an opcode from which on they are worth looking at on their own."""
 _Uses = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places of words, and a resource that each uses."""
 
@@ -225,25 +227,27 @@ class Operands:
 def operands(words: Words) -> Operands:
     """What the words [instructions, 2] read and write. Raises MachineCodeError for an opcode that is not known."""
     opcodes = OPCODE.get(words)
-    present = np.flatnonzero(np.bincount(opcodes))
-    which = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
-    which[present] = np.arange(len(present))
-    which = which[opcodes]
-    by_opcode = np.split(np.argsort(which.astype(np.uint16), kind="stable"), np.cumsum(np.bincount(which)))[:-1]
-    shapes = []
-    none = np.zeros(0, np.int64)
-    reads: list[_Uses] = [(none, none)]
-    writes: list[_Uses] = [(none, none)]
-    for opcode, places in zip(present.tolist(), by_opcode, strict=True):
-        shape = SHAPES.get(opcode & 0x1FF)
-        if shape is None or opcode >> 9 == 0:
-            raise MachineCodeError(f"word {places[0]} has the opcode {opcode:#05x}, which is not known here")
-        shapes.append(shape)
+    counts = np.bincount(opcodes)
+    present = np.flatnonzero(counts)
+    number = np.zeros(len(counts), dtype=np.int64)
+    number[present] = np.arange(len(present))
+    which = number[opcodes]
+    for opcode in present.tolist():
+        if opcode & 0x1FF not in SHAPES or opcode >> 9 == 0:
+            place = int(np.argmax(opcodes == opcode))
+            raise MachineCodeError(f"word {place} has the opcode {opcode:#05x}, which is not known here")
+    often = counts[present] > _OFTEN
+    seldom = np.flatnonzero(~often[which])
+    roles = _Roles.of(tuple(present.tolist()))
+    reads, writes = ([each] for each in roles.accesses(words[seldom], seldom, which[seldom]))
+    for i in np.flatnonzero(often).tolist():
+        places = np.flatnonzero(which == i)
         chosen = words[places]
-        for found, roles in ((reads, _reads_of(opcode)), (writes, _writes_of(opcode))):
-            for role in roles:
+        for found, of in ((reads, _reads_of), (writes, _writes_of)):
+            for role in of(int(present[i])):
                 found += role.accesses(chosen, places)
-    return Operands(tuple(shapes), which, Accesses.of(reads, len(words)), Accesses.of(writes, len(words)))
+    shapes = tuple(SHAPES[opcode & 0x1FF] for opcode in present.tolist())
+    return Operands(shapes, which, Accesses.of(reads, len(words)), Accesses.of(writes, len(words)))
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,65 @@ class _Role:
         for i in range(int(widths.max())):
             wide = np.flatnonzero(widths > i)
             yield places[wide], numbers[wide] + i
+
+
+@dataclass(frozen=True, eq=False)
+class _Roles:
+    """The roles of several opcodes as a table, for words of which there are few of each: [roles] all but the first."""
+
+    begins: NDArray[np.int64]
+    """[opcodes + 1]: where those of each begin."""
+    writes: NDArray[np.bool_]
+    half: NDArray[np.int64]
+    shift: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
+    constant: NDArray[np.int64]
+    """The number that is none."""
+    base: NDArray[np.int64]
+    width: NDArray[np.int64]
+    """-1: as SIZE says."""
+    asked_half: NDArray[np.int64]
+    asked: NDArray[np.uint64]
+    """Bits of that half, if any: whether one of them is set must be as `wanted` says."""
+    wanted: NDArray[np.bool_]
+
+    @staticmethod
+    @lru_cache(64)
+    def of(opcodes: tuple[int, ...]) -> _Roles:
+        of_each = [(_reads_of(opcode), _writes_of(opcode)) for opcode in opcodes]
+        roles = [(role, kind == 1) for both in of_each for kind in (0, 1) for role in both[kind]]
+        fields = [role.field or Field(0, 0) for role, _ in roles]
+        conditions = [role.only_if or role.unless or Field(0, 0) for role, _ in roles]
+        return _Roles(
+            begins=np.cumsum([0] + [len(reads) + len(writes) for reads, writes in of_each]),
+            writes=np.array([writes for _, writes in roles], dtype=np.bool_),
+            half=np.array([field.first // 64 for field in fields], dtype=np.int64),
+            shift=np.array([field.first % 64 for field in fields], dtype=np.uint64),
+            mask=np.array([(1 << field.bits) - 1 for field in fields], dtype=np.uint64),
+            constant=np.array([_LAST[role.kind] for role, _ in roles], dtype=np.int64),
+            base=np.array([role.kind + role.beyond for role, _ in roles], dtype=np.int64),
+            width=np.array([role.width for role, _ in roles], dtype=np.int64),
+            asked_half=np.array([field.first // 64 for field in conditions], dtype=np.int64),
+            asked=np.array([(1 << field.bits) - 1 << field.first % 64 for field in conditions], dtype=np.uint64),
+            wanted=np.array([role.only_if is not None for role, _ in roles], dtype=np.bool_),
+        )
+
+    def accesses(self, words: Words, places: NDArray[np.int64], opcodes: NDArray[np.int64]) -> tuple[_Uses, _Uses]:
+        """What words [instructions, 2] at these places read and write; `opcodes` are places among those of the table."""
+        counts = np.diff(self.begins)[opcodes]
+        ends = np.cumsum(counts)
+        owner = np.repeat(np.arange(len(words)), counts)
+        role = np.arange(len(owner)) + np.repeat(self.begins[opcodes] - ends + counts, counts)
+        numbers = (words[owner, self.half[role]] >> self.shift[role] & self.mask[role]).astype(np.int64)
+        asked = (words[owner, self.asked_half[role]] & self.asked[role]) != 0
+        real = np.flatnonzero((numbers != self.constant[role]) & (asked == self.wanted[role]))
+        owner, role, numbers = owner[real], role[real], numbers[real]
+        widths = self.width[role]
+        widths = np.where(widths < 0, WORDS_OF_SIZE[SIZE.get(words)][owner], widths)
+        each = np.repeat(np.arange(len(real)), widths)
+        resources = (numbers + self.base[role])[each] + np.arange(len(each)) - np.repeat(np.cumsum(widths) - widths, widths)
+        at, writes = places[owner][each], self.writes[role][each]
+        return (at[~writes], resources[~writes]), (at[writes], resources[writes])
 
 
 @cache

@@ -19,6 +19,7 @@ from codegen.machine.operands import (
     UNIFORM_REGISTERS,
     VARIABLE,
     Accesses,
+    Operands,
     operands,
 )
 from codegen.machine.word import (
@@ -66,7 +67,7 @@ class Program:
         self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
         self.variable = used.where(*VARIABLE)
         self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
-        self.units = np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]
+        self.units = units_of(used)
         self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
         """Results of a queue come in order; 0 is none."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
@@ -199,6 +200,11 @@ class Program:
         """The first word at each place, or behind it, that reads or writes its resource, or the code's length."""
         following = (accesses.following(resources, places) for accesses in (self.used.reads, self.used.writes))
         return np.minimum(*following)
+
+
+def units_of(used: Operands) -> NDArray[np.int64]:
+    """[words]: the place of each word's unit in `latencies.UNITS`."""
+    return np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]
 
 
 def _unit(name: str, unit: str) -> int:
