@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
-from codegen.machine.operands import UNIFORM_ADDRESS, WORDS_OF_SIZE, operands
+from codegen.machine.operands import operands
+from codegen.machine.shapes import UNIFORM_ADDRESS, WORDS_OF_SIZE
 from codegen.machine.sums import Sums
 from codegen.machine.word import ZERO_REGISTER, Words
 from codegen.operators.placeholders import FIRST_BIAS

@@ -6,7 +6,7 @@ from typing import Final
 
 from codegen.emulator.faults import UnsupportedError
 from codegen.machine.core import Instruction
-from codegen.machine.operands import SHAPES
+from codegen.machine.shapes import SHAPES
 
 _SCHEDULING: Final = (105, 23)
 """Stalls, scoreboards, reuse: nothing that changes a result."""

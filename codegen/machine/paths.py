@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine.latencies import LONGEST
-from codegen.machine.operands import PREDICATES, Accesses
+from codegen.machine.operands import Accesses
 from codegen.machine.program import Finding, Places, Program, resource_name
+from codegen.machine.shapes import PREDICATES
 from codegen.machine.word import SCOREBOARDS
 
 _RESULT, _CYCLES, _OPERAND = range(3)
@@ -60,29 +61,34 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
     branches, targets = code.branches.T
     ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
     pending, waiting = _at_branches(code, branches, targets)
+    backwards = targets <= branches
     seen = np.zeros(0, dtype=np.int64)
     while len(waiting):
-        keys, first = np.unique(waiting.keys(len(code)), return_index=True)
-        unseen = ~np.isin(keys, seen, assume_unique=True)
-        seen, waiting = np.concatenate([seen, keys[unseen]]), waiting.at(first[unseen])
         end = ends[np.searchsorted(ends, waiting.start)]
         kind, resource = pending.kind[waiting.pending], pending.resource[waiting.pending]
-        use = np.where(
-            kind == _OPERAND,
-            code.used.writes.following(resource, waiting.start),
-            code.next_use(resource, waiting.start),
-        )
+        use = code.used.writes.following(resource, waiting.start)
+        results = np.flatnonzero(kind != _OPERAND)
+        reads = code.used.reads.following(resource[results], waiting.start[results])
+        use[results] = np.minimum(use[results], reads)
         cleared = _first_wait(code, pending.scoreboards[waiting.pending], waiting.start)
-        used = np.flatnonzero((use <= end) & (use < cleared))
-        wrong = used[_wrong(code, pending, waiting.at(used), use[used])]
-        yield from _findings(code, pending, waiting.at(wrong), use[wrong])
         last = np.minimum(np.minimum(end, use - 1), cleared - 1)
-        last[wrong] = -1
+        used = np.flatnonzero((use <= end) & (use < cleared))
+        if len(used):
+            wrong = used[_wrong(code, pending, waiting.at(used), use[used])]
+            yield from _findings(code, pending, waiting.at(wrong), use[wrong])
+            last[wrong] = -1
         state, branch = _pairs(branches, waiting.start, last + 1)
         passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
         passed[kind[state] != _CYCLES] = 0
         after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
-        waiting = after.at(after.elapsed < LONGEST)
+        keys, first = np.unique(after.keys(len(code)), return_index=True)
+        new = after.elapsed[first] < LONGEST
+        # Only by branches backwards may the code come again to where it was.
+        again = np.flatnonzero(backwards[branch[first]])
+        if len(again):
+            new[again] &= ~np.isin(keys[again], seen, assume_unique=True)
+            seen = np.concatenate([seen, keys[again[new[again]]]])
+        waiting = after.at(first[new])
 
 
 def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -98,8 +104,9 @@ def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) ->
     found = np.full(len(start), len(code))
     for board, places in enumerate(code.waits):
         chosen = np.flatnonzero(scoreboards >> board & 1)
-        following = np.append(places, len(code))[np.searchsorted(places, start[chosen])]
-        found[chosen] = np.minimum(found[chosen], following)
+        if len(chosen) and len(places):
+            following = np.append(places, len(code))[np.searchsorted(places, start[chosen])]
+            found[chosen] = np.minimum(found[chosen], following)
     return found
 
 

@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import latencies
-from codegen.machine.operands import (
-    PREDICATES,
-    UNIFORM_PREDICATES,
-    UNIFORM_REGISTERS,
-    VARIABLE,
-    Accesses,
-    Operands,
-    operands,
-)
+from codegen.machine.operands import Accesses, Operands, operands
+from codegen.machine.shapes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.word import (
     ALWAYS,
     NEGATED_PREDICATE,
@@ -67,7 +60,7 @@ class Program:
         self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
         self.variable = used.where(*VARIABLE)
         self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
-        self.units = units_of(used)
+        self.units = _units_of(used)
         self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
         """Results of a queue come in order; 0 is none."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
@@ -91,6 +84,8 @@ class Program:
         found = np.full(len(after), len(self))
         for scoreboard, places in enumerate(self.waits):
             chosen = np.flatnonzero(scoreboards == scoreboard)
+            if not len(chosen) or not len(places):
+                continue
             found[chosen] = np.append(places, len(self))[np.searchsorted(places, after[chosen], "right")]
         beyond = self.segment[np.minimum(found, len(self) - 1)] != self.segment[after]
         found[beyond] = len(self)
@@ -196,13 +191,18 @@ class Program:
         writes = self.used.writes
         return writes.where(self.guard[writes.word] == ALWAYS)
 
-    def next_use(self, resources: Places, places: Places) -> Places:
-        """The first word at each place, or behind it, that reads or writes its resource, or the code's length."""
-        following = (accesses.following(resources, places) for accesses in (self.used.reads, self.used.writes))
-        return np.minimum(*following)
+
+def result_cycles(used: Operands) -> tuple[Places, Places]:
+    """[words]: until a load may have a result of each in its address, and until anything may read it."""
+    units = _units_of(used)
+    settled = latencies.SETTLED_CYCLES[units]
+    predicates = (used.writes.resource >= PREDICATES) & (used.writes.resource < UNIFORM_REGISTERS)
+    sets_predicate = used.writes.word[predicates]
+    settled[sets_predicate] = np.maximum(settled[sets_predicate], latencies.GUARD_CYCLES)
+    return latencies.READY_CYCLES[units], settled
 
 
-def units_of(used: Operands) -> NDArray[np.int64]:
+def _units_of(used: Operands) -> Places:
     """[words]: the place of each word's unit in `latencies.UNITS`."""
     return np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]
 

@@ -15,15 +15,14 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import latencies
 from codegen.machine.barriers import barrier_findings
 from codegen.machine.elf import CubinFile
-from codegen.machine.operands import PREDICATES
 from codegen.machine.paths import pending_on_branches
 from codegen.machine.program import ARCHITECTURE, Finding, Places, Program, resource_name
+from codegen.machine.shapes import PREDICATES
 from codegen.machine.word import (
     ALWAYS,
     NO_SCOREBOARD,
@@ -92,15 +91,16 @@ def _waits(code: Program) -> Iterator[Finding]:
     for place in np.flatnonzero(code.used.named("LDGDEPBAR") & (code.write_scoreboard == NO_SCOREBOARD)).tolist():
         yield Finding(place, "ends a group of copies without a scoreboard to wait for it by")
     for scoreboard, places in enumerate(code.waits):
+        if not len(places):
+            continue
         sets = (code.write_scoreboard == scoreboard) | (code.read_scoreboard == scoreboard)
         reached = _reached_from(code, np.flatnonzero(sets))
-        for place in places[~reached[places]].tolist():
+        for place in places[places < reached[code.segment[places]]].tolist():
             yield Finding(place, f"waits for scoreboard {scoreboard}, which nothing sets before")
 
 
-def _reached_from(code: Program, sources: Places) -> NDArray[np.bool_]:
-    """Which words may run after one of these did."""
-    # What is reached of a segment is all from some word on.
+def _reached_from(code: Program, sources: Places) -> Places:
+    """Per segment the first word that may run after one of these did: all behind it may."""
     first = np.full(int(code.segment[-1]) + 1, len(code))
     places = sources[~code.ends[sources] & (sources + 1 < len(code))] + 1
     branches, targets = code.branches.T
@@ -108,8 +108,7 @@ def _reached_from(code: Program, sources: Places) -> NDArray[np.bool_]:
         np.minimum.at(first, code.segment[places], places)
         taken = branches >= first[code.segment[branches]]
         places = targets[taken & (targets < first[code.segment[targets]])]
-    reached: NDArray[np.bool_] = np.arange(len(code)) >= first[code.segment]
-    return reached
+    return first
 
 
 def _in_order(code: Program) -> Iterator[Finding]:

@@ -18,8 +18,9 @@ from codegen.machine.copies import loads_of
 from codegen.machine.elf import CubinFile
 from codegen.machine.ending import Biases, Ending
 from codegen.machine.marked import Marked
-from codegen.machine.operands import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS, UNIFORM_C, operands
+from codegen.machine.operands import operands
 from codegen.machine.outputs import accesses_of
+from codegen.machine.shapes import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS, UNIFORM_C
 from codegen.machine.word import Words
 
 _ISETP_IMMEDIATE = 0x80C

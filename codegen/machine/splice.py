@@ -8,13 +8,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.machine import latencies, word
+from codegen.machine import word
 from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
 from codegen.machine.marked import NO_GROUP
-from codegen.machine.operands import PREDICATES, UNIFORM_REGISTERS, VARIABLE, operands
-from codegen.machine.program import units_of
+from codegen.machine.operands import operands
+from codegen.machine.program import result_cycles
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
+from codegen.machine.shapes import VARIABLE
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.stream import Streams, zeroes
 from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
@@ -43,8 +44,8 @@ class Leaf:
 
     @staticmethod
     def of(skeleton: Skeleton, covered: Words) -> Leaf:
-        """Leaves the markers out. What they waited for, whatever follows waits for. What they stalled, the multiply-adds
-        in their place take, or whatever is before them does, as long as its result may not be there.
+        """Leaves the markers out. What they waited for, whatever follows waits for. What they stalled, the stream in
+        their place takes, or else whatever is before them does as long as its result may not be there.
         """
         start, end = skeleton.branch + 1, skeleton.leaf_end
         words = covered[start:end].copy()
@@ -54,7 +55,7 @@ class Leaf:
         stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
         entry, least = np.zeros((2, len(splices)), dtype=np.int64)
-        loadable, settled = _result_cycles(words)
+        loadable, settled = result_cycles(operands(words))
         # A load may have all results in its address in the cycle `ready`, and anything may read them in `there`.
         last_kept, pending, dropped, splice_here, cycle, ready, there = -1, 0, 0, -1, 0, 0, 0
         for place in range(len(words)):
@@ -86,17 +87,6 @@ class Leaf:
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
         return Leaf(words[~gone], place_of[skeleton.splices - start], entry, least, place_of)
-
-
-def _result_cycles(words: Words) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[words]: until a load may have a result of each in its address, and until anything may read it."""
-    used = operands(words)
-    units = units_of(used)
-    settled = latencies.SETTLED_CYCLES[units]
-    predicates = (used.writes.resource >= PREDICATES) & (used.writes.resource < UNIFORM_REGISTERS)
-    sets_predicate = used.writes.word[predicates]
-    settled[sets_predicate] = np.maximum(settled[sets_predicate], latencies.GUARD_CYCLES)
-    return latencies.READY_CYCLES[units], settled
 
 
 def _covered(skeleton: Skeleton) -> Words:

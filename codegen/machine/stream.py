@@ -16,8 +16,8 @@ from codegen.machine import word
 from codegen.machine.fetches import Products, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
-from codegen.machine.operands import UNIFORM_ADDRESS
 from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
+from codegen.machine.shapes import UNIFORM_ADDRESS
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import NO_SCOREBOARD, ZERO_REGISTER, Words
 

@@ -13,7 +13,8 @@ import pytest
 from codegen.arch import supported_archs
 from codegen.machine.assembler import DirectAssembler
 from codegen.machine.elf import CubinFile
-from codegen.machine.operands import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Accesses, operands
+from codegen.machine.operands import Accesses, operands
+from codegen.machine.shapes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.machine.word import (
     DESTINATION,
     FFMA_IMMEDIATE,
@@ -49,6 +50,19 @@ _HFMA2 = re.compile(
 _FFMA = re.compile(r"FFMA R(\d+), R(\d+)(?:\.reuse)?, (-?[\d.e+-]+), R(\d+|Z)")
 
 pytestmark = pytest.mark.skipif(not NVDISASM.is_file(), reason="nvdisasm comes with the development tools")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_words_of_an_opcode_have_the_same_operands_be_they_few_or_many(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = CubinFile.read(cubin_for(name, "sm_90")).words
+    found = []
+    for many in (0, len(words)):
+        monkeypatch.setattr("codegen.machine.operands.MANY", many)
+        found.append(operands(words))
+    for few, each in ((found[1].reads, found[0].reads), (found[1].writes, found[0].writes)):
+        assert np.array_equal(few.keys, each.keys)
 
 
 def disassembled(data: bytes, folder: Path) -> tuple[list[str], list[tuple[int, int]]]:

@@ -8,7 +8,8 @@ import pytest
 from codegen.errors import MachineCodeError
 from codegen.machine import proof
 from codegen.machine.elf import CubinFile
-from codegen.machine.operands import PREDICATES, operands
+from codegen.machine.operands import operands
+from codegen.machine.shapes import PREDICATES
 from codegen.machine.word import (
     BRA,
     DESTINATION,
