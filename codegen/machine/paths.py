@@ -81,8 +81,10 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
         passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
         passed[kind[state] != _CYCLES] = 0
         after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
+        soon = np.flatnonzero(after.elapsed < LONGEST)
+        after, branch = after.at(soon), branch[soon]
         keys, first = np.unique(after.keys(len(code)), return_index=True)
-        new = after.elapsed[first] < LONGEST
+        new = np.ones(len(first), dtype=np.bool_)
         # Only by branches backwards may the code come again to where it was.
         again = np.flatnonzero(backwards[branch[first]])
         if len(again):
