@@ -41,13 +41,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    const int columns = min(*count, images * WIDTH), step = gridDim.x * THREADS;
-    int column;
+    // No loads that the compiler may move to before the wait: what they read is written until then.
+    int columns, column;
+    asm volatile("ld.global.s32 %0,[%1];" : "=r"(columns) : "l"(count) : "memory");
+    columns = min(columns, images * WIDTH);
+    const int step = gridDim.x * THREADS;
     asm volatile("mov.u32 %0,%1; // farm.turn %2" : "=r"(column) : "r"(FIRST_COLUMN), "r"(step));
     asm volatile("{ .reg .pred p; setp.ge.s32 p,%0,%1; @p exit; }" :: "r"(column), "r"(columns) : "memory");
     int place = column;
-    asm volatile("{ .reg .pred p; setp.ne.u64 p,%1,0; @p ld.global.nc.s32 %0,[%2]; }"
-                 : "+r"(place) : "l"(places), "l"(places + column));
+    asm volatile("{ .reg .pred p; setp.ne.u64 p,%1,0; @p ld.global.s32 %0,[%2]; }"
+                 : "+r"(place) : "l"(places), "l"(places + column) : "memory");
     const Element* in = input + (long long)(place / WIDTH) * (CHANNELS * WIDTH) + place % WIDTH;
     Element* out[] = {output + (long long)(column / WIDTH) * output_step + group * (GROUP_KERNELS * WIDTH) + column % WIDTH};
     const bool inside = true;

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __res
     for (int i = threadIdx.x; i < entries; i += 256) offsets[i] = inputs[begin + i] * WIDTH;
     __syncthreads();
     WAIT_FOR_THE_LAST;
-    const int columns = *count;
+    const int columns = *(const volatile int*)count;
     for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;
         const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256) index_edges(const float* __res
         edges[i] = make_float2(__int_as_float(inputs[begin + i] * WIDTH), weights[begin + i]);
     __syncthreads();
     WAIT_FOR_THE_LAST;
-    const int columns = *count;
+    const int columns = *(const volatile int*)count;
     for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
         const int place = places ? places[column] : column;
         const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;

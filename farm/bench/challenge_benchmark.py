@@ -90,23 +90,48 @@ def challenge_work(
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with KernelPool(settings, store, toolchain, device.arch) as pool:
-        for challenge in challenges:
-            checkpoint = challenge.checkpoint()
-            cases = cases_of(challenge, checkpoint)
-            built = [
-                (tiling, {digest: pool.submit(case, tiling=tiling) for digest, case in cases.items()})
-                for tiling in tilings_of(challenge, checkpoint)
-            ]
-            groups = {group for _, group in INDEX_KERNELS if challenge.neurons % group == 0}
-            helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
-            session = ChallengeSession(challenge, checkpoint, ChallengeGpu(challenge, checkpoint, helpers))
-            yield session.best(GENERATED, session.compiled(built))
+        begun: Begun = {}
+        for challenge, kernels in [(each, begin(pool, each, begun)) for each in challenges]:  # all are on their way now
+            helpers = {group: future.result() for group, future in kernels.helpers.items()}
+            session = ChallengeSession(
+                challenge, kernels.checkpoint, ChallengeGpu(challenge, kernels.checkpoint, helpers)
+            )
+            yield session.best(GENERATED, session.compiled(kernels.layers))
             if INDEX in peers:
                 yield session.best(INDEX, session.indexed())
             if CUSPARSE in peers:
                 yield session.best(CUSPARSE, [("SpMM in CSR, then bias, clip and marks in one", session.gpu.cusparse)])
             del session
             device.release()
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkKernels:
+    """Of a network, on their way."""
+
+    checkpoint: Checkpoint
+    layers: list[tuple[Tiling, dict[str, Future[BuiltLayer]]]]
+    helpers: dict[int, Future[bytes]]
+    """challenge.cu's, by the outputs of a group."""
+
+
+Begun = dict[tuple[str, "Tiling"], "Future[BuiltLayer]"]
+"""Layers on their way, by the digest of their weights: networks that differ in depth share them."""
+
+
+def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernels:
+    """Begins to build all kernels of a network, but for those that have been begun."""
+    checkpoint = challenge.checkpoint()
+    cases = cases_of(challenge, checkpoint)
+    groups = sorted({group for _, group in INDEX_KERNELS if challenge.neurons % group == 0})
+    helpers = {group: pool.begin(partial(compile_kernels, challenge, group)) for group in groups}
+    tilings = tilings_of(challenge, checkpoint)
+    for tiling in tilings:
+        for digest, case in cases.items():
+            if (digest, tiling) not in begun:
+                begun[digest, tiling] = pool.submit(case, tiling=tiling)
+    layers = [(tiling, {digest: begun[digest, tiling] for digest in cases}) for tiling in tilings]
+    return NetworkKernels(checkpoint, layers, helpers)
 
 
 Variant = tuple[str, Callable[[], Run]]

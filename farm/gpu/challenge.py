@@ -22,8 +22,6 @@ COMPACTED = 10
 """Layers after which the rows that are left are put side by side, from the first on: by then most of them are dead."""
 LAUNCHED_THREADS = 132 * 1024
 """Of a launch that goes over all rows, about: as many as an H200 runs with 64 registers each."""
-FEWER = (1, 2)
-"""How many times fewer blocks the layers have in which most rows are dead: each fetches its code."""
 BUFFERS = 7
 """As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
 REFERENCE_BYTES = 2**30
@@ -121,27 +119,19 @@ class Outcome:
 class Launching:
     """How the layers of a network are launched."""
 
-    early: int
-    """Blocks a K group of the layers in which most rows are alive."""
-    late: int
-    """Of the others."""
+    across: int
+    """Blocks a K group. Once most rows are dead, fewer of them, each fetching its code, are no faster."""
     overlapping: bool
     """Whether a layer's blocks take the places of the last layer's as these end."""
 
-    def across(self, layer: int) -> int:
-        """Blocks a K group of this layer."""
-        return self.early if layer < COMPACTED else self.late
-
     def __str__(self) -> str:
-        later = f", then {self.late}" if self.late != self.early else ""
-        return f"{self.early}{later} blocks a group{', overlapping' if self.overlapping else ''}"
+        return f"{self.across} blocks a group{', overlapping' if self.overlapping else ''}"
 
 
 def launchings(threads: int, groups: int) -> list[Launching]:
     """Those that are tried for blocks of so many threads."""
-    early = max(1, LAUNCHED_THREADS // threads // groups)
-    lates = sorted({max(1, early // fewer) for fewer in FEWER}, reverse=True)
-    return [Launching(early, late, overlapping) for late in lates for overlapping in (False, True)]
+    across = max(1, LAUNCHED_THREADS // threads // groups)
+    return [Launching(across, overlapping) for overlapping in (False, True)]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from farm.gpu.driver import call, function
 
-REPLAYS = 9
-"""Number of replays; their median is taken."""
+REPLAYS, LEAST_REPLAYS = 9, 3
+"""Number of replays; their median is taken. The least where each takes long."""
 REPLAY_MICROSECONDS = 4000.0
 """Approximate work per graph: long enough that an event's half microsecond does not matter."""
 RESTS = 2.0
@@ -35,6 +35,11 @@ def launches_of(microseconds: float, sets: int) -> int:
     """How many launches of about that time a graph has: each data set equally often."""
     wanted = min(MOST_LAUNCHES, REPLAY_MICROSECONDS / microseconds)
     return sets * max(1, math.ceil(wanted / sets))
+
+
+def replays_within(seconds: float, replay_seconds: float) -> int:
+    """How many replays fit that time, rests included, but at least LEAST_REPLAYS and at most REPLAYS."""
+    return max(LEAST_REPLAYS, min(REPLAYS, int(seconds / ((1 + RESTS) * replay_seconds))))
 
 
 def rest(microseconds: float) -> None:

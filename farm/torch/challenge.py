@@ -23,9 +23,10 @@ from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
 from farm.gpu.challenge import REFERENCE_BYTES, Challenge, IndexTable, Launching, Outcome, Run, in_tiles
 from farm.gpu.loaded import Module, launch
-from farm.gpu.replay import rest
+from farm.gpu.replay import replays_within, rest
 
-REPLAYS = 9
+REPLAYED_SECONDS = 0.5
+"""That a variant is replayed for, about: a deep network by cuSPARSE takes a tenth of a second."""
 WARM_SECONDS = 0.3
 THREADS, NEURONS_OF_BLOCK, LISTED = 256, 32, 16
 """Threads of a block of challenge.cu's kernels, neurons of one, and columns that a thread lists."""
@@ -133,7 +134,7 @@ class ChallengeGpu:
         after_kernel = layer > 0 and not self._challenge.forgets(layer)  # else marks are made zero before it
         launch(
             function,
-            (launching.across(layer), *rest),
+            (launching.across, *rest),
             (threads, 1, 1),
             shared_bytes,
             arguments,
@@ -225,12 +226,13 @@ class ChallengeGpu:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="relaxed"):
                 enqueue()
-            begun = time.monotonic()
+            begun, warmed = time.monotonic(), 0
             while time.monotonic() - begun < WARM_SECONDS:
                 graph.replay()
                 self._stream.synchronize()
+                warmed += 1
             times = []
-            for _ in range(REPLAYS):
+            for _ in range(replays_within(REPLAYED_SECONDS, (time.monotonic() - begun) / warmed)):
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 begin.record(self._stream)
                 graph.replay()

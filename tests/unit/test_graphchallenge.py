@@ -15,7 +15,7 @@ from cli.graphchallenge_tables import challenge_tables, progress_line
 from cli.main import run
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.tsv.network import write_tsv_network
-from farm.bench.challenge_benchmark import ChallengeSession, rates, wrongness
+from farm.bench.challenge_benchmark import Begun, ChallengeSession, begin, rates, wrongness
 from farm.bench.challenge_kernels import cases_of, tilings_of
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.errors import UsageError
@@ -32,6 +32,7 @@ from farm.gpu.challenge import (
     read_challenge,
 )
 from farm.gpu.challenge_rows import digit_rows
+from farm.gpu.workload import Case
 
 NEURONS = 64
 
@@ -139,17 +140,11 @@ def test_dead_rows_go_after_each_of_the_first_layers_and_after_the_last() -> Non
     assert not any(challenge(3).forgets(i) for i in range(3))
 
 
-def test_once_rows_are_dead_layers_may_have_fewer_blocks() -> None:
+def test_as_many_blocks_are_launched_as_the_gpu_runs_at_once_overlapping_and_not() -> None:
     found = launchings(threads=512, groups=64)
-    assert [(each.early, each.late, each.overlapping) for each in found] == [
-        (4, 4, False),
-        (4, 4, True),
-        (4, 2, False),
-        (4, 2, True),
-    ]
-    assert [found[-1].across(layer) for layer in (0, COMPACTED - 1, COMPACTED)] == [4, 4, 2]
-    assert str(found[-1]) == "4, then 2 blocks a group, overlapping"
-    assert {(each.early, each.late) for each in launchings(threads=1024, groups=256)} == {(1, 1)}
+    assert [(each.across, each.overlapping) for each in found] == [(4, False), (4, True)]
+    assert str(found[-1]) == "4 blocks a group, overlapping"
+    assert {each.across for each in launchings(threads=1024, groups=256)} == {1}
 
 
 def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern() -> None:
@@ -159,6 +154,27 @@ def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern
     assert {tiling.group_kernels for tiling in tilings_of(net, checkpoint)} == {16, 32}
     drawn = made_challenge("random", 1024, 2, np.zeros((1, 1024), np.float32), 0)
     assert {tiling.group_kernels for tiling in tilings_of(drawn, drawn.checkpoint())} == {64, 128}
+
+
+def test_networks_that_differ_in_depth_share_their_kernels_and_all_are_begun_before_one_is_measured() -> None:
+    submitted: list[tuple[str, object]] = []
+
+    class Pool:
+        def submit(self, case: Case, tiling: object) -> object:
+            submitted.append((case.weights.digest, tiling))
+            return object()
+
+        def begin(self, compile_peer: object) -> object:
+            return compile_peer
+
+    begun: Begun = {}
+    nets = [challenge(layers) for layers in (4, 8, 3)]
+    kernels = [begin(cast("Any", Pool()), net, begun) for net in nets]
+    assert len(submitted) == len(set(submitted)) == len(begun)
+    for net, found in zip(nets, kernels, strict=True):
+        for tiling, layers in found.layers:
+            assert list(layers) == list(cases_of(net, found.checkpoint))
+            assert all(begun[digest, tiling] is future for digest, future in layers.items())
 
 
 @pytest.mark.parametrize(

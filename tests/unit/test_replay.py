@@ -7,7 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from farm.gpu.device import LoadedLayer
-from farm.gpu.replay import MOST_LAUNCHES, REPLAY_MICROSECONDS, launches_of
+from farm.gpu.replay import (
+    LEAST_REPLAYS,
+    MOST_LAUNCHES,
+    REPLAY_MICROSECONDS,
+    REPLAYS,
+    RESTS,
+    launches_of,
+    replays_within,
+)
 
 
 @pytest.mark.parametrize("microseconds", [1.0, 99.0, 1000.0, 1e6])
@@ -62,3 +70,9 @@ def test_parts_of_a_layer_wait_for_what_came_before_and_not_for_each_other(parts
     assert all(before[each] >= first for each in second)
     assert stream.past == first | second
     assert sum(not before[each] for each in first) == min(parts, others + 1)
+
+
+def test_what_takes_long_is_replayed_less_often_but_has_a_median() -> None:
+    assert replays_within(0.5, 0.001) == REPLAYS
+    assert replays_within(0.5, 0.5 / (1 + RESTS) / 5) == 5
+    assert replays_within(0.5, 10.0) == LEAST_REPLAYS >= 3
