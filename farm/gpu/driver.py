@@ -22,6 +22,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadData": (ctypes.POINTER(_POINTER), ctypes.c_char_p),
     "cuModuleUnload": (_POINTER,),
     "cuModuleGetFunction": (ctypes.POINTER(_POINTER), _POINTER, ctypes.c_char_p),
+    "cuModuleGetGlobal_v2": (
+        ctypes.POINTER(ctypes.c_uint64),
+        ctypes.POINTER(ctypes.c_size_t),
+        _POINTER,
+        ctypes.c_char_p,
+    ),
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
     "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
     "cuInit": (_UNSIGNED,),
@@ -41,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoH_v2": (_POINTER, ctypes.c_uint64, ctypes.c_size_t),
     "cuStreamCreate": (ctypes.POINTER(_POINTER), _UNSIGNED),
     "cuStreamDestroy_v2": (_POINTER,),
+    "cuStreamIsCapturing": (_POINTER, _INTEGER),
     "cuStreamSynchronize": (_POINTER,),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _UNSIGNED),
     "cuEventCreate": (ctypes.POINTER(_POINTER), _UNSIGNED),
@@ -85,3 +92,24 @@ def call(name: str, *arguments: Any) -> None:
         words = said.value.decode() if said.value else f"error {code}"
         way_out = _WAYS_OUT.get(words)
         raise DeviceError(f"{name} failed ({words}){f': {way_out}' if way_out else ''}")
+
+
+def new_stream() -> ctypes.c_void_p:
+    """In the current context; does not wait for the default stream."""
+    stream = ctypes.c_void_p()
+    call("cuStreamCreate", ctypes.byref(stream), 1)
+    return stream
+
+
+def new_event() -> ctypes.c_void_p:
+    """In the current context, without a time."""
+    event = ctypes.c_void_p()
+    call("cuEventCreate", ctypes.byref(event), 2)
+    return event
+
+
+def attribute(number: int, device: int) -> int:
+    """One of a GPU, by the driver's number for it."""
+    value = ctypes.c_int()
+    call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+    return value.value

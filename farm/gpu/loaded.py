@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from math import prod
+from dataclasses import dataclass
 from typing import Any
 
+from codegen.errors import DeviceError
 from codegen.launch import Launch
+from farm.gpu.code_address import VARIABLE, with_address
 from farm.gpu.driver import call
 
-WARP = 32
 SLOT_BYTES = 8
 """Of an argument."""
 
@@ -28,6 +29,13 @@ class Module:
         function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
         return function
+
+    def variable(self, name: str) -> int:
+        """One of 8 bytes, as it is now. Raises DeviceError if it has none of that name."""
+        address, size, value = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
+        call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module, name.encode())
+        call("cuMemcpyDtoH_v2", ctypes.byref(value), address, ctypes.sizeof(value))
+        return value.value
 
     def unload(self) -> None:
         """Nothing of it may run any more."""
@@ -97,14 +105,23 @@ def launch_numbers(
     call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
 
 
+@dataclass(frozen=True)
+class Code:
+    """Where a kernel's instructions lie in the GPU's memory."""
+
+    address: int
+    bytes: int
+
+
 class Part:
     """One kernel of a layer on one GPU."""
 
     def __init__(self, image: bytes, how: Launch) -> None:
         """Loads it into the current context. Raises DeviceError."""
         self.launch = how
-        self.code_bytes = len(image)
-        self.module = Module(image)
+        self.image_bytes = len(image)
+        self.module, self.code = _loaded(image)
+        """The code is None where that is not known: of PTX, and with a driver that does not say."""
         self._function = self.module.function(how.kernel)
         self._last_grid = 0, how.grid_at(0)
         """And of how many images: the next call has as many, as a rule."""
@@ -119,18 +136,14 @@ class Part:
             self._function, grid, how.block, how.shared_bytes, [values[name] for name in how.arguments], stream
         )
 
-    def run_through(self, scratch: int, stream: int) -> None:
-        """One warp of a block of each K group runs the code, on no images, so that it is in the L2 cache.
 
-        What it writes is nonsense and goes to `scratch`, memory of the size of one image of input and output.
-        """
-        how = self.launch
-        values = {**dict.fromkeys(how.arguments, scratch), **how.numbers(0)}
-        launch_numbers(
-            self._function,
-            (1, 1, how.grid_at(1)[2]),
-            (min(WARP, prod(how.block)), 1, 1),
-            how.shared_bytes,
-            [values[name] for name in how.arguments],
-            stream,
-        )
+def _loaded(image: bytes) -> tuple[Module, Code | None]:
+    found = with_address(image)
+    if found is None:
+        return Module(image), None
+    try:
+        module = Module(found[0])
+    except DeviceError:  # not for the variable's sake, or this fails too
+        return Module(image), None
+    address = module.variable(VARIABLE)
+    return module, Code(address, found[1]) if address else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
 from farm.errors import UsageError
-from farm.gpu.driver import call
+from farm.gpu.driver import attribute, call, new_event, new_stream
+from farm.gpu.fetching import Gpu
 from farm.gpu.loaded import Module, Part, launch
+from farm.runtime.ahead import CodeAhead
 from farm.runtime.bundle import Bundle
 from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
 
@@ -24,8 +27,8 @@ ALIGNMENT_BYTES = 16
 """Of all pointers."""
 BRANCHES = 8
 """Parts of a layer run beside each other on so many streams."""
-_MAJOR, _MINOR = 75, 76
-"""The driver's numbers of the attributes that are the compute capability."""
+_MAJOR, _MINOR, _MULTIPROCESSORS, _L2_BYTES = 75, 76, 16, 38
+"""The driver's numbers of attributes; the first two are the compute capability."""
 
 Array = NDArray[Any]
 See = Callable[[str, Array], None]
@@ -83,15 +86,13 @@ class Network:
         _upload(self._constants, data)
         call("cuStreamSynchronize", None)  # other streams do not wait for the copy
         others = min(max((len(parts) for parts in self._layers.values()), default=1), BRANCHES) - 1
-        self._others = [_stream() for _ in range(others)]
-        self._begin, *self._ends = (_event() for _ in range(others + 1))
+        self._others = [new_stream() for _ in range(others)]
+        self._begin, *self._ends = (new_event() for _ in range(others + 1))
+        gpu = Gpu(attribute(_MULTIPROCESSORS, self._device), attribute(_L2_BYTES, self._device))
+        steps = [step for step in self.plan.steps if isinstance(step, LayerStep)]
+        self._ahead = CodeAhead(steps, bundle.layers, self._layers, gpu)
         limits = [step.images_limit for step in self.plan.steps if isinstance(step, KernelStep)]
-        limits += [
-            each.launch.images_limit // step.rows
-            for step in self.plan.steps
-            if isinstance(step, LayerStep)
-            for each in bundle.layers[step.layer].cubins
-        ]
+        limits += [each.launch.images_limit // step.rows for step in steps for each in bundle.layers[step.layer].cubins]
         self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
@@ -136,6 +137,7 @@ class Network:
                 given = [each + start * port.image_bytes for each, port in zip(inputs, self.inputs, strict=True)]
                 made = [each + start * port.image_bytes for each, port in zip(outputs, self.outputs, strict=True)]
                 self._run(given, made, count, stream)
+            self._ahead.end(stream)
 
     def close(self) -> None:
         """Gives everything on the GPU back."""
@@ -144,6 +146,7 @@ class Network:
         self._closed = True
         with self._current():
             call("cuStreamSynchronize", None)
+            self._ahead.close()
             for address in filter(None, (*self._buffers, self._constants)):
                 call("cuMemFree_v2", address)
             modules = [part.module for parts in self._layers.values() for part in parts]
@@ -203,8 +206,10 @@ class Network:
                 case "constant":
                     return self._constants + place.number
 
+        layers = itertools.count()
         for step in self.plan.steps:
             if isinstance(step, LayerStep):
+                self._ahead.before(next(layers), images, stream)
                 parts = self._layers[step.layer]
                 addresses = dict(zip(parts[0].launch.tensors, map(address, step.places), strict=True))
                 self._run_layer(parts, addresses, step.rows * images, stream)
@@ -273,12 +278,7 @@ def _device(number: int) -> int:
 
 
 def _architecture(device: int) -> str:
-    numbers = []
-    for attribute in (_MAJOR, _MINOR):
-        value = ctypes.c_int()
-        call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
-        numbers.append(value.value)
-    return f"sm_{numbers[0]}{numbers[1]}"
+    return f"sm_{attribute(_MAJOR, device)}{attribute(_MINOR, device)}"
 
 
 def _name(device: int) -> str:
@@ -297,17 +297,3 @@ def _upload(address: int, data: bytes | Array) -> None:
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     if array.nbytes:
         call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
-
-
-def _stream() -> ctypes.c_void_p:
-    """That does not wait for the default stream."""
-    stream = ctypes.c_void_p()
-    call("cuStreamCreate", ctypes.byref(stream), 1)
-    return stream
-
-
-def _event() -> ctypes.c_void_p:
-    """Without a time."""
-    event = ctypes.c_void_p()
-    call("cuEventCreate", ctypes.byref(event), 2)
-    return event

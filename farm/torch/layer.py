@@ -56,8 +56,8 @@ def layers_on(device: torch.device, bundle: Bundle) -> dict[str, GpuLayer]:
 def fetch_ahead(layers: Sequence[GpuLayer], device: torch.device) -> None:
     """Of a network that is captured, layers fetch each other's code from now on; they come in the order they run in."""
     with torch.cuda.device(device):
-        most_bytes = max((layer.image_bytes for layer in layers), default=0)
-        ahead = CodeAhead([layer.load(device) for layer in layers], most_bytes, device)
+        parts, image_bytes = [layer.load(device) for layer in layers], [layer.image_bytes for layer in layers]
+        ahead = CodeAhead(parts, image_bytes, device)
         for number, layer in enumerate(layers):
             layer.tell(ahead, number, device)
 
@@ -107,10 +107,10 @@ class GpuLayer:
 
     @property
     def image_bytes(self) -> int:
-        """Of one image of its input or its output, whichever is larger."""
+        """Of one image of its input and its output."""
         spec = self._layer.spec
         element_bytes: int = DTYPES[spec.data_type].itemsize
-        return max(math.prod(spec.input_shape), math.prod(spec.output_shape)) * element_bytes
+        return (math.prod(spec.input_shape) + math.prod(spec.output_shape)) * element_bytes
 
     def tell(self, ahead: CodeAhead, number: int, device: torch.device) -> None:
         """Of each launch there from now on, by the layer's number in its network."""

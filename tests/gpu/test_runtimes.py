@@ -24,7 +24,11 @@ from codegen.reference import layer_output
 from codegen.toolchain import Toolchain
 from farm.api import Farm
 from farm.errors import UsageError
-from farm.gpu.driver import call
+from farm.gpu import fetching
+from farm.gpu.driver import call, new_stream
+from farm.gpu.fetcher import CodeFetcher
+from farm.gpu.loaded import Code
+from farm.gpu.replay import CudaGraph
 from farm.jobs import BuildOptions, Status
 from farm.network_verification import NetworkQuestion
 from farm.runtime import load, network
@@ -115,15 +119,52 @@ def test_a_network_computes_what_its_model_does(jobs: dict[str, str], folder: Pa
             np.testing.assert_allclose(net(x), wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_a_cuda_graph_fetches_code_and_gives_the_same(
+    jobs: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Code] = []
+    fetch = CodeFetcher.fetch
+
+    def counted(fetcher: CodeFetcher, code: Code, stream: int) -> None:
+        fetched.append(code)
+        fetch(fetcher, code, stream)
+
+    monkeypatch.setattr(CodeFetcher, "fetch", counted)
+    monkeypatch.setattr(fetching, "LEAST_BYTES", 0)
+    monkeypatch.setattr(fetching, "KEPT", 0.0)
+    x = values(40, *SHAPES["branched"])
+    with load(folder / "branched") as net:
+        wanted = net(x)
+        assert not fetched
+        found = np.zeros_like(wanted)
+        source, target = ctypes.c_uint64(), ctypes.c_uint64()
+        with net._current():
+            stream = new_stream()
+            for address, array in ((source, x), (target, found)):
+                call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
+            call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)
+            call("cuStreamSynchronize", None)
+            handle = stream.value or 0
+            with CudaGraph(handle, lambda: net.enqueue([source.value], [target.value], 40, handle)) as graph:
+                for _ in range(5):
+                    graph.replay()
+                call("cuStreamSynchronize", stream)
+            call("cuMemcpyDtoH_v2", found.ctypes.data, target, found.nbytes)
+            for address in (source, target):
+                call("cuMemFree_v2", address)
+            call("cuStreamDestroy_v2", stream)
+        np.testing.assert_array_equal(found, wanted)
+    assert fetched
+
+
 def test_device_pointers_and_a_stream_give_the_same(jobs: dict[str, str], folder: Path) -> None:
     x = values(5, 1, 28, 28)
     with load(folder / "lenet5") as net:
         wanted = net(x)
         found = np.zeros_like(wanted)
-        stream = ctypes.c_void_p()
         source, target = ctypes.c_uint64(), ctypes.c_uint64()
         with net._current():
-            call("cuStreamCreate", ctypes.byref(stream), 1)
+            stream = new_stream()
             for address, array in ((source, x), (target, found)):
                 call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
             call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)

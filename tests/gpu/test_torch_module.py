@@ -18,11 +18,12 @@ from codegen.toolchain import Toolchain
 from farm.api import Farm
 from farm.errors import UsageError
 from farm.gpu.device import Device
-from farm.gpu.loaded import Part
+from farm.gpu.fetcher import CodeFetcher
+from farm.gpu.loaded import Code
 from farm.jobs import BuildOptions, Status
 from farm.runtime.bundle import Bundle
 from farm.testing import laptop_settings
-from farm.torch import ahead, capture, load
+from farm.torch import capture, load
 from tests.unit.onnx_models import squeeze_and_excitation, values
 
 NETWORKS = {
@@ -128,20 +129,21 @@ def test_a_captured_network_gives_the_networks_outputs_for_every_shape_in_turn(f
 
 
 def test_code_that_is_fetched_ahead_changes_no_bit(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = []
-    run_through = Part.run_through
+    found: list[Code] = []
+    fetch = CodeFetcher.fetch
 
-    def counted(part: Part, scratch: int, stream: int) -> None:
-        launched.append(part)
-        run_through(part, scratch, stream)
+    def counted(fetcher: CodeFetcher, code: Code, stream: int) -> None:
+        found.append(code)
+        fetch(fetcher, code, stream)
 
-    monkeypatch.setattr(Part, "run_through", counted)
-    monkeypatch.setattr(ahead, "LEAST_BYTES", 0)
-    monkeypatch.setattr(ahead, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(CodeFetcher, "fetch", counted)
     net = load(fetched / "resnet18")
-    x = torch.randn(2, 3, 224, 224, device="cuda")
-    torch.testing.assert_close(capture(net)(x), net(x), rtol=0, atol=0)
-    assert len(launched) > 10
+    x = torch.randn(8, 3, 224, 224, device="cuda")
+    captured = capture(net)
+    for _ in range(5):
+        torch.testing.assert_close(captured(x), net(x), rtol=0, atol=0)
+    assert len(found) > 10
+    assert len({code.address for code in found}) == len(found)
 
 
 def test_outputs_of_a_captured_network_outlive_the_next_call_and_take_part_in_training(fetched: Path) -> None:

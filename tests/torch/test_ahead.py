@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.launch import GridSize, Launch
+from farm.gpu.loaded import Code
 from farm.torch import ahead
-from farm.torch.ahead import LEAST_BLOCKS, LEAST_BYTES, CodeAhead, code_fetched_ahead, is_run_through
+from farm.torch.ahead import CodeAhead, code_fetched_ahead
 
 IMAGES = 64
-GROUPS = 8
-LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(GROUPS)), (448, 1, 1), 40_000)
+LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(8)), (448, 1, 1), 40_000)
+CODE_BYTES = 800_000
+"""A layer of it takes longer than its code does to come."""
 
 
 @dataclass
@@ -34,70 +37,75 @@ class PlayedStream:
 
 
 @dataclass
-class PlayedPart:
-    """A kernel of a layer."""
+class PlayedFetcher:
+    """Says what it fetches."""
 
-    name: str
     said: list[str]
-    code_bytes: int = LEAST_BYTES
-    launch: Launch = field(default=LAUNCH)
 
-    def run_through(self, scratch: int, stream: int) -> None:
-        self.said.append(f"{self.name} on {stream}")
+    def fetch(self, code: Code, stream: int) -> None:
+        self.said.append(f"{code.address} on {stream}")
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    numbers = iter(range(1, 100))
-
-    def side(*_: Any) -> PlayedStream:
-        number = next(numbers)
-        return PlayedStream(f"side {number}", found, number)
-
-    monkeypatch.setattr(ahead.torch.cuda, "Stream", side)
-    monkeypatch.setattr(ahead.torch.cuda, "current_stream", lambda: PlayedStream("main", found))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: PlayedStream("side", found, 1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: PlayedStream("main", found))
+    gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: PlayedFetcher(found))
     return found
 
 
-def run(parts: list[PlayedPart], images: int = IMAGES) -> None:
-    code = CodeAhead([[part] for part in parts], 16, torch.device("cpu"))  # type: ignore[list-item]
-    for number in range(len(parts)):
+def layer(*addresses: int | None) -> list[Any]:
+    """Of parts whose code lies there."""
+    codes = [address and Code(address, CODE_BYTES) for address in addresses]
+    return [SimpleNamespace(launch=LAUNCH, image_bytes=CODE_BYTES, code=code) for code in codes]
+
+
+def run(*layers: list[Any], images: int = IMAGES) -> None:
+    code = CodeAhead(layers, [10_000_000] * len(layers), torch.device("cpu"))
+    for number in range(len(layers)):
         code.before(number, images)
 
 
-def test_a_layer_begins_to_fetch_the_code_of_the_next_one_and_the_graph_ends_once_all_is_fetched(
-    said: list[str],
-) -> None:
+def test_code_is_fetched_in_time_and_the_graph_ends_once_all_is_fetched(said: list[str]) -> None:
     with code_fetched_ahead():
-        run([PlayedPart(name, said) for name in ("first", "second", "third")])
-        assert said == ["side 1 waits for main", "second on 1", "side 2 waits for main", "third on 2"]
+        run(layer(1), layer(2), layer(3))
+        assert said == ["side waits for main", "2 on 1", "side waits for main", "3 on 1"]
         said.clear()
-    assert said == ["main waits for side 1", "main waits for side 2"]
+    assert said == ["main waits for side"]
+
+
+def test_all_parts_of_a_layer_are_fetched_and_what_is_not_known_is_left_alone(said: list[str]) -> None:
+    with code_fetched_ahead():
+        run(layer(1), layer(2, None, 4), layer(None))
+    assert said == ["side waits for main", "2 on 1", "4 on 1", "main waits for side"]
+
+
+def test_each_number_of_images_has_a_plan_of_its_own(said: list[str]) -> None:
+    layers = [layer(1), *[layer(None)] * 4, layer(2)]
+    code = CodeAhead(layers, [20_000_000] * 6, torch.device("cpu"))
+    with code_fetched_ahead():
+        for images in (1, 1_000, 1):
+            for number in range(6):
+                code.before(number, images)
+                said.append(f"layer {number}")
+    begun = [said[i + 1] for i, each in enumerate(said) if " on " in each]
+    assert begun == ["layer 4", "layer 4", "layer 4"]
+    assert len(code._plans) == 2
 
 
 def test_nothing_is_fetched_outside_of_a_capture(said: list[str]) -> None:
-    run([PlayedPart(name, said) for name in ("first", "second")])
+    run(layer(1), layer(2))
+    with code_fetched_ahead():
+        pass
+    run(layer(1), layer(2))
     assert said == []
 
 
-def test_small_code_and_streams_that_few_blocks_follow_are_not_fetched_ahead(said: list[str]) -> None:
-    first = PlayedPart("first", said)
-    others = [
-        PlayedPart("small", said, code_bytes=LEAST_BYTES - 1),
-        PlayedPart("other", said, launch=replace(LAUNCH, kernel="stationary")),
-    ]
+def test_nothing_is_fetched_where_it_is_not_known_how(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: None)
     with code_fetched_ahead():
-        for other in others:
-            run([first, other])
-        run([first, first], images=8 * (LEAST_BLOCKS - 1))
-        assert said == []
-        run([first, first], images=8 * LEAST_BLOCKS)
-        assert said
-
-
-def test_traces_tell_launches_that_fetch_code_from_those_that_compute() -> None:
-    assert is_run_through("conv2d", [1, 1, GROUPS], [32, 1, 1])
-    assert not is_run_through("conv2d", [1, 8, GROUPS], [32, 1, 1])
-    assert not is_run_through("conv2d", [1, 1, GROUPS], [64, 1, 1])
-    assert not is_run_through("linear", [1, 1, GROUPS], [32, 1, 1])
+        run(layer(1), layer(2))
+    assert said == []

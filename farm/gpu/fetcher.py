@@ -1,0 +1,73 @@
+"""The kernel that brings other kernels' code into the L2 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from codegen.errors import DeviceError
+from farm.gpu.loaded import Code, Module, Part, launch_numbers
+
+BLOCKS, THREADS = 8, 32
+KERNEL = "fetch_code"
+PIECE_BYTES = 4096
+PTX = f"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry {KERNEL}(.param .u64 begin, .param .u64 bytes)
+{{
+    .reg .b64 %at, %end, %left, %step;
+    .reg .b32 %block, %blocks, %thread, %size;
+    .reg .pred %none;
+    ld.param.u64 %at, [begin];
+    ld.param.u64 %end, [bytes];
+    add.u64 %end, %at, %end;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %blocks, %nctaid.x;
+    mov.u32 %thread, %tid.x;
+    mul.wide.u32 %step, %block, {PIECE_BYTES};
+    add.u64 %at, %at, %step;
+    mul.wide.u32 %step, %blocks, {PIECE_BYTES};
+    setp.ne.u32 %none, %thread, 0;
+    @%none bra done;
+    setp.ge.u64 %none, %at, %end;
+    @%none bra done;
+next:
+    sub.u64 %left, %end, %at;
+    min.u64 %left, %left, {PIECE_BYTES};
+    cvt.u32.u64 %size, %left;
+    cp.async.bulk.prefetch.L2.global [%at], %size;
+    add.u64 %at, %at, %step;
+    setp.lt.u64 %none, %at, %end;
+    @%none bra next;
+done:
+    ret;
+}}
+"""
+
+
+def fetcher_of(parts: Iterable[Part]) -> CodeFetcher | None:
+    """For their code, in the current context; None where nobody knows where that lies, and for a GPU before sm_90."""
+    if not any(part.code for part in parts):
+        return None
+    try:
+        return CodeFetcher()
+    except DeviceError:
+        return None
+
+
+class CodeFetcher:
+    """In the context that is current where it is made, and used."""
+
+    def __init__(self) -> None:
+        """Raises DeviceError."""
+        self._module = Module(PTX.encode())
+        self._function = self._module.function(KERNEL)
+
+    def fetch(self, code: Code, stream: int) -> None:
+        """Enqueues it; does not wait. Raises DeviceError."""
+        launch_numbers(self._function, (BLOCKS, 1, 1), (THREADS, 1, 1), 0, (code.address, code.bytes), stream)
+
+    def unload(self) -> None:
+        """It may not run any more."""
+        self._module.unload()

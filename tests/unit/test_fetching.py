@@ -1,0 +1,110 @@
+"""The code of a layer is fetched so early that it is there when the layer runs, and not so early that it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.launch import GridSize, Launch
+from farm.gpu.fetching import FETCHED_BYTES, KEPT, LEAST_BYTES, Gpu, LayerRun, layer_run, planned_fetches
+
+H200 = Gpu(132, 60_000_000)
+IMAGES = 64
+LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(8)), (448, 1, 1), 40_000)
+SMALL = LayerRun(50.0, 0.0, 50_000, 100_000_000)
+ROOM = 10_000_000
+L2_BYTES = round(ROOM / KEPT)
+
+
+def large(fetch_microseconds: float, code_bytes: int = 1_000_000) -> LayerRun:
+    return LayerRun(50.0, fetch_microseconds, code_bytes, 1_000_000)
+
+
+def test_a_fetch_begins_with_the_last_layer_from_which_on_there_is_time_for_it() -> None:
+    layers = [SMALL, SMALL, SMALL, SMALL, large(99.0), SMALL]
+    assert planned_fetches(layers, L2_BYTES) == ((), (), (4,), (), (), ())
+    assert planned_fetches([*layers[:4], large(101.0)], L2_BYTES) == ((), (4,), (), (), ())
+    assert planned_fetches([*layers[:4], large(49.0)], L2_BYTES) == ((), (), (), (4,), ())
+
+
+def test_several_layers_begin_to_be_fetched_with_one() -> None:
+    layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(30.0), large(80.0)]
+    assert planned_fetches(layers, L2_BYTES) == ((), (3, 4), (), (), ())
+
+
+def test_code_does_not_wait_where_others_would_push_it_out() -> None:
+    others = large(0.0, code_bytes=4_000_000)
+    assert planned_fetches([others] * 4 + [large(190.0, 1_000_000)], L2_BYTES)[2] == (4,)
+    assert planned_fetches([others] * 4 + [large(190.0, 7_000_000)], L2_BYTES)[3] == (4,)
+
+
+def test_nothing_is_fetched_of_a_network_that_stays_in_the_cache() -> None:
+    layers = [LayerRun(50.0, 99.0, 1_000_000, 1_000_000)] * 5
+    assert planned_fetches(layers, L2_BYTES) == ((),) * 5
+    assert planned_fetches([*layers, large(99.0)], L2_BYTES) != ((),) * 6
+
+
+LAYERS = st.lists(
+    st.builds(
+        LayerRun,
+        st.floats(1.0, 300.0),
+        st.one_of(st.just(0.0), st.floats(1.0, 500.0)),
+        st.integers(1_000, 8_000_000),
+        st.integers(0, 100_000_000),
+    ),
+    max_size=30,
+)
+
+
+@given(LAYERS)
+def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
+    layers: list[LayerRun],
+) -> None:
+    plan = planned_fetches(layers, L2_BYTES)
+    assert len(plan) == len(layers)
+    begun = [(start, number) for start, numbers in enumerate(plan) for number in numbers]
+    stays = sum(each.code_bytes + each.moved_bytes for each in layers) <= ROOM
+    wanted = [number for number, each in enumerate(layers) if number and each.fetch_microseconds and not stays]
+    assert sorted(number for _, number in begun) == wanted
+    for start, number in begun:
+        assert start < number
+
+        def time(first: int, end: int = number) -> float:
+            return sum(each.microseconds for each in layers[first:end])
+
+        def code(first: int, end: int = number) -> int:
+            return sum(each.code_bytes for each in layers[first : end + 1])
+
+        needed = layers[number].fetch_microseconds
+        assert start == number - 1 or time(start + 1) < needed, "it could begin later"
+        assert start == number - 1 or code(start) <= ROOM, "it is gone before its turn"
+        assert start == 0 or time(start) >= needed or code(start - 1) > ROOM, "it could begin earlier, and is late"
+
+
+def test_a_layer_takes_what_its_warps_issue_or_its_stream_takes_to_come() -> None:
+    short = layer_run([(LAUNCH, 800_000)], 0, IMAGES, H200)
+    long = layer_run([(LAUNCH, 800_000)], 0, 100 * IMAGES, H200)
+    assert short.microseconds == pytest.approx(22.8, abs=0.1)  # 6,250 instructions, one after another
+    assert long.microseconds == pytest.approx(904.6, abs=0.1)  # of 800 x 8 blocks of 14 warps
+
+
+def test_a_fetch_takes_as_long_as_the_code_of_all_parts_is() -> None:
+    one = layer_run([(LAUNCH, 800_000)], 0, IMAGES, H200)
+    both = layer_run([(LAUNCH, 800_000), (LAUNCH, 400_000)], 0, 100 * IMAGES, H200)
+    assert both.fetch_microseconds - one.fetch_microseconds == pytest.approx(400_000 / FETCHED_BYTES)
+    assert both.code_bytes == 1_200_000
+
+
+def test_small_code_is_not_fetched() -> None:
+    assert layer_run([(LAUNCH, LEAST_BYTES)], 0, IMAGES, H200).fetch_microseconds
+    assert not layer_run([(LAUNCH, LEAST_BYTES - 1)], 0, IMAGES, H200).fetch_microseconds
+
+
+def test_a_launch_of_more_images_than_it_takes_is_of_as_many_as_it_takes() -> None:
+    most = LAUNCH.images_limit
+    assert layer_run([(LAUNCH, 800_000)], 0, 2 * most, H200).microseconds == pytest.approx(
+        layer_run([(LAUNCH, 800_000)], 0, most, H200).microseconds
+    )
