@@ -76,10 +76,9 @@ class CodeAhead:
 
 
 def _is_recorded(stream: int) -> bool:
-    """Elsewhere launches on the side would cost the CPU as much as those of layers; the default stream never is."""
+    """Elsewhere launches on the side would cost the CPU as much as those of layers."""
     status = ctypes.c_int()
-    if stream:
-        call("cuStreamIsCapturing", stream, ctypes.byref(status))
+    call("cuStreamIsCapturing", stream, ctypes.byref(status))
     return bool(status.value)
 
 

@@ -224,6 +224,49 @@ def program(gpu: Gpu, folder: Path) -> Path:
     return folder / "program"
 
 
+def test_a_cuda_graph_recorded_in_c_fetches_code_and_gives_the_same(
+    jobs: dict[str, str], folder: Path, program: Path
+) -> None:
+    text = (C / "farm.c").read_text()
+    for constant in ("KEPT 0.4", "LEAST_BYTES 100000.0"):
+        assert constant in text
+        text = text.replace(constant, f"{constant.split()[0]} 0.0")
+    (folder / "eager.c").write_text(text)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    cuda = next(line.split()[-1] for line in maps if "/libcuda.so" in line)
+    flags = ["-std=c11", "-O1", "-shared", "-fPIC", f"-I{C}", "-Wl,--allow-shlib-undefined"]
+    subprocess.run(["gcc", *flags, folder / "eager.c", cuda, "-o", folder / "eager.so"], check=True)
+    library = ctypes.CDLL(str(folder / "eager.so"))
+    x = values(40, *SHAPES["branched"])
+    with load(folder / "branched") as net:
+        wanted = net(x)
+        found = np.zeros_like(wanted)
+        bundle, source, target = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+        with net._current():
+            assert library.farm_open(str(folder / "branched").encode(), ctypes.byref(bundle)) == 0
+            stream = new_stream()
+            for address, array in ((source, x), (target, found)):
+                call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
+            call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)
+            call("cuStreamSynchronize", None)
+
+            def run() -> None:
+                assert library.farm_run(bundle, 40, ctypes.byref(source), ctypes.byref(target), stream) == 0
+
+            run()  # its buffers
+            call("cuStreamSynchronize", stream)
+            with CudaGraph(stream.value or 0, run) as graph:
+                for _ in range(5):
+                    graph.replay()
+                call("cuStreamSynchronize", stream)
+            call("cuMemcpyDtoH_v2", found.ctypes.data, target, found.nbytes)
+            library.farm_close(bundle)
+            for address in (source, target):
+                call("cuMemFree_v2", address)
+            call("cuStreamDestroy_v2", stream)
+        np.testing.assert_array_equal(found, wanted)
+
+
 def run_in_c(program: Path, folder: Path, bundle: Path, x: NDArray[Any], *layer: str) -> NDArray[Any]:
     x.tofile(folder / "x")
     command = [program, bundle, str(len(x)), folder / "x", folder / "y", *layer]

@@ -19,8 +19,8 @@ LETTERS = {"input": "i", "output": "o", "residual": "r", "gate": "g", "images": 
 ARCHS = ("sm_80", "sm_90")
 
 
-def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None) -> Path:
-    """Of a model's file; gives its folder, or its file where the name ends in .farm."""
+def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None, code: bytes = b"") -> Path:
+    """Of a model's file; gives its folder, or its file where the name ends in .farm. With `code`, cubins begin so."""
     store = MemoryStore()
     options = BuildOptions(ARCHS, tuning=False)
     made = new_job(checkpoint or read_checkpoint(model), options, namespace="", name="net", store=store)
@@ -31,7 +31,8 @@ def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None)
             for number, part in enumerate(build.parts_of(arch)):
                 launch = launch_of(build.spec, build.tiling, part)
                 letters = "".join(LETTERS[name] for name in launch.arguments)
-                data = f"fake {launch.kernel} {letters} {build.layer} {arch} {number}".encode()
+                said = f"fake {launch.kernel} {letters} {build.layer} {arch} {number}".encode()
+                data = code + said
                 digest = store.put(data)
                 key = blob_digest(data)
                 results.append(

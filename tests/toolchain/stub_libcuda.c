@@ -1,7 +1,8 @@
 /* The CUDA driver as far as the runtimes call it, without a GPU: memory is the host's, and launches are written down.
  *
  * Code is `fake NAME LETTERS` (i, o, r, g are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
- * The environment says the file (STUB_LOG), the architecture (STUB_ARCH, as in 90) and which call fails (STUB_FAIL).
+ * Of an ELF file the arguments are not written down. The environment says the file (STUB_LOG), the architecture
+ * (STUB_ARCH, as in 90), which call fails (STUB_FAIL) and whether streams are recorded (STUB_RECORDED).
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@ typedef struct {
 
 typedef struct {
     char *text;
+    uint64_t code; /* of an ELF file: where it says that its kernel lies */
 } module;
 
 static int handles;
@@ -34,8 +36,10 @@ int cuDeviceGetCount(int *count) { *count = atoi(getenv("STUB_ARCH")) > 0; retur
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { (void)device; snprintf(name, (size_t)size, "Stub"); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    int arch = atoi(getenv("STUB_ARCH"));
     (void)device;
-    *value = attribute == 75 ? atoi(getenv("STUB_ARCH")) / 10 : atoi(getenv("STUB_ARCH")) % 10;
+    /* The compute capability's two numbers, multiprocessors, bytes of the L2 cache. */
+    *value = attribute == 75 ? arch / 10 : attribute == 76 ? arch % 10 : attribute == 16 ? 132 : 60000000;
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &handles; return 0; }
@@ -68,6 +72,11 @@ static int handle(void **made) { *made = (void *)(uintptr_t)++handles; return 0;
 int cuStreamCreate(void **stream, unsigned flags) { (void)flags; return handle(stream); }
 int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
 int cuStreamSynchronize(void *stream) { (void)stream; return 0; }
+int cuStreamIsCapturing(void *stream, int *status) {
+    (void)stream;
+    *status = getenv("STUB_RECORDED") != NULL;
+    return 0;
+}
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     (void)flags;
     say("wait %llu %llu\n", (uintptr_t)stream, (uintptr_t)event);
@@ -81,8 +90,15 @@ int cuEventRecord(void *event, void *stream) {
 int cuEventDestroy_v2(void *event) { (void)event; return 0; }
 
 int cuModuleLoadData(module **loaded, const void *image) {
+    /* Of a file with a variable, the tables of sections are behind everything else. */
+    const unsigned char *elf = image;
+    uint64_t sections = 0;
+    if (memcmp(elf, "\177ELF", 4) == 0) memcpy(&sections, elf + 40, 8);
+    if (sections > 300000 && fails("variable")) return 200;
+    if (strstr(image, "fetch_code") && fails("fetcher")) return 200;
     *loaded = malloc(sizeof **loaded);
     (*loaded)->text = strdup(image);
+    (*loaded)->code = 0x1000u * (uint64_t)++handles;
     return fails("cuModuleLoadData");
 }
 int cuModuleUnload(module *loaded) {
@@ -90,6 +106,12 @@ int cuModuleUnload(module *loaded) {
     free(loaded->text);
     free(loaded);
     return 0;
+}
+
+int cuModuleGetGlobal_v2(uint64_t *address, size_t *bytes, module *loaded, const char *name) {
+    *address = (uint64_t)(uintptr_t)&loaded->code;
+    *bytes = sizeof loaded->code;
+    return strcmp(name, "code_address") == 0 ? 0 : 500;
 }
 
 /* Of the entry of a PTX file. */
@@ -114,6 +136,7 @@ int cuModuleGetFunction(function **found, module *loaded, const char *name) {
         sscanf(loaded->text + 5, "%255s %63s", fake, (*found)->letters);
         return strcmp(fake, name) == 0 ? 0 : 500;
     }
+    if (strncmp(loaded->text, "\177ELF", 4) == 0) return 0;
     entry = strstr(loaded->text, start);
     if (!entry) return 500;
     read_parameters(*found, entry);

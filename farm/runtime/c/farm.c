@@ -13,6 +13,51 @@
 #define MOST_ARGUMENTS 32
 #define MOST_NAME 512
 
+/* Of farm/gpu/fetching.py and fetcher.py, which say what they are. */
+#define WARP 32
+#define LEAST_BYTES 100000.0
+#define FETCHED_BYTES 500000.0
+#define INSTRUCTION_BYTES 16
+#define ISSUED 4700.0
+#define FOLLOWED 300.0
+#define LAUNCH_MICROSECONDS 2.0
+#define KEPT 0.4
+#define FETCH_BLOCKS 8
+#define FETCH_THREADS 32
+static const char fetch_ptx[] =
+    ".version 8.0\n"
+    ".target sm_90\n"
+    ".address_size 64\n"
+    ".visible .entry fetch_code(.param .u64 begin, .param .u64 bytes)\n"
+    "{\n"
+    "    .reg .b64 %at, %end, %left, %step;\n"
+    "    .reg .b32 %block, %blocks, %thread, %size;\n"
+    "    .reg .pred %none;\n"
+    "    ld.param.u64 %at, [begin];\n"
+    "    ld.param.u64 %end, [bytes];\n"
+    "    add.u64 %end, %at, %end;\n"
+    "    mov.u32 %block, %ctaid.x;\n"
+    "    mov.u32 %blocks, %nctaid.x;\n"
+    "    mov.u32 %thread, %tid.x;\n"
+    "    mul.wide.u32 %step, %block, 4096;\n"
+    "    add.u64 %at, %at, %step;\n"
+    "    mul.wide.u32 %step, %blocks, 4096;\n"
+    "    setp.ne.u32 %none, %thread, 0;\n"
+    "    @%none bra done;\n"
+    "    setp.ge.u64 %none, %at, %end;\n"
+    "    @%none bra done;\n"
+    "next:\n"
+    "    sub.u64 %left, %end, %at;\n"
+    "    min.u64 %left, %left, 4096;\n"
+    "    cvt.u32.u64 %size, %left;\n"
+    "    cp.async.bulk.prefetch.L2.global [%at], %size;\n"
+    "    add.u64 %at, %at, %step;\n"
+    "    setp.lt.u64 %none, %at, %end;\n"
+    "    @%none bra next;\n"
+    "done:\n"
+    "    ret;\n"
+    "}\n";
+
 /* The driver, as far as it is needed here. */
 #ifndef __cuda_cuda_h__
 typedef int CUresult;
@@ -25,14 +70,17 @@ CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr address);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuStreamIsCapturing(CUstream stream, int *status);
 CUresult cuEventCreate(CUevent *event, unsigned flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventDestroy_v2(CUevent event);
@@ -52,6 +100,9 @@ typedef struct {
     unsigned block[3], shared_bytes;
     long images_limit;
     int output_step;
+    size_t image_bytes;
+    CUdeviceptr code; /* where its instructions lie, 0 where that is not known */
+    size_t code_bytes;
     CUmodule module;
     CUfunction function;
 } kernel;
@@ -73,6 +124,7 @@ typedef struct {
     CUfunction function;
     int count;
     argument arguments[MOST_ARGUMENTS];
+    int fetched_with; /* the step with which the code of its layer begins to be fetched, or -1 */
 } step;
 
 typedef struct {
@@ -105,6 +157,13 @@ struct farm_bundle {
     CUstream streams[BRANCHES - 1];
     CUevent begin, ends[BRANCHES - 1];
     int stream_count;
+    double multiprocessors, l2_bytes;
+    CUmodule fetcher;
+    CUfunction fetch; /* NULL where no code is fetched */
+    CUstream side;
+    CUevent fetching, fetched;
+    int is_fetching;
+    long planned_images; /* for which the steps say with which they are fetched */
 };
 
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
@@ -430,6 +489,179 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     return failed;
 }
 
+/* A cubin with one more variable, which the driver sets to where the kernel's code lies: as farm/gpu/code_address.py makes
+ * it, of which this is the same. NULL for what is not a cubin with one kernel and no variables of its own. */
+typedef struct {
+    unsigned char magic[16];
+    uint16_t type, machine;
+    uint32_t version;
+    uint64_t entry, segments, sections;
+    uint32_t flags;
+    uint16_t header_bytes, segment_bytes, segment_count, section_bytes, section_count, names;
+} elf_header;
+
+typedef struct {
+    uint32_t name, kind;
+    uint64_t flags, address, offset, bytes;
+    uint32_t link, info;
+    uint64_t alignment, entry_bytes;
+} elf_section;
+
+typedef struct {
+    uint32_t kind, flags;
+    uint64_t offset, virtual_address, physical_address, file_bytes, memory_bytes, alignment;
+} elf_segment;
+
+typedef struct {
+    uint32_t name;
+    unsigned char kind, other;
+    uint16_t section;
+    uint64_t value, bytes;
+} elf_symbol;
+
+typedef struct {
+    uint64_t place, what;
+    int64_t addend;
+} elf_relocation;
+
+/* Appends at a multiple of 8 bytes; gives where. */
+static size_t put(char *to, size_t *end, const void *data, size_t bytes) {
+    size_t at = (*end + 7) / 8 * 8;
+    memset(to + *end, 0, at - *end);
+    memcpy(to + at, data, bytes);
+    *end = at + bytes;
+    return at;
+}
+
+/* A section grown by some bytes, behind everything. */
+static void grow(char *to, size_t *end, elf_section *section, const void *more, size_t bytes) {
+    size_t old = section->offset, had = section->bytes;
+    section->offset = put(to, end, to + old, had);
+    section->bytes = had + bytes;
+    memcpy(to + *end, more, bytes);
+    *end += bytes;
+}
+
+static char *with_address(const char *data, size_t bytes, size_t *made_bytes, size_t *code_bytes) {
+    static const char names[] = ".nv.global.init\0.rela.nv.global.init";
+    elf_header header;
+    elf_section sections[64], *table = NULL, *strings, *texts;
+    elf_segment segment;
+    elf_symbol symbol;
+    elf_relocation relocation = {0, 0, 0};
+    uint64_t zero = 0;
+    size_t end = bytes, i, count, code = 0, kernel = 0, kernels = 0, codes = 0, variable, old_names, old_segments;
+    char *made;
+    if (bytes < sizeof header) return NULL;
+    memcpy(&header, data, sizeof header);
+    count = header.section_count;
+    if (memcmp(header.magic, "\177ELF\2\1", 6) != 0 || header.machine != 190 || count + 2 > 64 || header.names >= count)
+        return NULL;
+    if (header.sections > bytes || bytes - header.sections < count * sizeof *sections) return NULL;
+    if (header.segments > bytes || bytes - header.segments < header.segment_count * sizeof segment) return NULL;
+    memcpy(sections, data + header.sections, count * sizeof *sections);
+    texts = &sections[header.names];
+    for (i = 0; i < count; i++)
+        if (sections[i].kind != 8 && (sections[i].offset > bytes || bytes - sections[i].offset < sections[i].bytes))
+            return NULL;
+    if (!texts->bytes || data[texts->offset + texts->bytes - 1]) return NULL;
+    for (i = 0; i < count; i++) {
+        const char *name = data + texts->offset + sections[i].name;
+        if (sections[i].name >= texts->bytes || strcmp(name, ".nv.global.init") == 0) return NULL;
+        if (strcmp(name, ".symtab") == 0) table = &sections[i];
+        if (strncmp(name, ".text.", 6) == 0) code = i, codes++;
+    }
+    if (codes != 1 || !table || table->link >= count) return NULL;
+    strings = &sections[table->link];
+    for (i = 0; i < table->bytes / sizeof symbol; i++) {
+        memcpy(&symbol, data + table->offset + i * sizeof symbol, sizeof symbol);
+        if (symbol.section == code && (symbol.kind & 15) == 2) kernel = i, kernels++;
+    }
+    if (kernels != 1) return NULL;
+    made = malloc(bytes + texts->bytes + strings->bytes + table->bytes + (count + 8) * sizeof *sections +
+                  (header.segment_count + 4u) * sizeof segment + 512);
+    if (!made) return NULL;
+    memcpy(made, data, bytes);
+    memset(&symbol, 0, sizeof symbol);
+    symbol.name = (uint32_t)strings->bytes;
+    symbol.kind = 0x11; /* a global object */
+    symbol.section = (uint16_t)count;
+    symbol.bytes = sizeof zero;
+    old_names = texts->bytes;
+    table->info = (uint32_t)(table->bytes / sizeof symbol + 1);
+    grow(made, &end, texts, names, sizeof names);
+    grow(made, &end, strings, "code_address", 13);
+    grow(made, &end, table, &symbol, sizeof symbol);
+    variable = put(made, &end, &zero, sizeof zero);
+    relocation.what = (uint64_t)kernel << 32 | 2; /* R_CUDA_64 */
+    memset(&sections[count], 0, 2 * sizeof *sections);
+    sections[count].name = (uint32_t)old_names;
+    sections[count].kind = 1; /* data */
+    sections[count].flags = 3; /* writable, in memory */
+    sections[count].offset = variable;
+    sections[count].bytes = sections[count].alignment = sizeof zero;
+    sections[count + 1].name = (uint32_t)old_names + 16;
+    sections[count + 1].kind = 4; /* relocations */
+    sections[count + 1].flags = 0x40;
+    sections[count + 1].offset = put(made, &end, &relocation, sizeof relocation);
+    sections[count + 1].bytes = sections[count + 1].entry_bytes = sizeof relocation;
+    sections[count + 1].link = (uint32_t)(table - sections);
+    sections[count + 1].info = (uint32_t)count;
+    sections[count + 1].alignment = 8;
+    *code_bytes = sections[code].bytes;
+    header.section_count = (uint16_t)(count + 2);
+    header.sections = put(made, &end, sections, header.section_count * sizeof *sections);
+    old_segments = header.segments;
+    header.segments = (end + 7) / 8 * 8;
+    for (i = 0; i <= header.segment_count; i++) {
+        memcpy(&segment, data + old_segments + (i < header.segment_count ? i : 0) * sizeof segment, sizeof segment);
+        if (i == header.segment_count) {
+            memset(&segment, 0, sizeof segment);
+            segment.kind = 1;
+            segment.flags = 6; /* read and written */
+            segment.offset = variable;
+            segment.file_bytes = segment.memory_bytes = segment.alignment = sizeof zero;
+        } else if (segment.offset == old_segments) {
+            segment.offset = header.segments;
+            segment.file_bytes = segment.memory_bytes = (header.segment_count + 1u) * sizeof segment;
+        }
+        put(made, &end, &segment, sizeof segment);
+    }
+    header.segment_count++;
+    memcpy(made, &header, sizeof header);
+    *made_bytes = end;
+    return made;
+}
+/* With the address of its code, if the driver gives that. */
+static int load_module(kernel *each, const char *image, size_t bytes) {
+    size_t made_bytes, size;
+    CUdeviceptr variable;
+    char *addressed = with_address(image, bytes, &made_bytes, &each->code_bytes);
+    each->image_bytes = bytes;
+    if (addressed) {
+        CUresult failed = cuModuleLoadData(&each->module, addressed);
+        free(addressed);
+        if (!failed) {
+            DRIVER(cuModuleGetGlobal_v2(&variable, &size, each->module, "code_address"));
+            DRIVER(cuMemcpyDtoH_v2(&each->code, variable, sizeof each->code));
+            return 0;
+        }
+    }
+    return driver(cuModuleLoadData(&each->module, image), "cuModuleLoadData");
+}
+
+/* Nothing is fetched by a GPU or a driver that does not take its PTX, which is for sm_90 and later. */
+static int load_fetcher(farm_bundle *bundle) {
+    int i, known = 0;
+    for (i = 0; i < bundle->kernel_count; i++) known = known || bundle->kernels[i].code;
+    if (!known || cuModuleLoadData(&bundle->fetcher, fetch_ptx)) return 0;
+    DRIVER(cuModuleGetFunction(&bundle->fetch, bundle->fetcher, "fetch_code"));
+    DRIVER(cuStreamCreate(&bundle->side, 1));
+    DRIVER(cuEventCreate(&bundle->fetching, 2));
+    DRIVER(cuEventCreate(&bundle->fetched, 2));
+    return 0;
+}
+
 static int load_kernels(farm_bundle *bundle, int gpu) {
     int i, layer, most_parts = 1;
     for (layer = 0; layer < bundle->layer_count; layer++) {
@@ -447,11 +679,12 @@ static int load_kernels(farm_bundle *bundle, int gpu) {
         size_t bytes;
         int failed;
         TRY(read_file(bundle, each->path, &image, &bytes));
-        failed = driver(cuModuleLoadData(&each->module, image), "cuModuleLoadData");
+        failed = load_module(each, image, bytes);
         free(image);
         TRY(failed);
         DRIVER(cuModuleGetFunction(&each->function, each->module, each->entry));
     }
+    TRY(load_fetcher(bundle));
     DRIVER(cuEventCreate(&bundle->begin, 2)); /* without a time */
     while (bundle->stream_count < most_parts - 1 && bundle->stream_count < BRANCHES - 1) {
         DRIVER(cuStreamCreate(&bundle->streams[bundle->stream_count], 1)); /* does not wait for the default stream */
@@ -484,7 +717,7 @@ static int open_bundle(farm_bundle *bundle, const char *path) {
     CUdevice device;
     FILE *file;
     char name[sizeof bundle->path + 16];
-    int major, minor;
+    int major, minor, multiprocessors, l2_bytes;
     if (strlen(path) >= sizeof bundle->path) return fail("the path of the bundle is too long");
     strcpy(bundle->path, path);
     snprintf(name, sizeof name, "%s/manifest.json", path);
@@ -499,6 +732,10 @@ static int open_bundle(farm_bundle *bundle, const char *path) {
     DRIVER(cuCtxGetDevice(&device));
     DRIVER(cuDeviceGetAttribute(&major, 75, device)); /* the compute capability */
     DRIVER(cuDeviceGetAttribute(&minor, 76, device));
+    DRIVER(cuDeviceGetAttribute(&multiprocessors, 16, device));
+    DRIVER(cuDeviceGetAttribute(&l2_bytes, 38, device));
+    bundle->multiprocessors = multiprocessors;
+    bundle->l2_bytes = l2_bytes;
     TRY(read_plan(bundle, major * 10 + minor));
     TRY(load_kernels(bundle, major * 10 + minor));
     if (bundle->buffer_count && !(bundle->buffers = calloc((size_t)bundle->buffer_count, sizeof *bundle->buffers)))
@@ -544,6 +781,10 @@ void farm_close(farm_bundle *bundle) {
         cuEventDestroy_v2(bundle->ends[i]);
     }
     if (bundle->begin) cuEventDestroy_v2(bundle->begin);
+    if (bundle->fetcher) cuModuleUnload(bundle->fetcher);
+    if (bundle->side) cuStreamDestroy_v2(bundle->side);
+    if (bundle->fetching) cuEventDestroy_v2(bundle->fetching);
+    if (bundle->fetched) cuEventDestroy_v2(bundle->fetched);
     for (i = 0; i < bundle->layer_count; i++) free((void *)bundle->layers[i].name);
     free_ports(bundle->inputs, bundle->input_count);
     free_ports(bundle->outputs, bundle->output_count);
@@ -599,6 +840,115 @@ static int launch_part(const kernel *each, long rows, tensors given, CUstream st
     DRIVER(cuLaunchKernel(
         each->function, blocks(each->grid[0], rows), blocks(each->grid[1], rows), blocks(each->grid[2], rows),
         each->block[0], each->block[1], each->block[2], each->shared_bytes, stream, pointers, NULL));
+    return 0;
+}
+
+/* What is known of a layer for some number of images, and when the code of layers is fetched into the L2 cache: by the
+ * rules of farm/gpu/fetching.py, which says why. */
+typedef struct {
+    double microseconds, fetch_microseconds, code_bytes;
+} layer_run;
+
+static layer_run run_of(const farm_bundle *bundle, int layer, long rows) {
+    layer_run made = {0, 0, 0};
+    double issued = 0, longest = 0, followed;
+    int i;
+    for (i = 0; i < bundle->kernel_count; i++) {
+        const kernel *each = &bundle->kernels[i];
+        long images = rows < each->images_limit ? rows : each->images_limit;
+        double followers = (double)blocks(each->grid[0], images) * blocks(each->grid[1], images);
+        double stream = (double)each->image_bytes / blocks(each->grid[2], images);
+        unsigned warps = (each->block[0] * each->block[1] * each->block[2] + WARP - 1) / WARP;
+        if (each->layer != layer) continue;
+        issued += followers * warps * (double)each->image_bytes / INSTRUCTION_BYTES;
+        longest = stream > longest ? stream : longest;
+        made.code_bytes += (double)each->image_bytes;
+    }
+    issued = issued / ISSUED / bundle->multiprocessors;
+    followed = longest / INSTRUCTION_BYTES / FOLLOWED;
+    made.microseconds = LAUNCH_MICROSECONDS + (issued > followed ? issued : followed);
+    if (made.code_bytes >= LEAST_BYTES) made.fetch_microseconds = LAUNCH_MICROSECONDS + made.code_bytes / FETCHED_BYTES;
+    return made;
+}
+
+/* The layer before this step in the plan, or -1. */
+static int layer_before(const farm_bundle *bundle, int number) {
+    do number--;
+    while (number >= 0 && bundle->steps[number].layer < 0);
+    return number;
+}
+
+/* The step with which a layer's code begins to be fetched: the last from which on there is time for all of it, or a later
+ * one where the code from there on is more than the cache keeps; -1 of the first layer. */
+static int start_of(const farm_bundle *bundle, const layer_run *runs, int number, double room) {
+    int start = layer_before(bundle, number), before;
+    double time, waiting;
+    if (start < 0) return -1;
+    time = runs[start].microseconds;
+    waiting = runs[number].code_bytes + runs[start].code_bytes;
+    while (time < runs[number].fetch_microseconds && (before = layer_before(bundle, start)) >= 0 &&
+           waiting + runs[before].code_bytes <= room) {
+        start = before;
+        time += runs[start].microseconds;
+        waiting += runs[start].code_bytes;
+    }
+    return start;
+}
+
+static int plan_fetches(farm_bundle *bundle, long images) {
+    layer_run *runs;
+    double total = 0, room = KEPT * bundle->l2_bytes;
+    int i;
+    if (bundle->planned_images == images) return 0;
+    runs = calloc((size_t)bundle->step_count + 1, sizeof *runs);
+    if (!runs) return fail("there is no memory left");
+    for (i = 0; i < bundle->step_count; i++) {
+        const step *each = &bundle->steps[i];
+        if (each->layer < 0) continue;
+        runs[i] = run_of(bundle, each->layer, each->rows * images);
+        total += runs[i].code_bytes + (double)(each->rows * images) *
+                 (double)(bundle->layers[each->layer].input_bytes + bundle->layers[each->layer].output_bytes);
+    }
+    for (i = 0; i < bundle->step_count; i++) {
+        int fetched = total > room && runs[i].fetch_microseconds > 0;
+        bundle->steps[i].fetched_with = fetched ? start_of(bundle, runs, i, room) : -1;
+    }
+    free(runs);
+    bundle->planned_images = images;
+    return 0;
+}
+
+/* The code of the layers that begin to be fetched with this step, which is about to be launched: where it is recorded as a
+ * CUDA graph. Elsewhere launches on the side would cost the CPU as much as those of layers. */
+static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
+    int i, j, begun = 0, recorded = 0;
+    if (!bundle->fetch || bundle->steps[number].layer < 0) return 0;
+    DRIVER(cuStreamIsCapturing(stream, (void *)&recorded));
+    for (i = number + 1; recorded && i < bundle->step_count; i++) {
+        if (bundle->steps[i].fetched_with != number) continue;
+        for (j = 0; j < bundle->kernel_count; j++) {
+            kernel *each = &bundle->kernels[j];
+            void *pointers[2];
+            if (each->layer != bundle->steps[i].layer || !each->code) continue;
+            if (!begun) {
+                DRIVER(cuEventRecord(bundle->fetching, stream));
+                DRIVER(cuStreamWaitEvent(bundle->side, bundle->fetching, 0));
+                begun = bundle->is_fetching = 1;
+            }
+            pointers[0] = &each->code;
+            pointers[1] = &each->code_bytes;
+            DRIVER(cuLaunchKernel(
+                bundle->fetch, FETCH_BLOCKS, 1, 1, FETCH_THREADS, 1, 1, 0, bundle->side, pointers, NULL));
+        }
+    }
+    return 0;
+}
+
+static int end_fetches(farm_bundle *bundle, CUstream stream) {
+    if (!bundle->is_fetching) return 0;
+    bundle->is_fetching = 0;
+    DRIVER(cuEventRecord(bundle->fetched, bundle->side));
+    DRIVER(cuStreamWaitEvent(stream, bundle->fetched, 0));
     return 0;
 }
 
@@ -727,8 +1077,11 @@ int farm_run(
     TRY(reserve(bundle, images < bundle->most_images ? images : bundle->most_images));
     for (start = 0; start < images; start += bundle->most_images) {
         long count = images - start < bundle->most_images ? images - start : bundle->most_images;
-        for (i = 0; i < bundle->step_count; i++)
+        TRY(plan_fetches(bundle, count));
+        for (i = 0; i < bundle->step_count; i++) {
+            TRY(fetch_with(bundle, i, stream));
             TRY(run_step(bundle, &bundle->steps[i], start, count, inputs, outputs, stream));
+        }
     }
-    return 0;
+    return end_fetches(bundle, stream);
 }
