@@ -899,7 +899,7 @@ static int plan_fetches(farm_bundle *bundle, long images) {
     layer_run *runs;
     double total = 0, room = KEPT * bundle->l2_bytes;
     int i;
-    if (bundle->planned_images == images) return 0;
+    if (!bundle->fetch || bundle->planned_images == images) return 0;
     runs = calloc((size_t)bundle->step_count + 1, sizeof *runs);
     if (!runs) return fail("there is no memory left");
     for (i = 0; i < bundle->step_count; i++) {
