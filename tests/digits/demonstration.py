@@ -13,6 +13,9 @@ from tests.digits.inference import labels
 from tests.digits.training import KEPT, Digits, train_and_prune
 from tests.digits.typed import typed
 
+MOST_JOBS = 1000
+"""Of others, since these were submitted."""
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -60,7 +63,7 @@ def demonstrate(
     typed("compile", *map(str, models), "--arch", ",".join(archs), "-q")
     shown, right = digits.test_images[:images], digits.test_labels[:images].numpy()
     answers = []
-    for (path, (sparsity, exporter)), job in zip(models.items(), _newest_jobs(len(models)), strict=True):
+    for (path, (sparsity, exporter)), job in zip(models.items(), jobs_of(list(models)), strict=True):
         bundle = folder / path.stem
         typed("fetch", job, "--ptx", "-o", str(bundle))
         found = labels(bundle, shown)
@@ -85,9 +88,10 @@ def _print_answers(answers: Sequence[Answers]) -> None:
         )
 
 
-def _newest_jobs(count: int) -> list[str]:
-    """Ids, in the order in which they were submitted."""
+def jobs_of(models: Sequence[Path]) -> list[str]:
+    """The id of each one's newest job; other people's may have come between."""
     from farm.api import Farm
 
     with Farm.open() as farm:
-        return [job.id for job in reversed(farm.jobs(limit=count))]
+        newest_last = {Path(job.model).resolve(): job.id for job in reversed(farm.jobs(limit=MOST_JOBS))}
+    return [newest_last[model.resolve()] for model in models]

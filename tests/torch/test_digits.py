@@ -9,11 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
+from cli.exit_codes import OK
+from cli.main import run
 from codegen.errors import ToolchainError
+from codegen.networks import lenet5, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import find_toolchain
+from farm.api import Farm
 from farm.runtime.bundle import Bundle
-from tests.digits.demonstration import demonstrate
+from tests.digits.demonstration import demonstrate, jobs_of
 from tests.digits.exporting import EXPORTERS
 from tests.digits.training import prune, small_network
 
@@ -56,6 +60,17 @@ def test_a_network_trained_and_pruned_here_answers_as_onnxruntime_does(
         assert len(bundle.layers) == 4
         assert not checkpoint.skipped
     assert "SAME AS ONNXRUNTIME" in capsys.readouterr().out
+
+
+def test_jobs_of_others_that_came_meanwhile_are_left_alone(own_farm: Path) -> None:
+    models = [own_farm / f"{name}.onnx" for name in ("a", "b", "others")]
+    for seed, model in enumerate(models):
+        write_network(model, lenet5(0.9, seed))
+    for submitted in (models[:2], models[2:]):
+        assert run(["submit", *map(str, submitted), "--arch", "sm_80"]) == OK
+    with Farm.open() as farm:
+        names = {job.id: job.name for job in farm.jobs(limit=3)}
+    assert [names[job] for job in jobs_of(models[:2])] == ["a", "b"]
 
 
 def test_pruning_leaves_the_largest_weights_of_all_layers() -> None:
