@@ -37,6 +37,7 @@ def make_templates(
 ) -> list[TemplateResult]:
     """Makes templates for which no job waits."""
     waiting, results = deque(missing), list[TemplateResult]()
+    executor.foresee(missing)
     while len(results) < len(missing):
         while waiting and len(missing) - len(waiting) - len(results) < executor.capacity:
             executor.submit(waiting.popleft())

@@ -143,8 +143,8 @@ def direct_sweep() -> None:
         for seed, model in enumerate(models):
             write_network(model, resnet18(SPARSITY, seed))
         alone, rest = [models[0]], models[1:]
-        first = compiled(path, alone, "direct", "inline")
-        wall, cpu = compiled(path, rest, "direct", "inline")
+        first = compiled(path, alone, "direct", "auto")
+        wall, cpu = compiled(path, rest, "direct", "auto")
         print(f"  direct, the first with templates and skeletons: {described(first)}")
         print(f"  direct, {len(rest)} more in one command: {described((wall, cpu))}, {wall / len(rest):.2f} s each")
         slow = compiled(path, alone, "ptxas", "ray")
@@ -160,8 +160,8 @@ def direct_network() -> None:
         for seed, model in enumerate(models):
             write_network(model, resnet50(SPARSITY, seed))
         for name, executor, model in (
-            ("templates and skeletons to make", "inline", models[0]),
-            ("both in the store", "inline", models[1]),
+            ("templates and skeletons to make", "auto", models[0]),
+            ("both in the store", "auto", models[1]),
             ("both in the store", "inline", models[2]),
             ("both in the store", "ray", models[3]),
         ):
@@ -193,4 +193,4 @@ def compiled(path: Path, models: Sequence[Path], assembler: str, executor: str) 
     wall = time.perf_counter() - start
     statuses = Counter(job["status"] for job in json.loads(done.stdout)["jobs"])
     assert statuses == {"SUCCEEDED": len(models)}, statuses
-    return wall, cpu if executor == "inline" else math.inf
+    return wall, math.inf if executor == "ray" else cpu
