@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from codegen.networks.resnet import resnet18
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import Toolchain
 from farm.api import Farm
+from farm.bench.network_session import layer_kernels
 from farm.errors import UsageError
 from farm.gpu.device import Device
 from farm.gpu.fetcher import CodeFetcher
@@ -24,6 +27,7 @@ from farm.jobs import BuildOptions, Status
 from farm.runtime.bundle import Bundle
 from farm.testing import laptop_settings
 from farm.torch import capture, load
+from farm.torch.measuring import NetworkGpu
 from tests.unit.onnx_models import squeeze_and_excitation, values
 
 NETWORKS = {
@@ -32,6 +36,11 @@ NETWORKS = {
     "mlp": (mlp, (1, 28, 28)),
     "resnet18": (lambda sparsity, seed: resnet18(sparsity, seed, width=16), (3, 224, 224)),
 }
+
+ROUNDING = 1e-5
+"""Of a largest output: two that are nearer to each other may come in either order."""
+LIBRARY = re.compile("gemm|conv|cudnn|cutlass|winograd", re.IGNORECASE)
+"""In the names of kernels that compute convolutions and products of matrices."""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,32 @@ def test_a_network_computes_what_its_model_does(fetched: Path, name: str, batch:
     with torch.inference_mode():
         found = net(torch.from_numpy(x).cuda()).cpu().numpy()
     np.testing.assert_allclose(found, expected(fetched, name, x), rtol=1e-3, atol=1e-4)
+
+
+def test_the_largest_output_of_1000_images_is_onnxruntimes(fetched: Path) -> None:
+    """Outputs around their means: those of a network with random weights are nearly the same for all images."""
+    pytest.importorskip("onnxruntime", reason="an evaluator in Python would take an hour")
+    net = load(fetched / "resnet18")
+    chunks = [inputs("resnet18", 100, seed) for seed in range(10)]
+    with torch.inference_mode():
+        found = np.concatenate([net(torch.from_numpy(x).cuda()).cpu().numpy() for x in chunks])
+    wanted = np.concatenate([expected(fetched, "resnet18", x) for x in chunks])
+    mean = wanted.mean(0)
+    second, first = np.sort(wanted - mean, 1)[:, -2:].T
+    clear = first - second > ROUNDING * np.abs(wanted).max()
+    top = (wanted - mean).argmax(1)
+    assert clear.sum() > 980
+    assert len(set(top)) > 100
+    np.testing.assert_array_equal((found - mean).argmax(1)[clear], top[clear])
+
+
+def test_each_compiled_layer_is_launched_and_no_library_computes_one(fetched: Path) -> None:
+    gpu = NetworkGpu()
+    x = torch.from_numpy(inputs("resnet18", 2)).cuda()
+    kernels = Counter(each.name for each in gpu.trace(load(fetched / "resnet18"), [(x,)])[-1])
+    wanted = Counter(name for layer in layer_kernels(Bundle(fetched / "resnet18"), gpu.arch) for name in layer.kernels)
+    assert {name: kernels[name] for name in wanted} == dict(wanted)
+    assert not [name for name in kernels if name not in wanted and LIBRARY.search(name)]
 
 
 @pytest.mark.parametrize("batch", [1, 5])
