@@ -175,11 +175,13 @@ class ChallengeSession:
     def compiled(self, built: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]]) -> Iterator[Variant]:
         """By the layers' own kernels, as they are built."""
         for tiling, layers in built:
-            kernels = {digest: future.result().kernels[0] for digest, future in layers.items()}
+            made = {digest: future.result() for digest, future in layers.items()}
+            kernels = {digest: each.kernels[0] for digest, each in made.items()}
+            registers = max(each.facts["registers"] for each in made.values())
             code = sum(len(cubin) for cubin, _ in kernels.values())
             groups = -(-self._challenge.neurons // tiling.group_kernels)
             note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}"
-            for launching in launchings(tiling.tile_width, groups):
+            for launching in launchings(tiling.tile_width, groups, registers):
                 size = f"{code / len(kernels) / 1e6:.2f} MB of code a layer"
                 yield f"{note}, {launching}, {size}", partial(self.gpu.compiled, kernels, launching)
 

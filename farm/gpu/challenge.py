@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.layers import Checkpoint, FloatArray
 from codegen.networks.sparse_layers import BIASES, CLIP, SparseMatrix, radix_net, random_layers
+from codegen.operators.registers import REGISTERS, allocated
 from codegen.tsv.network import read_matrices, sparse_network, together
 from farm.errors import UsageError
 
@@ -20,8 +21,10 @@ MOST_RANDOM = 120
 """Random layers that are different; a deeper network has them in turn."""
 COMPACTED = 10
 """Layers after which the rows that are left are put side by side, from the first on: by then most of them are dead."""
-LAUNCHED_THREADS = 132 * 1024
-"""Of a launch that goes over all rows, about: as many as an H200 runs with 64 registers each."""
+MULTIPROCESSORS = 132
+"""Of an H200."""
+LAUNCHED_THREADS = 1024
+"""Of a launch that goes over all rows, about, for each of them: as many as run with 64 registers each."""
 BUFFERS = 7
 """As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
 REFERENCE_BYTES = 2**30
@@ -128,10 +131,15 @@ class Launching:
         return f"{self.across} blocks a group{', overlapping' if self.overlapping else ''}"
 
 
-def launchings(threads: int, groups: int) -> list[Launching]:
-    """Those that are tried for blocks of so many threads."""
-    across = max(1, LAUNCHED_THREADS // threads // groups)
-    return [Launching(across, overlapping) for overlapping in (False, True)]
+def launchings(threads: int, groups: int, registers: int = 64) -> list[Launching]:
+    """Those that are tried for blocks of so many threads with so many registers each.
+
+    As many blocks as there are usually, and only those that run at once, where large groups take many registers.
+    """
+    at_once = max(1, REGISTERS // (allocated(registers) * threads)) * threads
+    launched = {LAUNCHED_THREADS, min(LAUNCHED_THREADS, at_once)}
+    across = {max(1, MULTIPROCESSORS * each // threads // groups) for each in launched}
+    return [Launching(each, overlapping) for each in sorted(across, reverse=True) for overlapping in (False, True)]
 
 
 @dataclass(frozen=True)

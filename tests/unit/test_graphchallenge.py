@@ -147,6 +147,13 @@ def test_as_many_blocks_are_launched_as_the_gpu_runs_at_once_overlapping_and_not
     assert {each.across for each in launchings(threads=1024, groups=256)} == {1}
 
 
+def test_blocks_of_many_registers_are_also_launched_as_few_as_run_at_once() -> None:
+    found = launchings(threads=256, groups=8, registers=193)
+    assert [(each.across, each.overlapping) for each in found] == [(66, False), (66, True), (16, False), (16, True)]
+    assert [each.across for each in launchings(threads=512, groups=64, registers=40)] == [4, 4]
+    assert [each.across for each in launchings(threads=512, groups=32, registers=106)] == [8, 8, 4, 4]
+
+
 def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern() -> None:
     net = made_challenge("radix-net", 1024, 120, np.zeros((1, 1024), np.float32), 0)
     checkpoint = net.checkpoint()
