@@ -177,7 +177,7 @@ def test_code_that_is_fetched_ahead_changes_no_bit(fetched: Path, monkeypatch: p
     captured = capture(net)
     for _ in range(5):
         torch.testing.assert_close(captured(x), net(x), rtol=0, atol=0)
-    assert len(found) > 10
+    assert len(found) > 5
     assert len({code.address for code in found}) == len(found)
 
 
