@@ -15,6 +15,7 @@ from codegen.arch import arch_number, runs_on
 from codegen.launch import Launch
 from codegen.spec import LayerSpec, spec_from_json
 from farm.errors import UsageError
+from farm.runtime.plan import FIRST_LINE
 
 if TYPE_CHECKING:
     from codegen.onnx.network import Network
@@ -173,14 +174,21 @@ class Bundle:
 
     @property
     def plan(self) -> str:
-        """How the network runs without a framework. Raises UsageError where the bundle does not say."""
+        """How the network runs without a framework. Raises UsageError where the bundle does not say, or in other words
+        than this program's."""
         text = self._runtime_file(PLAN)
         if not text:
             raise UsageError(
                 f"{self.path} does not say how its network runs: it is a part, or older than this version of farm; "
                 "fetch it again"
             )
-        return text.decode()
+        plan = text.decode()
+        if plan.partition("\n")[0] != FIRST_LINE:
+            raise UsageError(
+                f"{self.path}: its {PLAN} is of another version than this program reads: fetch the bundle again with "
+                "this version of farm"
+            )
+        return plan
 
     @property
     def constants(self) -> bytes:

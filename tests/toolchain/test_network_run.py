@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from farm import network_verification
 from farm.api import Farm
 from farm.jobs import BuildOptions, Job, JobDetail, Status
 from farm.kernel_ptx import KernelPtx, newest_ptx
+from farm.runtime.plan import FIRST_LINE
 from farm.settings import Settings
 from farm.store.contract import Store
 from tests.unit.onnx_models import branched_network, pruned, tensor, values
@@ -55,6 +57,16 @@ def test_a_network_computes_what_onnxruntime_does(
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-6)
 
 
+def of_another_version(folder: Path) -> None:
+    """As an older program wrote it."""
+    old = (folder / "network.plan").read_bytes()
+    new = old.replace(FIRST_LINE.encode(), b"farm-plan 1", 1)
+    (folder / "network.plan").write_bytes(new)
+    text = (folder / "manifest.json").read_text()
+    digests = [hashlib.sha256(data).hexdigest() for data in (old, new)]
+    (folder / "manifest.json").write_text(text.replace(*digests))
+
+
 def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     farm.fetch(job.id, tmp_path / "out")
     np.save(tmp_path / "x.npy", values(3, 4, 8, 8).astype(np.float64))
@@ -64,6 +76,9 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert "holds no PTX, which the emulator runs: write it with farm fetch --ptx" in capsys.readouterr().err
     assert run([*arguments, str(tmp_path / "text.npy")]) == 2
     assert "text.npy: it cannot be read" in capsys.readouterr().err
+    of_another_version(tmp_path / "out")
+    assert run([*arguments, str(tmp_path / "x.npy")]) == 2
+    assert "out: its network.plan is of another version than this program reads: fetch" in capsys.readouterr().err
     farm.fetch(job.id, tmp_path / "out", ptx=True)
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "the input 'x' is float32 and is given float64: convert it" in capsys.readouterr().err
