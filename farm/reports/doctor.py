@@ -128,8 +128,9 @@ def _executor(settings: Settings) -> str:
     if importlib.util.find_spec("ray") is None:
         raise FarmError("Ray is not installed")
     if settings.ray_address is None:
-        ray = f"Ray, started on this machine with {settings.jobs} CPUs"
-        return f"{ray} when there is work" + (" for minutes, else processes" if settings.executor == "auto" else "")
+        if settings.executor == "auto":
+            return f"{settings.jobs} processes of this machine; for work of minutes Ray, started here with as many CPUs"
+        return f"Ray, started on this machine with {settings.jobs} CPUs when there is work"
     with open_executor(settings, open_store(settings), _tools(settings)) as executor:
         end = time.monotonic() + CHECK_SECONDS
         room = executor.capacity

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from codegen.tiling import Tiling
+from farm.executors.automatic import AutomaticExecutor
 from farm.store.memory import MemoryStore
 from farm.upkeep import warm
 from farm.worker.requests import TemplateRequest
@@ -41,3 +42,10 @@ def test_it_pauses_while_no_worker_has_room(monkeypatch: pytest.MonkeyPatch) -> 
     results = warm.make_templates(MISSING, executor)
     assert {each.key for each in results} == {each.key for each in MISSING}
     assert executor.pauses == 3
+
+
+def test_templates_of_few_shapes_are_made_without_ray() -> None:
+    here, ray = (PlayedExecutor(MemoryStore()) for _ in range(2))
+    results = warm.make_templates(MISSING, AutomaticExecutor(here, lambda: ray, 2))
+    assert len(results) == len(here.submitted) == len(MISSING)
+    assert not ray.submitted
