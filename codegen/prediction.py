@@ -4,7 +4,8 @@ The terms: instructions to issue, loads from shared memory, the instruction stre
 caches, latency of a lone warp, L2 and DRAM traffic. The constants were fitted to 1,300 kernels of the ten operators of
 Dong et al. and of layers of ResNet-50 measured on one H200 with their code in the caches (two batches, sparsity 0.9).
 In a network it is not, as other layers run between two runs of one: then the first blocks fetch all of theirs, at a
-rate fitted to kernels of five networks timed so. BENCHMARKS.md says how well the first choice does.
+rate fitted to kernels of five networks timed so; of float16, where half as many threads follow a stream, at one fitted
+to 87 kernels of ResNet-18. BENCHMARKS.md says how well the first choice does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from codegen.operators import AnyTiled
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
@@ -34,6 +36,8 @@ DISTANT_PER_CLOCK = 0.168
 """How fast what is beyond comes, from the L2 cache."""
 COLD_PER_CLOCK = 0.11
 """How fast all of it comes to a multiprocessor's first blocks in a network, where other layers ran before."""
+PACKED_COLD_PER_CLOCK = 0.07
+"""The same of float16 for each of those blocks: while one waits for its code, others fetch theirs."""
 WARP_CLOCKS = 2.0
 """Clocks per instruction of a warp that has its scheduler to itself."""
 LOAD_CLOCKS = 0.706
@@ -145,8 +149,8 @@ def _fetch_clocks(code: float) -> float:
     return near / NEAR_PER_CLOCK + cached / CACHED_PER_CLOCK + (code - near - cached) / DISTANT_PER_CLOCK
 
 
-def _cold_fetch_clocks(code: float) -> float:
-    return max(_fetch_clocks(code), code / COLD_PER_CLOCK)
+def _cold_fetch_clocks(code: float, per_clock: float) -> float:
+    return max(_fetch_clocks(code), code / per_clock)
 
 
 def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool = True) -> float:
@@ -185,7 +189,10 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
     rest = blocks - full_waves * MULTIPROCESSORS * resident
     last = math.ceil(rest / MULTIPROCESSORS)
     first = resident if full_waves else last
-    clocks = wave_clocks(first, _cold_fetch_clocks if cold else _fetch_clocks)
+    per_clock = COLD_PER_CLOCK
+    if layer.spec.data_type == "float16":
+        per_clock = min(per_clock, PACKED_COLD_PER_CLOCK * first)
+    clocks = wave_clocks(first, partial(_cold_fetch_clocks, per_clock=per_clock) if cold else _fetch_clocks)
     if full_waves:
         clocks += wave_clocks(last)
     if full_waves > 1:

@@ -45,8 +45,14 @@ def resident_blocks(layer: TiledConvolution) -> int:
 
 def most_registers(layer: TiledConvolution) -> int:
     """Registers per thread that the compiler is told to make do with."""
-    blocks = resident_blocks(layer)
-    return min(255, REGISTERS // (blocks * _lanes(layer))) if blocks else 255
+    if blocks := resident_blocks(layer):
+        return min(255, REGISTERS // (blocks * _lanes(layer)))
+    # Sums of float32 that packed ones are added to hold nothing until then.
+    sums = sum_registers(layer)
+    unused = sums // 3 if sums > layer.tiling.rows * layer.sums else 0
+    room = REGISTERS // _lanes(layer)
+    wanted = registers_wanted(sums, layer.input_tile.pointers, held(layer))
+    return room if wanted - unused <= room < wanted else 255
 
 
 def allocated(registers: int) -> int:
