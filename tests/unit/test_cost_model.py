@@ -22,6 +22,13 @@ def test_so_it_is_of_layers_in_a_network_where_other_code_runs_between_two_runs(
     assert 0.9 < np.exp(found.error.mean()) < 1.1
 
 
+def test_so_it_is_of_float16_in_a_network() -> None:
+    found = quality(layers_of([point for point in read_points() if point.spec.data_type == "float16"]), "cold")
+    assert np.mean(found.slower <= 1.15) >= 0.9
+    assert np.exp(np.log(found.slower).mean()) <= 1.04
+    assert 0.85 < np.exp(found.error.mean()) < 1.1
+
+
 @pytest.mark.parametrize("batch", [1, 64])
 def test_measured_layers_are_of_five_networks_and_the_ten_operators(batch: int) -> None:
     points = [point for point in read_points() if point.images % 64 == batch % 64]
