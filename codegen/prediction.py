@@ -5,7 +5,7 @@ caches, latency of a lone warp, L2 and DRAM traffic. The constants were fitted t
 Dong et al. and of layers of ResNet-50 measured on one H200 with their code in the caches (two batches, sparsity 0.9).
 In a network it is not, as other layers run between two runs of one: then the first blocks fetch all of theirs, at a
 rate fitted to kernels of five networks timed so; of float16, where half as many threads follow a stream, at one fitted
-to 87 kernels of ResNet-18. BENCHMARKS.md says how well the first choice does.
+to 108 kernels of ResNet-18. BENCHMARKS.md says how well the first choice does.
 """
 
 from __future__ import annotations
