@@ -28,7 +28,6 @@ _REGISTERS: Final[dict[str, dict[str, int]]] = {
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
 _UNIFORM: Final = 2
-_SETTLING: Final = 2
 _OVERWRITTEN: Final = {"matrix": {"matrix": 8}}
 _OVERWRITTEN_BY_OTHERS: Final = {"matrix": 9}
 
@@ -43,17 +42,6 @@ PREDICATE_CYCLES: Final = np.array([_PREDICATES.get(unit, _LONGEST) for unit in 
 """[unit that reads]"""
 GUARD_CYCLES: Final = _LONGEST
 UNIFORM_CYCLES: Final = _UNIFORM
-_VECTOR: Final = np.array([unit not in ("uniform", "control") for unit in UNITS])
-"""Which read registers that are not uniform."""
-_NO_LATENCY: Final = {"uniform": _UNIFORM, "control": _SETTLING, "memory": _SETTLING}
-READY_CYCLES: Final = np.array(
-    [_NO_LATENCY.get(unit, REGISTER_CYCLES[i, UNITS.index("memory")]) for i, unit in enumerate(UNITS)]
-)
-"""[unit that writes]: until a load may have it in its address."""
-SETTLED_CYCLES: Final = np.array(
-    [_NO_LATENCY.get(unit, REGISTER_CYCLES[i, _VECTOR].max()) for i, unit in enumerate(UNITS)]
-)
-"""[unit that writes]: until anything may read it."""
 OVERWRITE_CYCLES: Final = np.array(
     [[_OVERWRITTEN.get(to, {}).get(by, _OVERWRITTEN_BY_OTHERS.get(to, 1)) for by in UNITS] for to in UNITS],
     dtype=np.int64,
@@ -61,7 +49,7 @@ OVERWRITE_CYCLES: Final = np.array(
 """[unit that writes, unit that writes the same register after it]"""
 LONGEST: Final = int(max(REGISTER_CYCLES.max(), PREDICATE_CYCLES.max(), OVERWRITE_CYCLES.max(), GUARD_CYCLES))
 """Whatever has a fixed latency is there after so many."""
-SETTLING_CYCLES: Final = _SETTLING
+SETTLING_CYCLES: Final = 2
 """From what sets a scoreboard to what waits for it."""
 SPARE_REGISTERS: Final = 2
 """A kernel's register count is so many above the registers that its words name."""

@@ -192,16 +192,6 @@ class Program:
         return writes.where(self.guard[writes.word] == ALWAYS)
 
 
-def result_cycles(used: Operands) -> tuple[Places, Places]:
-    """[words]: until a load may have a result of each in its address, and until anything may read it."""
-    units = _units_of(used)
-    settled = latencies.SETTLED_CYCLES[units]
-    predicates = (used.writes.resource >= PREDICATES) & (used.writes.resource < UNIFORM_REGISTERS)
-    sets_predicate = used.writes.word[predicates]
-    settled[sets_predicate] = np.maximum(settled[sets_predicate], latencies.GUARD_CYCLES)
-    return latencies.READY_CYCLES[units], settled
-
-
 def _units_of(used: Operands) -> Places:
     """[words]: the place of each word's unit in `latencies.UNITS`."""
     return np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]

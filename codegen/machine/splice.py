@@ -13,7 +13,6 @@ from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
 from codegen.machine.marked import NO_GROUP
 from codegen.machine.operands import operands
-from codegen.machine.program import result_cycles
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.shapes import VARIABLE
 from codegen.machine.skeleton import Skeleton
@@ -37,15 +36,13 @@ class Leaf:
     """[chunks]: where in them the multiply-adds of each chunk go."""
     entry_waits: NDArray[np.int64]
     """[chunks]: scoreboards that must be released before the first instruction there."""
-    least_cycles: NDArray[np.int64]
-    """[chunks]: what comes there takes so many at least."""
     place: NDArray[np.int64]
     """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
 
     @staticmethod
     def of(skeleton: Skeleton, covered: Words) -> Leaf:
-        """Leaves the markers out. What they waited for, whatever follows waits for. What they stalled, the stream in
-        their place takes, or else whatever is before them does as long as its result may not be there.
+        """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
+        before them does.
         """
         start, end = skeleton.branch + 1, skeleton.leaf_end
         words = covered[start:end].copy()
@@ -54,39 +51,28 @@ class Leaf:
         put_loads(words, skeleton.copies - start, skeleton.zeroed - start)
         stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
-        entry, least = np.zeros((2, len(splices)), dtype=np.int64)
-        loadable, settled = result_cycles(operands(words))
-        # A load may have all results in its address in the cycle `ready`, and anything may read them in `there`.
-        last_kept, pending, dropped, splice_here, cycle, ready, there = -1, 0, 0, -1, 0, 0, 0
+        entry = np.zeros(len(splices), dtype=np.int64)
+        last_kept, pending = -1, 0
         for place in range(len(words)):
             if place in splices:
-                splice_here = splices[place]
-                entry[splice_here] = pending | int(waits[place])  # of the marker that names the pointers
+                entry[splices[place]] = pending | int(waits[place])  # of the marker that names the pointers
                 pending = 0
                 if last_kept >= 0:
                     reuse[last_kept] = 0
-                    stalls[last_kept] = min(MOST_STALL, max(SETTLE_CYCLES, stalls[last_kept], ready - cycle))
             if gone[place]:
                 pending |= int(waits[place])
-                dropped += int(stalls[place])
                 if last_kept >= 0:
+                    stalls[last_kept] = min(MOST_STALL, int(stalls[last_kept] + stalls[place]))
                     reuse[last_kept] = 0
-                continue
-            waits[place] |= pending
-            if splice_here >= 0:
-                least[splice_here] = min(MOST_STALL, dropped)
-            elif last_kept >= 0:
-                inherited = min(int(stalls[last_kept]) + dropped, there - cycle)
-                stalls[last_kept] = min(MOST_STALL, max(int(stalls[last_kept]), inherited))
-            cycle += int(stalls[last_kept]) if last_kept >= 0 else 0
-            ready, there = max(ready, cycle + int(loadable[place])), max(there, cycle + int(settled[place]))
-            last_kept, pending, dropped, splice_here = place, 0, 0, -1
+            else:
+                waits[place] |= pending
+                last_kept, pending = place, 0
         word.YIELD.put(words, np.where(stalls != word.STALL.get(words), 0, word.YIELD.get(words)))
         word.STALL.put(words, stalls)
         word.WAIT.put(words, waits)
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
-        return Leaf(words[~gone], place_of[skeleton.splices - start], entry, least, place_of)
+        return Leaf(words[~gone], place_of[skeleton.splices - start], entry, place_of)
 
 
 def _covered(skeleton: Skeleton) -> Words:
@@ -306,17 +292,13 @@ def _segments(frame: Frame, parts: Streams, group: int) -> list[Words]:
     if parts.untouched[group].any():
         read = skeleton.wide if skeleton.wide.size else skeleton.sums
         segments[0] = np.concatenate([zeroes(read[parts.untouched[group]].ravel()), segments[0]])
-    for chunk, (waits, least) in enumerate(zip(leaf.entry_waits.tolist(), leaf.least_cycles.tolist(), strict=True)):
-        segment = segments[chunk] if len(segments[chunk]) else _nop(MOST_STALL)
-        short = len(segment) < least
-        if waits or short:
-            segment = segment.copy()
+    for chunk, waits in enumerate(leaf.entry_waits.tolist()):
+        if not len(segments[chunk]):
+            segments[chunk] = _nop(MOST_STALL)
         if waits:
-            word.WAIT.put(segment[:1], word.WAIT.get(segment[:1]) | waits)
-        if short and (missing := least - int(word.STALL.get(segment).sum())) > 0:
-            word.STALL.put(segment[-1:], word.STALL.get(segment[-1:]) + missing)
-            word.YIELD.put(segment[-1:], 0)
-        segments[chunk] = segment
+            segments[chunk] = segments[chunk].copy()
+            first = segments[chunk][:1]
+            word.WAIT.put(first, word.WAIT.get(first) | waits)
     return segments
 
 
