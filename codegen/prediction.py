@@ -169,6 +169,8 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
     blocks_per_group = x * y
     blocks = blocks_per_group * groups
 
+    # More stages gain packed sums with those of float32 nothing, and take registers, which they are short of.
+    deep = layer.tiling.stages > 2 and not work.packed_sums
     load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else LOAD_CLOCKS
     tile_bytes = 4 * work.threads * stream.loads if work.unstaged else work.tile_bytes
 
@@ -181,9 +183,7 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
         together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
             together *= LONE_BLOCK
-        return (
-            together + stream.chunks * (CHUNK_CLOCKS if layer.tiling.stages == 2 else DEEP_CHUNK_CLOCKS) / blocks_here
-        )
+        return together + stream.chunks * (DEEP_CHUNK_CLOCKS if deep else CHUNK_CLOCKS) / blocks_here
 
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident

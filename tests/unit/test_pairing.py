@@ -151,6 +151,7 @@ def test_a_deep_convolution_of_float16_has_shorter_streams_that_more_images_foll
     )
     assert paired.group_kernels < single.group_kernels
     assert paired.images > 2 * single.images
+    assert paired.stages == 2
 
 
 def test_sums_of_float32_that_packed_ones_wait_for_leave_room_for_seven_hundred_threads() -> None:
