@@ -68,11 +68,12 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
 
 def tiling_text(tiling: Tiling) -> str:
     """As in 32x4x2 r2 k8 c4 s3: tile and images, rows, output channels per group, input channels per chunk, stages; x8
-    behind them are the blocks of a cluster."""
+    behind them are the blocks of a cluster, by place is the order in which blocks begin."""
     images = f"x{tiling.images}" if tiling.images > 1 else ""
     return (
         f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_kernels} "
         f"c{tiling.chunk_channels} s{tiling.stages}{f' x{tiling.cluster}' if tiling.cluster > 1 else ''}"
+        f"{' by place' if tiling.order == 'place' else ''}"
     )
 
 

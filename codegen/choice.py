@@ -193,7 +193,8 @@ def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> floa
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
     streams = _stream_instructions(tiled(spec, tiling), nonzeros)
-    whole = tiling.form == "full" or tiling.listed  # listed: one kernel, whose blocks fill the GPU
+    # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
+    whole = tiling.form == "full" or tiling.listed or tiling.order != "group"
     return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
 
 

@@ -63,6 +63,8 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
             raise ValueError("a template of the full form is one kernel: leave out the part")
         ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
         return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
+    if layer.tiling.order == "place" and part != Part(0, count):
+        raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")
     form = template.rolled
     every = values(layer, weights)
     chosen = slice(part.first, part.end)

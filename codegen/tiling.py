@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 Form = Literal["rolled", "full"]
 Accumulator = Literal["float32", "float16"]
+Order = Literal["group", "place"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,15 @@ class Tiling:
     """Blocks that share the input channels of a K group among them and add up their sums: a cluster of the GPU's,
     from compute_90 on. 1: each block has all channels."""
 
+    order: Order = "group"
+    """In which order a convolution's blocks begin. group: all of a K group before the next, so that all multiprocessors
+    follow one stream. place: all K groups of some positions before those of the next positions, so that their input
+    comes from memory once."""
+
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
+        if self.order == "group":
+            del fields["order"]
         if not self.listed:
             del fields["listed"]
         if self.cluster == 1:

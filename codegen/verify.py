@@ -19,6 +19,7 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.emulate import run as run_words
 from codegen.machine.proof import prove
 from codegen.operators import AnyTiled, products_together, tiled
+from codegen.operators.order import launched_block
 from codegen.operators.region import Region
 from codegen.reference import outcomes
 from codegen.rewrite import rewrite
@@ -111,7 +112,8 @@ def verify_layer(
                 "knows what a block should compute: run farm compile again, or verify the cubins with --gpu"
             )
         blocks = [block for block in chosen if part.first <= block[2] < part.end]
-        places = [(i, j, k - part.first) for i, j, k in blocks]
+        here = launch.grid_at(batch)
+        places = [launched_block(layer, (i, j, k - part.first), here) for i, j, k in blocks]
         given = [arrays[name] for name in launch.arguments]
         if cubins is None:
             emulate.run(kernel.ptx, launch.grid_at(batch), launch.block, launch.shared_bytes, given, blocks=places)

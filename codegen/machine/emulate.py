@@ -39,7 +39,7 @@ _MEMORY_BYTES: Final = 1 << 30
 _DONE: Final = 2**31 - 1
 _WAITING: Final = 2**31 - 2
 _CONTROL: Final = (BRA, EXIT, BAR, BRX, UCGABAR_WAIT)
-_BLOCK_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0x28, 0x208
+_BLOCK_SIZE, _GRID_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0xC, 0x28, 0x208
 """Places in constant bank 0."""
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
 """Attributes."""
@@ -63,7 +63,7 @@ def run(
     if cubin.capability != ARCHITECTURE:
         raise EmulationError(f"machine code for sm_{cubin.capability}: this emulator knows sm_{ARCHITECTURE}'s")
     chosen, of_cluster = chosen_blocks(grid, blocks, cubin.cluster), prod(cubin.cluster)
-    buffers, constants, known = _constants(cubin, block, arguments)
+    buffers, constants, known = _constants(cubin, grid, block, arguments)
     stack_bytes = _stack_bytes(cubin)
     of_block = prod(block) * (4 * cubin.registers + stack_bytes) + 6 * shared_bytes
     together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
@@ -87,7 +87,7 @@ def is_known(arch: str) -> bool:
 
 
 def _constants(
-    cubin: CubinFile, block: Dimensions, arguments: Sequence[NDArray[Any] | int]
+    cubin: CubinFile, grid: Dimensions, block: Dimensions, arguments: Sequence[NDArray[Any] | int]
 ) -> tuple[list[NDArray[Any]], NDArray[np.uint8], NDArray[np.bool_]]:
     """The arrays by number, constant bank 0, and which of its bytes are known."""
     attributes = cubin.attributes
@@ -104,6 +104,7 @@ def _constants(
         known[offset : offset + len(value)] = True
 
     put(_BLOCK_SIZE, struct.pack("<III", *block))
+    put(_GRID_SIZE, struct.pack("<III", *grid))
     put(_STACK_POINTER, struct.pack("<I", STACK_END))
     put(_DESCRIPTOR, bytes(8))
     buffers: list[NDArray[Any]] = []

@@ -2,11 +2,11 @@
 //
 // A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIR_COLUMNS columns of positions of IMAGES images, for one
 // group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors
-// follow the same instruction stream at the same time). A position is one output of every kernel; of a transposed
-// convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one column and ROWS
-// rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input tile with its
-// halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says where its
-// words lie. From an image of the output to the next it is `output_step` elements: an output may be channels of a larger
+// follow the same instruction stream at the same time), or as order.cuh says. A position is one output of every kernel;
+// of a transposed convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one
+// column and ROWS rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input
+// tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says
+// where its words lie. From an image of the output to the next it is `output_step` elements: an output may be channels of a larger
 // tensor. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
@@ -18,6 +18,7 @@
 #define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
 #define GIVEN_UP_FIRST 1
 #include "stream.cuh"
+#include "order.cuh"
 
 #if RESIDENT_BLOCKS > 0
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step) {
@@ -25,18 +26,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PA
 extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step) {
 #endif
     extern __shared__ __align__(16) float tile[];
+    FIND_PLACE
     const unsigned thread = threadIdx.x;
     const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
-    const int image = thread / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = blockIdx.y * IMAGES;
-    const int tile_column = blockIdx.x % TILES_X * (TILE_WIDTH * PAIR_COLUMNS);
-    const int tile_row = blockIdx.x / TILES_X * (TILE_HEIGHT * ROWS);
+    const int image = thread / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = IMAGES_NUMBER * IMAGES;
+    const int tile_column = TILE_NUMBER % TILES_X * (TILE_WIDTH * PAIR_COLUMNS);
+    const int tile_row = TILE_NUMBER / TILES_X * (TILE_HEIGHT * ROWS);
     const unsigned tile_address = __cvta_generic_to_shared(tile);
 #if FULL
-    const int group = blockIdx.z;
+    const int group = GROUP_NUMBER;
 #else
     int group;
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
-    group += blockIdx.z;
+    group += GROUP_NUMBER;
 #endif
     const int span = SPANS == 1 ? 0 : group / GROUPS_PER_SPAN, first_channel = span * SPAN_CHANNELS;
     const int first_kernel = span * SPAN_KERNELS + (group - span * GROUPS_PER_SPAN) * GROUP_KERNELS;

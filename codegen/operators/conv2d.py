@@ -11,6 +11,7 @@ from codegen.operators.gates import gate_loads, gate_parameters, with_gates
 from codegen.operators.geometry import Geometry
 from codegen.operators.input_tile import BANKS, InputTile, input_extent
 from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolution
+from codegen.operators.order import order_parameters
 from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
 from codegen.operators.steps import added_instructions
@@ -154,6 +155,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "EDGE_ROWS": "{" + ", ".join(str(row - geometry.pad_top) for row, _ in edges) + "}",
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
+        **order_parameters(layer),
         **gate_parameters(layer, tile.shared_words(tiling.stages)),
     }
     return stream.parameters(layer, values)

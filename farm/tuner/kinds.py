@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.arch import has_clusters
 from codegen.choice import choose_parts, ranked_tilings, stream_instructions
 from codegen.machine.admission import Assembler
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
-from codegen.spec import LayerSpec
+from codegen.spec import LayerSpec, Linear
 from codegen.tiling import Accumulator, Tiling
 from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from farm.gpu.workload import Case
@@ -67,6 +67,9 @@ class Effort:
         return count if self.candidates is None else min(count, self.candidates)
 
 
+BY_PLACE = 4
+"""So many of a layer's first tilings are tried with their blocks in the other order too, which is not predicted."""
+
 AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
 """Who makes a layer's machine code."""
 
@@ -98,7 +101,9 @@ def _kind(
 ) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
-    ranked = spread(ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch)))
+    ranked = _also_by_place(
+        spec, spread(ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch)))
+    )
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
         return Kind(key, case, also, (), 0.0, 1.0)
@@ -112,3 +117,13 @@ def _kind(
         parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
         seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
     return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)
+
+
+def _also_by_place(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
+    """Behind each of the first few tilings that may have it, the same with all K groups of a place side by side."""
+    found: list[Tiling] = []
+    for i, tiling in enumerate(tilings):
+        found.append(tiling)
+        if i < BY_PLACE and not isinstance(spec, Linear) and tiling.stages and tiling.cluster == 1:
+            found += [replace(tiling, order="place")] * (tiled(spec, tiling).streams.count > 1)
+    return found

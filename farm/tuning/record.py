@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from codegen.keys import digest_fields
 from codegen.spec import LayerSpec, spec_from_json
-from codegen.tiling import Accumulator, Tiling
+from codegen.tiling import Accumulator, Order, Tiling
 
 
 def plain_arch(arch: str) -> str:
@@ -146,9 +146,10 @@ def tiling_of_json(value: Any) -> Tiling:
         tiling = Tiling(**value)
     except TypeError:
         raise ValueError(f"its tiling {value!r} is not one of this version") from None
-    numbers = {name: number for name, number in tiling.to_json().items() if name not in ("accumulate", "form")}
+    numbers = {name: number for name, number in tiling.to_json().items() if name not in ("accumulate", "form", "order")}
     whole = all(type(number) is int and number >= (name != "stages") for name, number in numbers.items())
-    if not whole or tiling.accumulate not in get_args(Accumulator) or tiling.form != "rolled":
+    names = tiling.accumulate in get_args(Accumulator) and tiling.order in get_args(Order) and tiling.form == "rolled"
+    if not whole or not names:
         raise ValueError(f"its tiling {value!r} is none that can be chosen")
     return tiling
 

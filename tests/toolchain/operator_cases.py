@@ -175,6 +175,12 @@ _POINTWISE = {
     "a 1x1 kernel with a stride, float16": Case(
         Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2), data_type="float16"), Tiling(3, 3, 2, 5, 4, 2)
     ),
+    "a 1x1 kernel, all groups of a place together": Case(
+        Conv2d(16, 8, 12, 22, 1, 1, epilogue=RESIDUAL), Tiling(32, 1, 1, 8, 8, 2, order="place"), batch=3
+    ),
+    "a strided 1x1 kernel, all groups of a place together": Case(
+        Conv2d(6, 14, 14, 20, 1, 1, stride=(2, 2)), Tiling(7, 4, 1, 4, 2, 3, images=1, order="place"), batch=5
+    ),
     "a 1x1 kernel with a stride": Case(Conv2d(6, 9, 11, 10, 1, 1, stride=(2, 2)), Tiling(6, 3, 2, 5, 4, 2)),
 }
 

@@ -54,8 +54,8 @@ ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
 
 def in_parts(case: Case) -> bool:
-    """Whether it can be launched in parts: it has several K groups."""
-    return stream_count(case.spec, case.tiling) > case.tiling.cluster
+    """Whether it can be launched in parts: it has several K groups, which do not begin side by side."""
+    return case.tiling.order != "place" and stream_count(case.spec, case.tiling) > case.tiling.cluster
 
 
 def template_of(case: Case) -> Template:

@@ -117,6 +117,7 @@ TILING_CHANGES: dict[str, Any] = {
     "images": 2,
     "listed": True,
     "cluster": 2,
+    "order": "place",
 }
 
 

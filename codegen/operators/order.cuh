@@ -1,0 +1,23 @@
+// Which tile, images and K group a block has; order.py has the way back.
+#if BY_PLACE
+#define FIND_PLACE const Place place = place_of_block();
+#define TILE_NUMBER place.tile
+#define IMAGES_NUMBER place.images
+#define GROUP_NUMBER place.group
+
+struct Place {
+    int tile, images, group;
+};
+
+// All K groups of a tile and its images before those of the next. The compiler knows what it divides by: other divisions
+// take conversions, which machine code without ptxas has not.
+__device__ __forceinline__ Place place_of_block() {
+    const unsigned number = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), rest = number / GROUPS;
+    return {(int)(rest % TILES), (int)(rest / TILES), (int)(number % GROUPS)};
+}
+#else
+#define FIND_PLACE
+#define TILE_NUMBER blockIdx.x
+#define IMAGES_NUMBER blockIdx.y
+#define GROUP_NUMBER blockIdx.z
+#endif
