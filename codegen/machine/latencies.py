@@ -27,7 +27,10 @@ _REGISTERS: Final[dict[str, dict[str, int]]] = {
 }
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
-_UNIFORM: Final = 2
+_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "memory": 12}
+"""A uniform register or predicate, by the unit that reads it."""
+_MOVED: Final = 2
+"""The same of one that UMOV or ULDC wrote, whoever reads it."""
 _OVERWRITTEN: Final = {"matrix": {"matrix": 8}}
 _OVERWRITTEN_BY_OTHERS: Final = {"matrix": 9}
 
@@ -41,7 +44,9 @@ REGISTER_CYCLES: Final = _table(_REGISTERS, _LONGEST)
 PREDICATE_CYCLES: Final = np.array([_PREDICATES.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
 """[unit that reads]"""
 GUARD_CYCLES: Final = _LONGEST
-UNIFORM_CYCLES: Final = _UNIFORM
+UNIFORM_CYCLES: Final = np.array([_UNIFORM.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
+"""[unit that reads]"""
+MOVED_UNIFORM_CYCLES: Final = _MOVED
 OVERWRITE_CYCLES: Final = np.array(
     [[_OVERWRITTEN.get(to, {}).get(by, _OVERWRITTEN_BY_OTHERS.get(to, 1)) for by in UNITS] for to in UNITS],
     dtype=np.int64,

@@ -61,6 +61,7 @@ class Program:
         self.variable = used.where(*VARIABLE)
         self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
         self.units = _units_of(used)
+        self.moves_uniform = used.named("UMOV", "ULDC")
         self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
         """Results of a queue come in order; 0 is none."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
@@ -183,7 +184,9 @@ class Program:
         guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
         of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
         needed = np.where(resources >= PREDICATES, of_predicate, latencies.REGISTER_CYCLES[to, by])
-        return np.where(resources >= UNIFORM_REGISTERS, latencies.UNIFORM_CYCLES, needed)
+        moved = self.moves_uniform[writer]
+        of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
+        return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
 
     @cached_property
     def certain_writes(self) -> Accesses:

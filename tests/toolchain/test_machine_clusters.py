@@ -18,7 +18,9 @@ from codegen.machine import emulate, word
 from codegen.machine.assembler import DirectAssembler
 from codegen.machine.elf import CubinFile
 from codegen.machine.marked import Marked
+from codegen.machine.operands import operands
 from codegen.machine.proof import findings, prove
+from codegen.machine.shapes import UNIFORM_B, UNIFORM_DESTINATION
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import Words
 from codegen.operators import stream_count
@@ -161,6 +163,23 @@ def test_a_skeleton_with_a_word_that_is_not_known_is_refused(weights: Weights) -
     changed_skeleton = skeleton.with_words(words)
     with pytest.raises(MachineCodeError, match="opcode 0x7f0, which is not known"):
         DirectAssembler.of(template, changed_skeleton, ARCH).assemble(weights, Part(0, 2))
+
+
+def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: CubinFile) -> None:
+    """The base of a block's shared memory, by ULEA, and the LEA that adds a thread's place: ptxas leaves 6 cycles."""
+    used = operands(cubin.words)
+    uniform, reader = (int(np.flatnonzero(used.named(name))[-1]) for name in ("ULEA", "LEA"))
+    words = np.repeat(nothing(cubin.words)[np.newaxis], 12, axis=0)
+    words[0], words[1] = cubin.words[uniform], cubin.words[reader]
+    words[11] = cubin.words[int(places(cubin.words, word.EXIT)[-1])]
+    name = int(UNIFORM_DESTINATION.get(words)[0])
+    for field in (word.WAIT, word.PREDICATE, word.STALL):
+        field.put(words, 7 if field is word.PREDICATE else 0)
+    word.STALL.put(words, 5)
+    UNIFORM_B.put(words[1:2], name)
+    assert [each.reason for each in findings(words, 255)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
+    word.STALL.put(words[:1], 6)
+    assert findings(words, 255) == []
 
 
 def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_reading(cubin: CubinFile) -> None:
