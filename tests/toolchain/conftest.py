@@ -11,6 +11,7 @@ import pytest
 from farm.api import Farm
 from farm.settings import Settings
 from farm.testing import laptop_settings
+from tests.toolchain.played_runtimes import Played, build_driver
 from tests.toolchain.tools import Tools
 
 
@@ -30,3 +31,16 @@ def settings(tmp_path: Path, tools: Tools) -> Settings:
 def farm(settings: Settings) -> Iterator[Farm]:
     with Farm.open(settings) as farm:
         yield farm
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the driver that is played, and the programs that run bundles."""
+    folder = tmp_path_factory.mktemp("driver")
+    build_driver(folder)
+    return folder
+
+
+@pytest.fixture
+def played(driver: Path, tmp_path: Path) -> Played:
+    return Played(driver, tmp_path)
