@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,24 @@ def test_a_network_computes_what_its_model_does(jobs: dict[str, str], folder: Pa
             np.testing.assert_allclose(net(x), wanted, rtol=1e-3, atol=1e-4)
 
 
+@contextmanager
+def in_device_memory(net: Network, x: NDArray[Any], found: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
+    """Addresses of the input, which is there, and of the output, and a stream; the output is in `found` afterwards."""
+    source, target = ctypes.c_uint64(), ctypes.c_uint64()
+    with net._current():
+        stream = new_stream()
+        for address, array in ((source, x), (target, found)):
+            call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
+        call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)
+        call("cuStreamSynchronize", None)
+        yield source.value, target.value, stream.value or 0
+        call("cuStreamSynchronize", stream)
+        call("cuMemcpyDtoH_v2", found.ctypes.data, target, found.nbytes)
+        for address in (source, target):
+            call("cuMemFree_v2", address)
+        call("cuStreamDestroy_v2", stream)
+
+
 def test_a_cuda_graph_fetches_code_and_gives_the_same(
     jobs: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,22 +156,13 @@ def test_a_cuda_graph_fetches_code_and_gives_the_same(
         wanted = net(x)
         assert not fetched
         found = np.zeros_like(wanted)
-        source, target = ctypes.c_uint64(), ctypes.c_uint64()
-        with net._current():
-            stream = new_stream()
-            for address, array in ((source, x), (target, found)):
-                call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
-            call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)
-            call("cuStreamSynchronize", None)
-            handle = stream.value or 0
-            with CudaGraph(handle, lambda: net.enqueue([source.value], [target.value], 40, handle)) as graph:
-                for _ in range(5):
-                    graph.replay()
-                call("cuStreamSynchronize", stream)
-            call("cuMemcpyDtoH_v2", found.ctypes.data, target, found.nbytes)
-            for address in (source, target):
-                call("cuMemFree_v2", address)
-            call("cuStreamDestroy_v2", stream)
+        with (
+            in_device_memory(net, x, found) as (source, target, stream),
+            CudaGraph(stream, lambda: net.enqueue([source], [target], 40, stream)) as graph,
+        ):
+            for _ in range(5):
+                graph.replay()
+            call("cuStreamSynchronize", ctypes.c_void_p(stream))
         np.testing.assert_array_equal(found, wanted)
     assert fetched
 
@@ -162,22 +172,11 @@ def test_device_pointers_and_a_stream_give_the_same(jobs: dict[str, str], folder
     with load(folder / "lenet5") as net:
         wanted = net(x)
         found = np.zeros_like(wanted)
-        source, target = ctypes.c_uint64(), ctypes.c_uint64()
-        with net._current():
-            stream = new_stream()
-            for address, array in ((source, x), (target, found)):
-                call("cuMemAlloc_v2", ctypes.byref(address), array.nbytes)
-            call("cuMemcpyHtoD_v2", source, x.ctypes.data, x.nbytes)
-            call("cuStreamSynchronize", None)
-            net.enqueue([source.value], [target.value], 5, stream.value or 0)
-            call("cuStreamSynchronize", stream)
-            call("cuMemcpyDtoH_v2", found.ctypes.data, target, found.nbytes)
-            for address in (source, target):
-                call("cuMemFree_v2", address)
-            call("cuStreamDestroy_v2", stream)
+        with in_device_memory(net, x, found) as (source, target, stream):
+            net.enqueue([source], [target], 5, stream)
         np.testing.assert_array_equal(found, wanted)
         with pytest.raises(UsageError, match="a pointer is no multiple of 16 bytes"):
-            net.enqueue([source.value + 4], [target.value], 5)
+            net.enqueue([source + 4], [target], 5)
 
 
 def test_more_images_than_one_turn_takes_give_the_same(jobs: dict[str, str], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Graphs that the runtimes record fetch the next layers' code by its address, as planned: on a driver that is played."""
+"""Recorded graphs of the runtimes fetch the next layers' code by its address, as planned, on a driver being played."""
 
 from __future__ import annotations
 
