@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from queue import LifoQueue
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,14 +25,26 @@ from codegen.template import Template
 from codegen.tiling import Accumulator, Part, Tiling
 from codegen.toolchain import Toolchain
 from farm.errors import FarmError
+from farm.executors.processes import WorkerProcess
 from farm.gpu.sizes import machine_instructions, ptx_instructions
 from farm.gpu.workload import Case
 from farm.jobs import BuildOptions, TilingChoice
 from farm.settings import Settings
 from farm.store.contract import Store
+from farm.store.memory import MemoryStore
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.worker.build import Worker, find_template
-from farm.worker.requests import CubinFacts, CubinRequest, Failure, Fault, TemplateRequest
+from farm.worker.requests import (
+    CubinFacts,
+    CubinRequest,
+    CubinResult,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    failed,
+)
 
 Made = TypeVar("Made")
 GIVEN_UP = "it was given up"
@@ -92,6 +105,13 @@ class KernelPool:
         self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
         """Each waits for its tools, so that the parts of a large layer are made side by side."""
         self._tools = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
+        count = 0 if isinstance(store, MemoryStore) else settings.jobs  # other processes do not see such a store
+        self._processes = [WorkerProcess(replace(settings, database_url="")) for _ in range(count)]
+        """One for each of those threads: Python assembles on one core only."""
+        self._idle: LifoQueue[WorkerProcess] = LifoQueue()
+        """The last to build is the next: so no more are started than are at work at once."""
+        for process in self._processes:
+            self._idle.put(process)
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +121,8 @@ class KernelPool:
     ) -> None:
         for pool in (self._layers, self._tools):
             pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
+        for process in self._processes:
+            process.end() if error is None else process.kill()
 
     def begin(self, compile_peer: Callable[[str, Toolchain], Made]) -> Future[Made]:
         """Runs something else on the pool's threads, for its architecture and with its tools: a peer's own kernels."""
@@ -179,7 +201,7 @@ class KernelPool:
                 future = self._templates[request.key] = Future()
         if mine:
             try:
-                failure = self._tools.submit(self._worker().build, request).result().failure
+                failure = self._tools.submit(self._done, request).result().failure
                 why = "" if failure is None else failure.message
             except (CancelledError, RuntimeError):  # the pool has ended: those who wait for this one must end too
                 why = GIVEN_UP
@@ -228,14 +250,26 @@ class KernelPool:
         request = CubinRequest(
             template, weights, part, self._arch, options, key.digest, 0, assembler=assembler, whole=whole
         )
-        made = self._worker().build_cubin(request).made
-        if isinstance(made, Failure):
-            raise (_PartsNeededError if made.fault is Fault.PARTS else NotBuiltError)(made.message)
-        return made
+        match self._done(request):
+            case CubinResult(made=CubinFacts() as made):
+                return made
+            case CubinResult(made=Failure(fault=Fault.PARTS) as failure):
+                raise _PartsNeededError(failure.message)
+            case result:
+                raise NotBuiltError(result.failure.message if result.failure else GIVEN_UP)
 
-    def _worker(self) -> Worker:
-        """One of its own for each build: a worker does one thing at a time."""
-        return Worker.of(self._settings, self._store, self._toolchain)
+    def _done(self, request: Request) -> Result:
+        """What comes of a request: in a process that has nothing else to do, or here."""
+        if not self._processes:
+            return Worker.of(self._settings, self._store, self._toolchain).build(request)
+        process = self._idle.get()
+        try:
+            process.start()
+            return process.build(request)
+        except OSError as error:
+            return failed(request, Failure(Fault.CRASH, f"its worker cannot be started: {error}"))
+        finally:
+            self._idle.put(process)
 
 
 def _facts(tiling: Tiling, made: Sequence[CubinFacts]) -> dict[str, Any]:

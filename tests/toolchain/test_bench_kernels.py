@@ -15,7 +15,7 @@ from codegen.assemble import Cubin, assemble
 from codegen.choice import choose_tiling
 from codegen.errors import DeviceError, MachineCodeError
 from codegen.layers import Layer
-from codegen.networks import TEN_OPERATORS
+from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.operators import tiled
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
@@ -25,6 +25,7 @@ from farm.gpu import kernels
 from farm.gpu.kernels import KernelPool, NotBuiltError
 from farm.gpu.sizes import machine_instructions
 from farm.gpu.workload import Choice, operator_cases
+from farm.store import open_store
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
@@ -73,6 +74,27 @@ def test_a_sweep_shares_its_template_and_a_second_run_makes_nothing(
     with KernelPool(settings, store, toolchain, "sm_90") as pool:
         again = pool.submit(cases[0]).result()
     assert [cubin for cubin, _ in again.kernels] == [cubin for cubin, _ in first.kernels]
+
+
+def test_kernels_are_built_in_processes_of_their_own_that_see_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = laptop_settings(tmp_path)
+    [case] = operator_cases(["lenet-conv1"], Choice((64,), (0.9,)))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was built here, where Python has one core for all")
+
+    monkeypatch.setattr(Worker, "build", refuse)
+    with KernelPool(settings, open_store(settings), find_toolchain(), "sm_90", assembler="direct") as pool:
+        built = pool.submit(case).result()
+        processes = [process for process in pool._processes if process.templates]
+        processes[0].kill()
+        again = pool.submit(replace(case, weights=random_weights(case.spec, 0.8, seed=1)))
+        assert "its worker died" in str(again.exception())
+        assert pool.submit(case).result().kernels == built.kernels
+    assert built.facts["machine_instructions"] > 10
+    assert all(process._process is None for process in pool._processes)
 
 
 def test_what_cannot_be_built_says_why_to_everyone_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
