@@ -10,7 +10,7 @@ from typing import Any
 from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain import Toolchain, ToolLimits, run_tool
 from farm.bench.roof import Peaks
-from farm.gpu.device import DeviceFacts
+from farm.gpu.facts import DeviceFacts
 
 DISTRIBUTION = "sparse-compile-farm"
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")

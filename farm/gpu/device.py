@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from codegen.errors import DeviceError
 from codegen.launch import Launch
 from farm.extras import way_out
+from farm.gpu.facts import DeviceFacts
+from farm.gpu.loaded import GIVEN_SHARED_BYTES
 from farm.gpu.replay import REPLAYS, CudaGraph, Gate, launches_of, rest
 
 _POISON = 0xFF
@@ -94,30 +96,6 @@ class RawKernel:
     ) -> None:
         arguments = [*map(np.uint64, pointers), *([] if images is None else [np.int32(images)])]
         self._function(*arguments, grid=grid, block=self.block, stream=stream)
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """What the driver says of a GPU."""
-
-    name: str
-    arch: str
-    capability: int
-    """90 for 9.0."""
-    driver: str
-    """The CUDA version it serves at most."""
-    multiprocessors: int
-    clock_hz: float
-    """At most; so the next."""
-    memory_clock_hz: float
-    bus_bits: int
-    l2_bytes: int
-    memory_bytes: int
-    pci_bus: str
-    """Where it is, as nvidia-smi takes it."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _missing(error: ImportError) -> str:
@@ -302,7 +280,11 @@ class Device:
     def load(self, cubin: bytes, launch: Launch) -> LoadedKernel:
         """Loads a cubin for repeated launches."""
         try:
-            return LoadedKernel(self._driver.module_from_buffer(cubin).get_function(launch.kernel), launch)
+            function = self._driver.module_from_buffer(cubin).get_function(launch.kernel)
+            if launch.shared_bytes > GIVEN_SHARED_BYTES:
+                most = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                function.set_attribute(most, launch.shared_bytes)
+            return LoadedKernel(function, launch)
         except self._driver.Error as error:
             raise DeviceError(
                 f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"

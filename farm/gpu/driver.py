@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _POINTER,
         ctypes.c_char_p,
     ),
+    "cuFuncSetAttribute": (_POINTER, ctypes.c_int, ctypes.c_int),
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
     "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
     "cuInit": (_UNSIGNED,),

@@ -14,6 +14,10 @@ from farm.gpu.driver import call
 
 SLOT_BYTES = 8
 """Of an argument."""
+GIVEN_SHARED_BYTES = 48 * 1024
+"""Shared memory of a block, whatever its kernel: for more, the driver is asked when a kernel is loaded."""
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
 class Module:
@@ -123,6 +127,8 @@ class Part:
         self.module, self.code = _loaded(image)
         """The code is None where that is not known: of PTX, and with a driver that does not say."""
         self._function = self.module.function(how.kernel)
+        if how.shared_bytes > GIVEN_SHARED_BYTES:
+            call("cuFuncSetAttribute", self._function, _MOST_SHARED, how.shared_bytes)
         self._last_grid = 0, how.grid_at(0)
         """And of how many images: the next call has as many, as a rule."""
 

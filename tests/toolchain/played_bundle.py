@@ -19,8 +19,11 @@ LETTERS = {"input": "i", "output": "o", "residual": "r", "gate": "g", "images": 
 ARCHS = ("sm_80", "sm_90")
 
 
-def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None, code: bytes = b"") -> Path:
-    """Of a model's file; gives its folder, or its file where the name ends in .farm. With `code`, cubins begin so."""
+def played_bundle(
+    path: Path, model: Path, checkpoint: Checkpoint | None = None, code: bytes = b"", shared_bytes: int | None = None
+) -> Path:
+    """Of a model's file; gives its folder, or its file where the name ends in .farm. With `code`, cubins begin so;
+    `shared_bytes` is what each launch has, if not what its tiling needs."""
     store = MemoryStore()
     options = BuildOptions(ARCHS, tuning=False)
     made = new_job(checkpoint or read_checkpoint(model), options, namespace="", name="net", store=store)
@@ -30,6 +33,8 @@ def played_bundle(path: Path, model: Path, checkpoint: Checkpoint | None = None,
         for arch in build.archs(options):
             for number, part in enumerate(build.parts_of(arch)):
                 launch = launch_of(build.spec, build.tiling, part)
+                if shared_bytes is not None:
+                    launch = replace(launch, shared_bytes=shared_bytes)
                 letters = "".join(LETTERS[name] for name in launch.arguments)
                 said = f"fake {launch.kernel} {letters} {build.layer} {arch} {number}".encode()
                 data = code + said

@@ -128,6 +128,19 @@ def test_parts_run_beside_each_other_and_what_follows_waits(played: Played, lene
     assert streams == ["0"] * 5 + [streams[5], "0"]
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("shared_bytes", "asked"), [(48 * 1024, []), (99 * 1024, [["8", str(99 * 1024)]])])
+def test_more_shared_memory_than_every_kernel_has_is_asked_for(
+    played: Played, tmp_path: Path, language: str, shared_bytes: int, asked: list[list[str]]
+) -> None:
+    nodes = [node("Conv", "x w", "y", "conv")]
+    proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=[info("x", ("N", 3, 2, 2))])
+    folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto), shared_bytes=shared_bytes)
+    assert played.run(language, folder, 1) == ""
+    assert [line[1:] for line in played.lines() if line[0] == "attribute"] == asked
+    assert played.launches() == wanted(folder, "sm_90", 1)
+
+
 def relu_network(folder: Path, **more: Any) -> Path:
     """A convolution of one pixel, then what is given."""
     nodes = [node("Conv", "x w", "a", "conv"), node("Softmax", "a", "y", **more)]

@@ -26,7 +26,7 @@ from farm.bench.roof import Peaks
 from farm.bench.session import Rules, Session
 from farm.bench.torch_gpu import NoTorchError
 from farm.errors import UsageError
-from farm.gpu.device import DeviceFacts
+from farm.gpu.facts import DeviceFacts
 from farm.gpu.kernels import BuiltLayer, NotBuiltError
 from farm.gpu.stage import set_count
 from farm.gpu.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases

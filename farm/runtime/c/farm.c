@@ -10,6 +10,8 @@
 
 #define ALIGNMENT 16
 #define BRANCHES 8 /* parts of a layer run beside each other on so many streams */
+#define GIVEN_SHARED_BYTES (48 * 1024) /* of a block, whatever its kernel: for more, the driver is asked */
+#define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define MOST_ARGUMENTS 32
 #define MOST_NAME 512
 
@@ -72,6 +74,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value);
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr address);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
@@ -683,6 +686,8 @@ static int load_kernels(farm_bundle *bundle, int gpu) {
         free(image);
         TRY(failed);
         DRIVER(cuModuleGetFunction(&each->function, each->module, each->entry));
+        if (each->shared_bytes > GIVEN_SHARED_BYTES)
+            DRIVER(cuFuncSetAttribute(each->function, MOST_SHARED, (int)each->shared_bytes));
     }
     TRY(load_fetcher(bundle));
     DRIVER(cuEventCreate(&bundle->begin, 2)); /* without a time */
