@@ -30,8 +30,12 @@ class Weights:
 
     def to_bytes(self) -> bytes:
         """Kernel, bias and bounds, little-endian float32: the blob whose digest identifies the layer's values."""
+        return b"".join(part.data for part in self._parts())
+
+    def _parts(self) -> list[FloatArray]:
+        """As they lie in `to_bytes`, one after another; nothing is copied that lies so."""
         parts = (self.kernel, self.bias, *(() if self.bounds is None else (self.bounds,)))
-        return b"".join(part.astype("<f4").tobytes() for part in parts)
+        return [np.ascontiguousarray(part, "<f4") for part in parts]
 
     @staticmethod
     def from_bytes(spec: LayerSpec, data: bytes) -> Weights:
@@ -45,7 +49,10 @@ class Weights:
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        digest = hashlib.sha256()
+        for part in self._parts():
+            digest.update(part.data)
+        return digest.hexdigest()
 
     @property
     def nonzeros_per_kernel(self) -> NDArray[np.int64]:

@@ -65,11 +65,11 @@ def per_kernel(constant: Doubles, kernels: int, rank: int | None, channel_axis: 
 def folded(kernel: FloatArray, bias: Doubles, alpha: float, affine: Affine, data_type: DataType) -> Weights:
     """The weights of affine(alpha * kernel * x + bias), computed in float64 and rounded once; zeros stay zeros.
 
-    Those that are too large for the data type are infinite.
+    The kernel's values are those of the data type. Those that are too large for the data type are infinite.
     """
     with np.errstate(all="ignore"):
-        scale = (alpha * affine.scale).reshape(-1, *[1] * (kernel.ndim - 1))
-        return Weights(
-            rounded(kernel * scale, data_type),
-            rounded(affine.scale * bias + affine.offset, data_type),
-        )
+        scale = alpha * affine.scale
+        weights = kernel  # as a rule nothing scales the largest ones, those of fully connected layers
+        if np.any(scale != 1):
+            weights = rounded(kernel * scale.reshape(-1, *[1] * (kernel.ndim - 1)), data_type)
+        return Weights(weights, rounded(affine.scale * bias + affine.offset, data_type))

@@ -39,7 +39,8 @@ class Product:
     @cached_property
     def peaks(self) -> FloatArray:
         """[K, 1]: the largest magnitude in each kernel."""
-        peaks: FloatArray = np.abs(self.kernel).reshape(len(self.kernel), -1).max(axis=1, keepdims=True)
+        rows = self.kernel.reshape(len(self.kernel), -1)
+        peaks: FloatArray = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
         return peaks
 
 

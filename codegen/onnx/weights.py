@@ -22,7 +22,7 @@ _BFLOAT16_LARGEST = 2.0**128 - 2.0**120
 def finite_weights(array: NDArray[Any], what: str) -> FloatArray:
     """The values as float32, -0.0 as 0.0. Raises CheckpointError for a NaN or an infinity."""
     with np.errstate(invalid="ignore"):
-        values = array.astype(np.float32)
+        values = array.astype(np.float32, copy=False)
     if bad := values.size - int(np.count_nonzero(np.isfinite(values))):
         raise CheckpointError(
             f"{bad} of its {values.size} {what} are NaN or infinite, which cannot be compiled: "
@@ -39,7 +39,7 @@ def rounded(values: Doubles, data_type: DataType) -> FloatArray:
         elif data_type == "bfloat16":
             nearest = _bfloat16(values).astype(np.float32)
         else:
-            nearest = values.astype(np.float32)
+            nearest = values.astype(np.float32, copy=False)
         return nearest + np.float32(0)
 
 
