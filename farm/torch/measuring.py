@@ -121,10 +121,11 @@ class NetworkGpu:
         """The compiled network. Raises as `farm.torch.load`."""
         return load(bundle)
 
-    def dense(self, checkpoint: Checkpoint, layers: Sequence[str], precision: str, layout: str) -> nn.Module:
-        """The network with these layers dense, their weights folded as in the compiled ones."""
+    def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> nn.Module:
+        """The network with all layers dense, their weights folded as in the compiled ones."""
         kind = torch.channels_last if layout == "channels last" else torch.contiguous_format
-        return dense_network(checkpoint, layers).to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
+        network = dense_network(checkpoint, [each.name for each in checkpoint.layers])
+        return network.to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
 
     def compiled(self, network: nn.Module, mode: str) -> Call:
         """By torch.compile, in one of its modes; nothing of what was compiled before is kept."""
