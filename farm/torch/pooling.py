@@ -33,16 +33,32 @@ _lock = threading.Lock()
 
 def own_max_pool(x: torch.Tensor, outputs: int = 1, **attributes: Any) -> torch.Tensor:
     """MaxPool: by the farm's kernel on a GPU, for the windows that it is made for, and else by PyTorch."""
-    extent = list(attributes["kernel_shape"])
-    if x.is_cuda and x.ndim == 4 and x.dtype in _TYPES and extent in SIZES and outputs == 1:
-        strides, dilations, begins, ends = window_of(x, extent, attributes)
-        padded = [size + begin + end for size, begin, end in zip(x.shape[2:], begins, ends, strict=True)]
-        sizes = [(size - e) // stride + 1 for size, e, stride in zip(padded, extent, strides, strict=True)]
-        whole = not attributes.get("ceil_mode", 0) and dilations == [1, 1] and min(sizes) > 0
-        if whole and x.shape[1] * math.prod(sizes) < MOST_OUTPUTS:
-            pooled: torch.Tensor = torch.ops.farm.max_pool(x, extent[0], strides, begins + ends, sizes)
+    if x.is_cuda and x.ndim == 4 and x.dtype in _TYPES and outputs == 1:
+        asked = tuple((name, tuple(each) if isinstance(each, list) else each) for name, each in attributes.items())
+        # Within torch.compile sizes may be symbols, and it looks into no cache.
+        own_window = _own_window.__wrapped__ if torch.compiler.is_compiling() else _own_window
+        if (window := own_window(x.shape, asked)) is not None:
+            pooled: torch.Tensor = torch.ops.farm.max_pool.default(x, *window)
             return pooled
     return max_pool(x, outputs, **attributes)
+
+
+@lru_cache(maxsize=256)  # for every pool of a network, and not for every call of it
+def _own_window(
+    shape: torch.Size, asked: tuple[tuple[str, Any], ...]
+) -> tuple[int, list[int], list[int], list[int]] | None:
+    """The window's size, strides, pads and how many there are of it, where the kernel is made for what is asked."""
+    attributes = dict(asked)
+    extent = list(attributes["kernel_shape"])
+    if extent not in SIZES:
+        return None
+    strides, dilations, begins, ends = window_of(shape[2:], extent, attributes)
+    padded = [size + begin + end for size, begin, end in zip(shape[2:], begins, ends, strict=True)]
+    sizes = [(size - e) // stride + 1 for size, e, stride in zip(padded, extent, strides, strict=True)]
+    whole = not attributes.get("ceil_mode", 0) and dilations == [1, 1] and min(sizes) > 0
+    if not whole or shape[1] * math.prod(sizes) >= MOST_OUTPUTS:
+        return None
+    return extent[0], strides, begins + ends, sizes
 
 
 _LIBRARY = torch.library.Library("farm", "FRAGMENT")
@@ -87,7 +103,7 @@ class _Launch:
         return (self.blocks, *self.more)
 
 
-@lru_cache(maxsize=256)  # for every pool of a network, and not for every call of it
+@lru_cache(maxsize=256)
 def _launch_of(
     image: tuple[int, int, int], window: int, strides: tuple[int, ...], pads: tuple[int, ...], sizes: tuple[int, ...]
 ) -> _Launch:

@@ -20,7 +20,7 @@ _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.
 def convolution(x: T, weight: T, bias: T | None = None, **attributes: Any) -> T:
     """Conv."""
     extent = list(weight.shape[2:])
-    strides, dilations, begins, ends = window_of(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     if begins != ends:
         x, begins = _padded(x, begins, ends, 0.0), [0] * len(extent)
     return _CONVOLUTIONS[len(extent)](x, weight, bias, strides, begins, dilations, attributes.get("group", 1))
@@ -67,7 +67,7 @@ def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
     if outputs > 1:
         raise UsageError("MaxPool's indices are not computed by farm.torch: use another runtime for this network")
     extent = list(attributes["kernel_shape"])
-    strides, dilations, begins, ends = window_of(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     ceil = bool(attributes.get("ceil_mode", 0))
     if begins != ends or any(2 * pad > size for pad, size in zip(begins, extent, strict=True)):
         low = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -78,7 +78,7 @@ def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
 def average_pool(x: T, **attributes: Any) -> T:
     """AveragePool: the mean of a window, its pads counted or not; what lies beyond them never counts."""
     extent = list(attributes["kernel_shape"])
-    strides, dilations, begins, ends = window_of(x, extent, attributes)
+    strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     inside = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     counted = _padded(inside, begins, ends, 1.0 if attributes.get("count_include_pad", 0) else 0.0)
     padded = _padded(x, begins, ends, 0.0)
@@ -106,8 +106,10 @@ def _overhang(size: int, begin: int, end: int, stride: int, reach: int) -> int:
     return max(0, (windows - 1) * stride + reach - padded)
 
 
-def window_of(x: T, extent: Sequence[int], attributes: Any) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, and pads before and after, of a convolution or pooling with these attributes."""
+def window_of(
+    sizes: Sequence[int], extent: Sequence[int], attributes: Any
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, and pads before and after, of a convolution or pooling of maps of these sizes."""
     rank = len(extent)
     strides = list(attributes.get("strides") or [1] * rank)
     dilations = list(attributes.get("dilations") or [1] * rank)
@@ -115,7 +117,7 @@ def window_of(x: T, extent: Sequence[int], attributes: Any) -> tuple[list[int], 
     auto = attributes.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = [], []
-        for size, e, stride, dilation in zip(x.shape[2:], extent, strides, dilations, strict=True):
+        for size, e, stride, dilation in zip(sizes, extent, strides, dilations, strict=True):
             total = max(0, (-(-size // stride) - 1) * stride + (e - 1) * dilation + 1 - size)
             half = total // 2
             begins.append(half if auto == "SAME_UPPER" else total - half)
