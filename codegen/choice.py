@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import TilingError
+from codegen.limits import block_fits, comes_out_even
 from codegen.operators import AnyTiled, Lowered, lower, tiled
-from codegen.operators.geometry import Geometry, fits
-from codegen.operators.registers import REGISTERS
+from codegen.operators.geometry import Geometry
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
-from codegen.prediction import Stream, predict_microseconds, registers_of
+from codegen.prediction import Stream, predict_microseconds
 from codegen.spec import Conv2d, LayerSpec, prepares_inputs
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -38,14 +38,6 @@ MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
 threads follow each stream: K groups of fewer kernels are more code in all, and less for each of them to wait for."""
 CODE_BYTES = 16_000_000
 """Machine code of one layer, unless the caller says otherwise."""
-OFFSET_BYTES = 2**31
-"""What an address in PTX may add to a register."""
-SUMS = 128
-"""Registers of a thread that hold sums."""
-BODY_SLOTS = 7_000
-"""Multiply-adds of one turn of the loop."""
-BODY_RESULTS = 1_600
-"""Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
 UNSTAGED_DENSITY = 0.05
 """Up to which tilings without stages are looked at: of denser layers every input is used often."""
 UNSTAGED_GAIN = 1.25
@@ -122,9 +114,11 @@ def misfit_of(
 ) -> str:
     """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
     layer = tiled(spec, tiling)
-    within = _comes_out_even(layer) and _block_fits(layer)
+    within = comes_out_even(layer) and block_fits(layer)
     if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
+    if spec.data_type == "float16" and _too_long(tiling, nonzeros):
+        return "a kernel of these weights has more products than the blocks of its cluster add up in float16"
     streams = _stream_instructions(layer, nonzeros)
     if not _streams_fit(layer, nonzeros, streams):
         return "a K group of these weights has too much code for it"
@@ -163,9 +157,12 @@ def _fitting(
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
     ranking = _ranking(layer.spec, *bands, kind)
-    if clusters and layer.stationary is not None and _may_be_split(layer.geometry, bands[0]):
+    behind: tuple[Tiling, ...] = ()
+    if clusters and layer.spec.data_type == "float16":
+        behind = tuple(each for each in _split_halves(layer.spec, kind) if not _too_long(each, nonzeros))
+    elif clusters and layer.stationary is not None and _may_be_split(layer.geometry, bands[0]):
         ranking = _with_clusters(layer.spec, *bands, ranking)
-    ranking = _with_unstaged(layer, *bands, ranking)
+    ranking = (*_with_unstaged(layer, *bands, ranking), *behind)
     for tiling in (*ranking, *_last_resort(layer, kind)):
         divided = layer.tiled(tiling)
         streams = _stream_instructions(divided, nonzeros)
@@ -178,6 +175,21 @@ def _may_be_split(geometry: Geometry, batch: int) -> bool:
     if geometry.is_linear:
         return batch <= SPLIT_ROWS
     return batch * geometry.positions_height * geometry.positions_width <= SPLIT_POSITIONS
+
+
+@lru_cache(maxsize=1024)
+def _split_halves(spec: LayerSpec, accumulate: Accumulator) -> tuple[Tiling, ...]:
+    """Tilings of a float16 layer with clusters: for tuning and its records, as no prediction is fitted to them."""
+    layer = lower(spec)
+    tilings = layer.stationary.candidates(layer) if layer.stationary else ()
+    every = (layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in tilings)
+    return tuple(each.tiling for each in every if comes_out_even(each) and block_fits(each))
+
+
+def _too_long(tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
+    """Whether the blocks of a cluster have more products of a kernel each than are added up in float16."""
+    kept = tiling.cluster > 1 and tiling.accumulate == "float32"
+    return kept and int(nonzeros.max()) > PRODUCTS_TOGETHER * tiling.cluster
 
 
 def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -231,11 +243,11 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
     for candidate in layer.candidates():
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
         divided = layer.tiled(tiling)
-        if not _comes_out_even(divided):
+        if not comes_out_even(divided):
             continue
         stream = Stream.of(divided.work, density)
         size = stream.code * divided.work.streams
-        if size <= limit and _stream_fits(divided, stream) and _block_fits(divided):
+        if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
             sizes.append((divided, size))
             # A layer that is larger whatever its tiling is given the smaller ones.
             limit = min(limit, max(LAYER_INSTRUCTIONS, more * size))
@@ -263,7 +275,7 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
     times = {
         tiling: predict_microseconds(divided, batch, density)
         for tiling in layer.unstaged.candidates(layer)
-        if _comes_out_even(divided := layer.tiled(tiling)) and _block_fits(divided)
+        if comes_out_even(divided := layer.tiled(tiling)) and block_fits(divided)
     }
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
@@ -274,7 +286,7 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[T
     layer = lower(spec)
     split = [layer.tiled(tiling) for tiling in (layer.stationary.candidates(layer) if layer.stationary else ())]
     every = [layer.tiled(tiling) for tiling in ranking]
-    every += [each for each in split if _comes_out_even(each) and _block_fits(each)]
+    every += [each for each in split if comes_out_even(each) and block_fits(each)]
     sizes = [Stream.of(each.work, density).code * each.work.streams for each in every]
     limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min(sizes[: len(ranking)], default=math.inf))
     fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
@@ -287,33 +299,10 @@ def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Til
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
 
 
-def _comes_out_even(layer: AnyTiled) -> bool:
-    """Sums and streams: of a tiling whose do not, nothing else can be asked."""
-    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling)
-
-
 def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
     """Whether an average K group is within the limits of one."""
     multiply_adds, code_bytes = _stream_limits(layer)
     return stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes
-
-
-def _block_fits(layer: AnyTiled) -> bool:
-    """Threads, registers, shared memory, and the size of the loop body."""
-    if not layer.tiling.stages and layer.layer.unstaged is None:
-        return False
-    if layer.tiling.cluster > 1 and (layer.layer.stationary is None or layer.tiling.stages < 2):
-        return False
-    work = layer.work
-    return (
-        work.threads <= 1024
-        and work.sums <= SUMS
-        and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
-        and work.slots <= BODY_SLOTS
-        and work.results <= BODY_RESULTS
-        and work.largest_offset_bytes < OFFSET_BYTES
-        and layer.launch.shared_bytes <= SHARED_BYTES
-    )
 
 
 def _stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -261,7 +261,7 @@ class RolledForm:
         expected = len(slots(layer).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
-        inputs = sum(map(len, taps(layer.geometry, layer.tiling))) if prepares_inputs(layer.spec) else 0
+        inputs = sum(map(len, taps(layer))) if prepares_inputs(layer.spec) else 0
         bounds, gated = (inputs * each(layer.spec) for each in (is_bounded, is_gated))
         if (len(self.input_lines), len(self.bound_lines), len(self.gate_of_input)) != (inputs, 2 * bounds, gated):
             found = (

@@ -102,8 +102,8 @@ def _in_registers(biases: Biases, registers: NDArray[np.int64], numbers: list[in
 
 
 def _check_each_row(biases: Biases, sums: Sums) -> None:
-    """Each sum that a thread finishes has its bias, those of one number in each row."""
-    rows = len(sums.registers) // len(set(sums.in_row))
+    """Each sum that a thread finishes has its bias, those of one number in each row and half."""
+    rows = len(sums.registers) // len(set(sums.in_row)) * (2 if sums.packed else 1)
     if not np.array_equal(np.sort(biases.numbers), np.repeat(np.arange(sums.finished // rows), rows)):
         raise MachineCodeError(f"{len(biases.numbers)} biases for the {sums.finished} sums that a thread finishes")
 

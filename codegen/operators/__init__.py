@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import conv2d, linear, split_linear, stationary, unstaged
+from codegen.operators import conv2d, linear, split_conv2d, split_linear, stationary, unstaged
 from codegen.operators.geometry import canonical, geometry_of
 from codegen.operators.lowered import AnyTiled, GeneralOperator, Lowered, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
@@ -42,7 +42,7 @@ def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
         geometry,
         _OPERATORS[type(spec)],
         unstaged if unstaged.applies(spec, geometry) else None,
-        next((split for split in (stationary, split_linear) if split.applies(spec, geometry)), None),
+        next((split for split in (stationary, split_conv2d, split_linear) if split.applies(spec, geometry)), None),
     )
 
 
@@ -74,6 +74,8 @@ def products_together(weights: Weights, tiling: Tiling) -> int:
     if tiling.accumulate == "float16":
         return int(weights.nonzeros_per_kernel.max())
     kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)
+    if tiling.cluster > 1:  # each block's sums are float16 throughout
+        return int(np.count_nonzero(kernel.reshape(len(kernel), tiling.cluster, -1), axis=2).max())
     until = np.pad(np.cumsum(np.count_nonzero(kernel, axis=2), axis=1), ((0, 0), (1, 0)))
     width = min(tiling.chunk_channels, kernel.shape[1])
     of_chunk = until[:, width:] - until[:, :-width]  # wherever it begins: that may be before the group's first channel

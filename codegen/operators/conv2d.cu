@@ -6,8 +6,9 @@
 // of a transposed convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one
 // column and ROWS rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input
 // tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says
-// where its words lie. From an image of the output to the next it is `output_step` elements: an output may be channels of a larger
-// tensor. The residual is contiguous.
+// where its words lie. In float16 the channels may be split over the blocks of a cluster, as in stationary.cu: blockIdx.z
+// is then group times CLUSTER, plus rank. From an image of the output to the next it is `output_step` elements: an output
+// may be channels of a larger tensor. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
@@ -15,15 +16,20 @@
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS (KERNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
-#define ENABLED(channel, c) (channel + (c) < SPAN_CHANNELS)
+#define ENABLED(channel, c) (channel + (c) < SHARE_CHANNELS)
 #define GIVEN_UP_FIRST 1
 #include "stream.cuh"
 #include "order.cuh"
 
-#if RESIDENT_BLOCKS > 0
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step) {
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(1, 1, CLUSTER)
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step) {
+#define CLUSTERED
+#endif
+#if RESIDENT_BLOCKS > 0
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step) {
+#else
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step) {
 #endif
     extern __shared__ __align__(16) float tile[];
     FIND_PLACE
@@ -40,8 +46,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int out
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += GROUP_NUMBER;
 #endif
+#if CLUSTER > 1
+    const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
+    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
+#else
     const int span = SPANS == 1 ? 0 : group / GROUPS_PER_SPAN, first_channel = span * SPAN_CHANNELS;
     const int first_kernel = span * SPAN_KERNELS + (group - span * GROUPS_PER_SPAN) * GROUP_KERNELS;
+#endif
 
     Copies copies;
     const Element* channels = input + (size_t)first_image * IMAGE_ELEMENTS + (size_t)first_channel * CHANNEL_STEP;
@@ -114,4 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv2d(PARAMETERS, int out
 #define IN_RANGE(which, dy, dx) \
     (has_image[which] && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
 #include "loop.cuh"
+#if CLUSTER > 1
+    keep_until_read();
+#endif
 }

@@ -16,7 +16,7 @@ from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts
+from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
 from codegen.spec import prepares_inputs
 from codegen.tiling import Part, Tiling
 
@@ -42,7 +42,13 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
 
 
 def _shared_bytes(layer: TiledConvolution, stages: int) -> int:
-    return 4 * with_gates(layer, layer.input_tile.shared_words(stages))
+    return 4 * with_gates(layer, _shared_words(layer, stages))
+
+
+def _shared_words(layer: TiledConvolution, stages: int) -> int:
+    """Chunks, or afterwards the sums that the other blocks of a cluster read; without gates."""
+    exchanged = layer.tiling.rows * layer.sums * layer.threads if layer.tiling.cluster > 1 else 0
+    return max(layer.input_tile.shared_words(stages), exchanged)
 
 
 def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
@@ -55,7 +61,7 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
-        slice(kernel, min(kernel + tiling.group_kernels, end)),
+        slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
         _outputs(
             tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height
         ),
@@ -108,6 +114,8 @@ def _parameters(layer: TiledConvolution) -> str:
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "IMAGES": tiling.images,
+        "SHARE_CHANNELS": layer.streams.channels,
+        "STORED_KERNELS": layer.streams.stored_kernels,
         "RESIDENT_BLOCKS": resident_blocks(layer),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
@@ -156,7 +164,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
         **order_parameters(layer),
-        **gate_parameters(layer, tile.shared_words(tiling.stages)),
+        **gate_parameters(layer, _shared_words(layer, tiling.stages)),
     }
     return stream.parameters(layer, values)
 
@@ -177,7 +185,7 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
     for p in range(tiling.rows):
         for q in range(pair.halves):
             image, column = (q, 0) if pair.images == 2 else (0, q)
-            for k in range(tiling.group_kernels):
+            for k in range(layer.streams.stored_kernels):
                 for phase in range(geometry.phase_count):
                     down, across = p * up_y + phase // up_x, column * tiling.tile_width * up_x + phase % up_x
                     yield Store(
@@ -213,20 +221,21 @@ def work(layer: TiledConvolution) -> Work:
         streams=streams.count,
         threads=layer.threads,
         sums=sum_registers(layer),
-        terms=per_channel * streams.span_channels,
-        inputs=used_rows * geometry.kernel_width * streams.span_channels // tile.vector,
+        terms=per_channel * streams.channels,
+        inputs=used_rows * geometry.kernel_width * streams.channels // tile.vector,
         pointers=tile.pointers_held,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        prepared=used_rows * geometry.kernel_width * streams.span_channels if prepares_inputs(spec) else 0,
+        prepared=used_rows * geometry.kernel_width * streams.channels if prepares_inputs(spec) else 0,
         gate_loads=gate_loads(layer),
-        stores=sums * pair.halves * (1 + added_instructions(spec.epilogue)),
+        stores=sums * pair.halves // streams.shares * (1 + added_instructions(spec.epilogue))
+        + exchange_instructions(sums, tiling.cluster, pair.halves),
         slots=per_channel * tiling.chunk_channels,
         results=sums
         * used_rows
         * tiling.chunk_channels
         // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
-        tile_bytes=streams.span_channels
+        tile_bytes=streams.channels
         * tiling.images
         * height
         * _row_bytes(geometry, tile, element * pair.columns, width),
@@ -238,7 +247,7 @@ def work(layer: TiledConvolution) -> Work:
             (pair.images - 1) * geometry.image_elements + tiling.chunk_channels * geometry.channel_step,
         ),
         conflicts=_conflicts(layer),
-        packed_sums=sums if pair.halves == 2 and tiling.accumulate == "float32" else 0,
+        packed_sums=sums if layer.adds_up_in_float32 else 0,
         held=0 if spec.data_type == "float32" else held(layer),
         most_registers=most_registers(layer),
         copy_instructions=_copy_instructions(layer),

@@ -1,15 +1,27 @@
     // The blocks of a cluster read each other's sums: this one adds up those of its own kernels. Everybody is through with
-    // the chunks, so that the sums take their memory.
+    // the chunks, so that the sums take their memory. Those of float16 are packed until they are added up, in float32.
+#if DATA_TYPE == FLOAT16
+    typedef unsigned Share;
+#define OWN_SUM(p, j) packed[p][j]
+#define LOAD_SHARE(x, address) asm volatile("ld.shared::cluster.u32 %0,[%1];" : "=r"(x) : "r"(address) : "memory")
+#else
+    typedef float Share;
+#define OWN_SUM(p, j) sum[p][j]
+#define LOAD_SHARE(x, address) asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(address) : "memory")
+#endif
+#if ASYNCHRONOUS
     asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-        for (int j = 0; j < SUMS; ++j) tile[(p * SUMS + j) * THREADS + thread] = sum[p][j];
+        for (int j = 0; j < SUMS; ++j) ((Share*)tile)[(p * SUMS + j) * THREADS + thread] = OWN_SUM(p, j);
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     // All shares are on their way before the first is waited for.
-    float share[CLUSTER][ROWS][STORED_KERNELS], total[ROWS][STORED_KERNELS];
+    Share share[CLUSTER][ROWS][STORED_KERNELS];
+    float total[ROWS * PAIRS][STORED_KERNELS];
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g) {
         unsigned sums;
@@ -18,14 +30,21 @@
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-            for (int j = 0; j < STORED_KERNELS; ++j)
-                asm volatile("ld.shared::cluster.f32 %0,[%1];"
-                             : "=f"(share[g][p][j]) : "r"(sums + (p * SUMS + j) * THREADS * 4) : "memory");
+            for (int j = 0; j < STORED_KERNELS; ++j) LOAD_SHARE(share[g][p][j], sums + (p * SUMS + j) * THREADS * 4);
     }
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g)
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-            for (int j = 0; j < STORED_KERNELS; ++j)
+            for (int j = 0; j < STORED_KERNELS; ++j) {
+#if DATA_TYPE == FLOAT16
+                float first, second;
+                asm("{ .reg .b16 l,h; mov.b32 {l,h},%2; cvt.f32.f16 %0,l; cvt.f32.f16 %1,h; }"
+                    : "=f"(first), "=f"(second) : "r"(share[g][p][j]));
+                total[2 * p][j] = g == 0 ? first : total[2 * p][j] + first;
+                total[2 * p + 1][j] = g == 0 ? second : total[2 * p + 1][j] + second;
+#else
                 total[p][j] = g == 0 ? share[g][p][j] : total[p][j] + share[g][p][j];
+#endif
+            }

@@ -11,7 +11,7 @@ from codegen.operators.lowered import LoweredLinear, TiledLinear
 from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
-from codegen.operators.work import ASYNCHRONOUS_COPY, Work, bank_conflicts
+from codegen.operators.work import ASYNCHRONOUS_COPY, Work, bank_conflicts, exchange_instructions
 from codegen.tiling import Part, Tiling
 
 KERNEL = "linear"
@@ -130,7 +130,7 @@ def work(layer: TiledLinear) -> Work:
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_kernels, layer.streams.channels
     stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
-    exchanged = 3 * sums + 2 * tiling.cluster if tiling.cluster > 1 else 0
+    exchanged = exchange_instructions(sums, tiling.cluster)
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32"
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Work(

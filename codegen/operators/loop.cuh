@@ -63,7 +63,7 @@
 #pragma unroll 1
     do {
         wait_for_copies();
-#if STAGES > CHUNKS && CLUSTER > 1
+#if STAGES > CHUNKS && CLUSTER > 1 && ASYNCHRONOUS
         asm volatile("cp.async.commit_group;" ::: "memory");  // all is on its way already
 #else
         copies.fetch((chunk + STAGES - 1) * CHUNK_CHANNELS, write_stage * (STAGE * 4));

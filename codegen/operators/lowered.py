@@ -158,6 +158,11 @@ class Tiled(Generic[Spec]):
         return pairing(self.spec.data_type, self.tiling)
 
     @property
+    def adds_up_in_float32(self) -> bool:
+        """Whether packed sums are added to float32 ones along the way; the blocks of a cluster do that at the end."""
+        return self.pairing.halves == 2 and self.tiling.accumulate == "float32" and self.tiling.cluster == 1
+
+    @property
     def word_images(self) -> int:
         """Images of a block, counting two that share their words once."""
         return self.tiling.images // self.pairing.images

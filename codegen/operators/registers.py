@@ -9,10 +9,14 @@ REGISTERS = 65536
 """Registers of a multiprocessor."""
 BLOCKS = 32
 """Of a multiprocessor, at most."""
-SIXTEEN_WARPS = 128
-"""Registers of a thread with which sixteen warps run."""
+SIXTEEN_WARPS, TWENTY_SIX_WARPS = 128, 72
+"""Registers of a thread with which so many warps run."""
+PACKED_GROUP = 32
+"""Sums of a thread from which on few registers are worth it: with fewer it takes so few by itself."""
 MOST_SPILLED = 40
 """How many more a thread may want that is held to so many."""
+FEW_SPILLED = 8
+"""The same of one that is held to fewer, or whose channels are split over a cluster."""
 SPARE = 4
 """Registers that the compiler can do without of those that a thread is said to want."""
 LEAST_TOLD, MOST_TOLD_SUMS = 104, 96
@@ -29,6 +33,7 @@ def resident_blocks(layer: TiledConvolution) -> int:
 
     A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
     With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
+    With 32 and few other registers it would take more than it needs, and half as many blocks would fit.
     With a residual it loads many of those before the last multiply-adds, into registers that other blocks had.
     """
     sums, pointers = sum_registers(layer), layer.input_tile.pointers
@@ -38,6 +43,9 @@ def resident_blocks(layer: TiledConvolution) -> int:
     if layer.spec.data_type != "float16":
         return 0
     wanted = registers_wanted(sums, pointers, held(layer))
+    if sums >= PACKED_GROUP and wanted <= TWENTY_SIX_WARPS + FEW_SPILLED:
+        blocks = REGISTERS // (TWENTY_SIX_WARPS * _lanes(layer))
+        return blocks if blocks > 1 else 0
     if sums > MOST_TOLD_SUMS or not LEAST_TOLD <= wanted <= SIXTEEN_WARPS + MOST_SPILLED:
         return 0
     return REGISTERS // (allocated(min(wanted, SIXTEEN_WARPS)) * _lanes(layer))
@@ -51,6 +59,9 @@ def most_registers(layer: TiledConvolution) -> int:
     sums = sum_registers(layer)
     unused = sums // 3 if sums > layer.tiling.rows * layer.sums else 0
     room = REGISTERS // _lanes(layer)
+    if layer.tiling.cluster > 1:
+        wanted = registers_wanted(sums, layer.input_tile.pointers_held, held(layer))
+        return room if wanted - FEW_SPILLED <= room < wanted else 255
     wanted = registers_wanted(sums, layer.input_tile.pointers, held(layer))
     return room if wanted - unused <= room < wanted else 255
 
@@ -67,7 +78,7 @@ def _lanes(layer: TiledConvolution) -> int:
 
 def sum_registers(layer: TiledConvolution) -> int:
     """Registers of a thread that hold sums: in float16 packed ones only if all is added up in them, else both."""
-    per_sum = 3 if layer.pairing.halves == 2 and layer.tiling.accumulate == "float32" else 1
+    per_sum = 3 if layer.adds_up_in_float32 else 1
     return layer.tiling.rows * layer.sums * per_sum
 
 

@@ -16,7 +16,7 @@ from codegen.operators.lowered import LoweredConvolution, TiledConvolution
 from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
-from codegen.operators.work import Work
+from codegen.operators.work import Work, exchange_instructions
 from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated
 from codegen.tiling import Part, Tiling
 
@@ -190,8 +190,7 @@ def work(layer: TiledConvolution) -> Work:
         pointers=tile.pointers,
         copies=tile.pointers * streams.channels,
         chunks=streams.chunks,
-        # A store of each sum, a load and an addition of each share of it.
-        stores=3 * sums + 2 * tiling.cluster + stored * (1 + added_instructions(spec.epilogue)),
+        stores=exchange_instructions(sums, tiling.cluster) + stored * (1 + added_instructions(spec.epilogue)),
         slots=sums * taps * tiling.chunk_channels,
         results=sums * used_rows * tiling.chunk_channels // QUAD,
         tile_bytes=streams.channels * tiling.images * tile.rows * (tile.columns * element * geometry.step[1] + 28),

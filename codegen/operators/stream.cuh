@@ -59,7 +59,7 @@ __device__ __forceinline__ void keep_until_read() {
 
 #if LOOPED
 #include "looped.cuh"
-#elif CLUSTER > 1
+#elif CLUSTER > 1 && DATA_TYPE == FLOAT32
 #include "cluster.cuh"
 #else
 // What a thread copies of every chunk. What depends on the channel is an immediate of the instruction, so that a

@@ -39,8 +39,9 @@ class Tap:
     """(row of the thread, row of the kernel)."""
 
 
-def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
+def taps(layer: AnyTiled) -> list[list[Tap]]:
     """The inputs of one chunk, by statement: a row of a channel each; of pointwise layers, several channels."""
+    geometry, tiling = layer.geometry, layer.tiling
     rows: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     stride, _ = geometry.tile_stride
     for y in range((tiling.rows - 1) * stride + (geometry.kernel_height - 1) * geometry.dilation[0] + 1):
@@ -60,7 +61,7 @@ def taps(geometry: Geometry, tiling: Tiling) -> list[list[Tap]]:
         for c in range(tiling.chunk_channels)
         for y, uses in rows
     ]
-    if tiling.cluster > 1:
+    if tiling.cluster > 1 and layer.spec.data_type == "float32":
         # A load brings what as many channels have at one place.
         quads = range(0, tiling.chunk_channels, QUAD)
         return [
@@ -102,7 +103,7 @@ def slots(layer: AnyTiled) -> Slots:
     channels = min(tiling.chunk_channels, geometry.group_channels) if geometry.groups > 1 else tiling.chunk_channels
     rows = [
         (p, k, phase, tap.channel % channels, r, tap.kernel_column)
-        for statement in taps(geometry, tiling)
+        for statement in taps(layer)
         for tap in statement
         for p, k, phase, r in _terms(geometry, tiling, tap)
     ]
@@ -154,7 +155,7 @@ def _bounds(layer: AnyTiled, weights: Weights) -> FloatArray:
         return np.zeros((chunks, 0, 2), dtype=np.float32)
     missing = chunks * tiling.chunk_channels - len(weights.bounds)
     of_channel = np.pad(weights.bounds, ((0, missing), (0, 0))).reshape(chunks, tiling.chunk_channels, 2)
-    channels = [tap.channel for statement in taps(layer.geometry, tiling) for tap in statement]
+    channels = [tap.channel for statement in taps(layer) for tap in statement]
     return np.asarray(of_channel[:, channels], dtype=np.float32)
 
 
@@ -171,7 +172,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
     spec, geometry, tiling, streams = layer.spec, layer.geometry, layer.tiling, layer.streams
     common: dict[str, int | str] = {
         "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
-        "FLOAT32_SUMS": int(tiling.accumulate == "float32"),
+        "FLOAT32_SUMS": int(tiling.accumulate == "float32" and tiling.cluster == 1),
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
         "FULL": int(tiling.form == "full"),
         "CHANNELS": geometry.channels,
@@ -208,7 +209,7 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
     placeholder = FIRST_WEIGHT
     statements = []
     first_tap = 0
-    for statement in taps(geometry, tiling):
+    for statement in taps(layer):
         terms = [
             (i, p, k * geometry.phase_count + phase)
             for i, tap in enumerate(statement)
@@ -239,7 +240,9 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
 
 
 def accumulate(layer: AnyTiled) -> str:
-    """The text of accumulate.h: every packed sum of a float16 layer into float32."""
+    """The text of accumulate.h: every packed sum of a float16 layer into float32, if its block does that alone."""
+    if layer.tiling.cluster > 1:
+        return ""
     return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(layer.tiling.rows) for j in range(layer.sums))
 
 
@@ -291,7 +294,7 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
         lines.append(f"if (blockIdx.z == {g}) {{")
         for n in range(streams.chunks):
             lines.append(f"CHUNK({n});")
-            for statement in taps(geometry, tiling):
+            for statement in taps(layer):
                 for c, inputs in groupby(statement, key=lambda tap: tap.channel):
                     channel = n * tiling.chunk_channels + c
                     if channel >= geometry.channels:

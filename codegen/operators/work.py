@@ -10,6 +10,8 @@ from itertools import product
 
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
+CLUSTER_SHARED_BYTES = 99 * 1024
+"""Every architecture with clusters gives a block this much if it is asked for."""
 
 
 ASYNCHRONOUS_COPY = 8.0
@@ -65,6 +67,11 @@ class Work:
     """Inputs are loaded from global memory where they are used, those without weights never."""
     loop_instructions: float = 0.0
     """Code of a chunk's copies where they are a loop, however many they are."""
+
+
+def exchange_instructions(sums: int, blocks: int, halves: int = 1) -> int:
+    """Of a thread, with which so many blocks of a cluster add up their sums: stores, loads, conversions, additions."""
+    return 3 * halves * sums + 2 * blocks if blocks > 1 else 0
 
 
 def bank_conflicts(words: Iterable[int]) -> int:

@@ -44,7 +44,7 @@ MOST_WEIGHTS = 1024
 MOST_SPLIT_WEIGHTS = 3072
 """Of a shape whose channels are split over the blocks of a cluster: each has a stream of its own."""
 SPLIT_EVERY = 3
-"""Of so many float32 shapes one has its channels split over the blocks of a cluster."""
+"""Of so many float32 and float16 shapes one has its channels split over the blocks of a cluster."""
 GATED_EVERY = 5
 """Of so many shapes, but for float16, one has its input multiplied by gates."""
 MOST_ELEMENTS = 200_000
@@ -112,8 +112,8 @@ def numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[
 def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     """The shape of a number; None if no tiling fits it."""
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
-    split = data_type == "float32" and number % SPLIT_EVERY == 1
-    spec = _split_spec(rng) if split else _spec(rng, data_type)
+    split = data_type != "bfloat16" and number % SPLIT_EVERY == 1
+    spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
     if data_type != "float16" and number % GATED_EVERY == 0:
         spec = _gated_spec(rng, data_type, split=split)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
@@ -159,7 +159,7 @@ def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     return Conv2d(*size, stride, padding, _dilation(rng, size), groups, epilogue, data_type)
 
 
-def _split_spec(rng: np.random.Generator) -> LayerSpec:
+def _split_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     """A convolution that has tilings with clusters, of at least one quad of channels a block."""
     height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 9, 11, 14, 16], 2))
     rows, columns = (int(size) for size in rng.choice([1, 1, 2, 3, 3, 3], 2))
@@ -168,7 +168,7 @@ def _split_spec(rng: np.random.Generator) -> LayerSpec:
     kernels = int(np.clip(round(weights / (channels * rows * columns)), 1, 64))
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
     size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
-    return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng))
+    return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng), data_type)
 
 
 def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -> LayerSpec:

@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from codegen.layers import FloatArray, Layer
-from codegen.operators import canonical, source_path, tiled
-from codegen.operators.geometry import Geometry, Streams, geometry_of, phase_weights
+from codegen.operators import source_path, tiled
+from codegen.operators.geometry import phase_weights
+from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import immediate
 from codegen.operators.stream import taps
 from codegen.tiling import Part, Tiling
@@ -119,9 +120,7 @@ def _asm(terms: Sequence[Term]) -> Iterator[str]:
 class Stream:
     """The instruction streams of a layer, zero weights left out."""
 
-    geometry: Geometry
-    tiling: Tiling
-    streams: Streams
+    divided: AnyTiled
     kernel: FloatArray
     """[kernels, channels, rows, columns]."""
     bias: FloatArray
@@ -131,12 +130,11 @@ class Stream:
 
     @staticmethod
     def of(layer: Layer, tiling: Tiling, headers: dict[str, str]) -> Stream:
-        geometry = geometry_of(canonical(layer.spec))
+        divided = tiled(layer.spec, tiling)
+        geometry = divided.geometry
         assert (geometry.groups, geometry.phase_count, layer.spec.data_type) == (1, 1, "float32")
         return Stream(
-            geometry,
-            tiling,
-            Streams.of(geometry, tiling),
+            divided,
             phase_weights(layer.spec, layer.weights)[:, 0].astype(np.float32),
             layer.weights.bias.astype(np.float32),
             tuple(_INPUT.findall(headers["body.h"])),
@@ -145,14 +143,14 @@ class Stream:
 
     def statements(self, group: int, chunk: int) -> Iterator[list[Term]]:
         """The multiply-adds of a chunk, divided as the template's statements are."""
-        first = self.streams.first_kernel(group)
-        kernels = range(first, min(first + self.tiling.group_kernels, self.geometry.kernels))
+        first = self.divided.streams.first_kernel(group)
+        kernels = range(first, min(first + self.divided.tiling.group_kernels, self.divided.geometry.kernels))
         inputs = iter(self.inputs)
-        for statement in taps(self.geometry, self.tiling):
+        for statement in taps(self.divided):
             terms = []
             for tap in statement:
-                source, channel = next(inputs), chunk * self.tiling.chunk_channels + tap.channel
-                if channel >= self.geometry.channels:
+                source, channel = next(inputs), chunk * self.divided.tiling.chunk_channels + tap.channel
+                if channel >= self.divided.geometry.channels:
                     continue
                 weights = self.kernel[:, channel, :, tap.kernel_column]
                 terms += [
@@ -166,12 +164,12 @@ class Stream:
 
     def stores(self, group: int) -> Iterator[str]:
         """The lines of the kernels that exist, with their biases."""
-        first = self.streams.first_kernel(group)
+        first = self.divided.streams.first_kernel(group)
         for line in self.epilogue:
             match = _STORE.match(line)
             assert match is not None
             row, column, _, rest = match.groups()
-            if first + int(column) < self.geometry.kernels:
+            if first + int(column) < self.divided.geometry.kernels:
                 bias = _literal(int(self.bias[first + int(column)].view(np.uint32)))
                 yield f"STORE({row}, {column}, {bias}, {rest}"
 

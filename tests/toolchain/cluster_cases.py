@@ -61,4 +61,21 @@ CLUSTER_CASES: dict[str, Case] = {
     "linear, a cluster, more chunks than stages": _of_hopper(
         Linear(270, 20), Tiling(64, 1, 1, 8, 16, 3, cluster=4), batch=65
     ),
+    "float16, a cluster of four, pairs of images, kernels that do not divide": _of_hopper(
+        Conv2d(32, 7, 7, 12, 3, 3, padding=PAD, epilogue=RESIDUAL, data_type="float16"),
+        Tiling(7, 7, 1, 8, 4, 2, images=4, cluster=4),
+        batch=3,
+    ),
+    "float16, a cluster of two, stride 2, sums in float16": _of_hopper(
+        Conv2d(16, 14, 14, 16, 3, 3, padding=PAD, stride=(2, 2), epilogue=(Clip(low=0.0),), data_type="float16"),
+        Tiling(7, 7, 1, 8, 4, 3, accumulate="float16", images=8, cluster=2),
+        batch=5,
+    ),
+    "float16, a cluster, tiles of pairs of columns, two rows a thread": _of_hopper(
+        Conv2d(16, 9, 11, 8, 3, 3, padding=PAD, data_type="float16"), Tiling(6, 5, 2, 8, 4, 2, cluster=2)
+    ),
+    "float16, a cluster, a 1x1 kernel": _of_hopper(
+        Conv2d(64, 8, 8, 8, 1, 1, epilogue=(Gelu(),), data_type="float16"),
+        Tiling(64, 1, 1, 8, 16, 2, images=2, cluster=2),
+    ),
 }

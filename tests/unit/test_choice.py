@@ -15,18 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codegen.choice import (
-    BODY_RESULTS,
-    BODY_SLOTS,
-    OFFSET_BYTES,
     SHARED_BYTES,
     STREAM_BYTES,
     STREAM_MULTIPLY_ADDS,
-    SUMS,
     choose_parts,
     choose_tiling,
     ranked_tilings,
 )
 from codegen.errors import TilingError
+from codegen.limits import BODY_RESULTS, BODY_SLOTS, OFFSET_BYTES, SUMS
 from codegen.networks import TEN_OPERATORS
 from codegen.operators import canonical, conv2d, launch_of, lower, stream_count, tiled
 from codegen.operators.geometry import Streams, fits, geometry_of

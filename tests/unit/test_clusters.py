@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -13,15 +14,15 @@ from numpy.typing import NDArray
 from codegen.choice import choose_parts, choose_tiling, misfit_of, ranked_tilings
 from codegen.layers import Weights
 from codegen.machine.admission import assembler_for
-from codegen.operators import tiled
+from codegen.operators import products_together, tiled
 from codegen.operators.stream import slots, values
 from codegen.spec import Conv2d, LayerSpec, Linear
 from codegen.tiling import Tiling
 from codegen.verify import sample_blocks
 from farm.coordination.plan import plan
 from farm.jobs import BuildOptions
-from farm.tuning.book import NO_RECORDS
-from farm.tuning.record import tiling_of_json
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.tuning.record import TuningKey, TuningRecord, tiling_of_json
 from tests.samples import fixed_toolchain
 from tests.unit.test_plan import build, job
 
@@ -152,6 +153,37 @@ def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
     assert misfit_of(spec, replace(SPLIT, cluster=8), nonzeros)
     assert all(each.cluster == 1 or each.cluster < 8 for each in ranked_tilings(spec, 1, nonzeros, clusters=True))
+
+
+def test_convolutions_of_float16_are_split_by_records_not_by_the_cost_model() -> None:
+    spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
+    split, nonzeros = Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=4), tenth(spec)
+    ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
+    assert split in ranked
+    assert ranked[0] == choose_tiling(spec, 64, nonzeros, clusters=True) == choose_tiling(spec, 64, nonzeros)
+    assert not misfit_of(spec, split, nonzeros)
+    key = TuningKey("sm_90", spec, 64, 0.1, "float32", 3)
+    book = TuningBook.of([TuningRecord(key, "a GPU", split, 1.0, 1.0, 1, (), datetime.now(UTC))])
+    [(found, choice)] = book.tilings(spec, 64, nonzeros, BuildOptions(("sm_90",), batch=64))
+    assert (found, choice.gpu) == (split, "a GPU")
+
+
+def test_blocks_of_a_float16_cluster_have_no_more_products_of_a_kernel_than_are_added_up_together() -> None:
+    spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
+    split = Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=2)
+    few, many = (np.full(spec.kernels, count) for count in (320, 321))
+    assert not misfit_of(spec, split, few)
+    assert "products" in misfit_of(spec, split, many)
+    assert split not in ranked_tilings(spec, 64, many, clusters=True)
+    assert not misfit_of(spec, replace(split, accumulate="float16"), many)
+
+
+def test_what_a_cluster_adds_up_in_float16_are_the_products_of_one_block() -> None:
+    kernel = np.zeros((2, 8, 3, 3), np.float32)
+    kernel[0, :4], kernel[1, 2:6] = 1.0, 1.0
+    weights = Weights(kernel, np.zeros(2, np.float32))
+    assert products_together(weights, Tiling(4, 4, 1, 2, 4, 2, images=2, cluster=2)) == 36
+    assert products_together(weights, Tiling(4, 4, 1, 4, 4, 2, images=2, cluster=4)) == 18
 
 
 def test_each_architecture_has_the_tiling_that_it_can_run() -> None:

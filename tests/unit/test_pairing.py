@@ -134,6 +134,16 @@ def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> No
     assert resident_blocks(tiled(replace(spec, data_type="float32"), replace(packed, images=1))) == 0
 
 
+def test_groups_of_32_packed_sums_are_held_to_so_few_registers_that_more_blocks_fit() -> None:
+    spec = Conv2d(64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    packed = Tiling(56, 4, 1, 32, 4, 2, accumulate="float16", images=2)
+    assert resident_blocks(tiled(spec, packed)) == 4
+    assert 65536 // (4 * tiled(spec, packed).threads) // 8 * 8 == 72
+    assert resident_blocks(tiled(spec, replace(packed, chunk_channels=8))) == 0
+    assert resident_blocks(tiled(spec, replace(packed, group_kernels=16))) == 0
+    assert resident_blocks(tiled(spec, replace(packed, tile_height=14))) == 0
+
+
 @pytest.mark.parametrize("height", range(1, 12))
 def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_thread_wants_allow(height: int) -> None:
     spec = Conv2d(64, 80, 80, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")

@@ -118,7 +118,7 @@ def test_streams_of_several_groups_have_no_slots_for_channels_of_other_groups() 
 def test_a_tap_is_where_the_rows_that_use_it_meet_their_kernel_rows(layer: tuple[LayerSpec, Tiling]) -> None:
     spec, tiling = layer
     geometry = geometry_of(spec)
-    every = [tap for statement in taps(geometry, tiling) for tap in statement]
+    every = [tap for statement in taps(tiled(spec, tiling)) for tap in statement]
     for tap in every:
         assert tap.uses
         row = tap.row * geometry.step[0]  # of the input: a tile may hold only every second row, say
@@ -131,10 +131,10 @@ def test_a_tap_is_where_the_rows_that_use_it_meet_their_kernel_rows(layer: tuple
 
 
 def test_a_statement_is_a_row_of_a_channel_or_a_few_channels_of_a_pointwise_layer() -> None:
-    rows = taps(geometry_of(Conv2d(8, 8, 8, 4, 3, 5)), Tiling(8, 4, 2, 4, 2, 2))
+    rows = taps(tiled(Conv2d(8, 8, 8, 4, 3, 5), Tiling(8, 4, 2, 4, 2, 2)))
     assert {len(statement) for statement in rows} == {5}
     assert len(rows) == 2 * 4
-    pointwise = taps(geometry_of(Linear(40, 4)), Tiling(32, 1, 1, 4, 10, 2))
+    pointwise = taps(tiled(Linear(40, 4), Tiling(32, 1, 1, 4, 10, 2)))
     assert [len(statement) for statement in pointwise] == [POINTWISE_CHANNELS] * 2 + [10 % POINTWISE_CHANNELS]
 
 

@@ -1,0 +1,45 @@
+"""Limits: whether the sums of a tiling come out even, and its blocks fit a multiprocessor and its compiler."""
+
+from __future__ import annotations
+
+from codegen.operators import AnyTiled
+from codegen.operators.geometry import fits
+from codegen.operators.registers import REGISTERS
+from codegen.operators.work import CLUSTER_SHARED_BYTES, SHARED_BYTES
+from codegen.prediction import registers_of
+
+OFFSET_BYTES = 2**31
+"""What an address in PTX may add to a register."""
+SUMS = 128
+"""Registers of a thread that hold sums."""
+BODY_SLOTS = 7_000
+"""Multiply-adds of one turn of the loop."""
+BODY_RESULTS = 1_600
+"""Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
+
+
+def comes_out_even(layer: AnyTiled) -> bool:
+    """Sums and streams: of a tiling whose do not, nothing else can be asked."""
+    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling)
+
+
+def block_fits(layer: AnyTiled) -> bool:
+    """Threads, registers, shared memory, and the size of the loop body."""
+    if not layer.tiling.stages and layer.layer.unstaged is None:
+        return False
+    if layer.tiling.cluster > 1 and (layer.layer.stationary is None or layer.tiling.stages < 2):
+        return False
+    work = layer.work
+    return (
+        work.threads <= 1024
+        and work.sums <= SUMS
+        and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32))
+        and work.slots <= BODY_SLOTS
+        and work.results <= BODY_RESULTS
+        and work.largest_offset_bytes < OFFSET_BYTES
+        and layer.launch.shared_bytes <= _shared_limit(layer)
+    )
+
+
+def _shared_limit(layer: AnyTiled) -> int:
+    return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES
