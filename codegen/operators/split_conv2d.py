@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from codegen.operators.conv2d import SOURCE, block_region, launch_of, sources, work
 from codegen.operators.geometry import Geometry
@@ -12,10 +13,10 @@ from codegen.tiling import Tiling
 
 __all__ = ["SOURCE", "applies", "block_region", "candidates", "launch_of", "sources", "work"]
 
-CLUSTERS = (4, 2)
-GROUP_KERNELS = (16, 32)
+CLUSTERS = (2, 4)
+GROUP_KERNELS = (32, 16)
 CHUNKS = (4, 8, 16)
-IMAGES = (2, 4, 8, 16, 32)
+IMAGES = (32, 16, 8, 4, 2)
 """Of a block, which has whole maps."""
 THREADS = (128, 1024)
 """Least and most of a block."""
@@ -32,14 +33,11 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not: of blocks that have whole maps."""
+    """Tilings worth a look, of whole maps, whether they fit or not; as a rule the faster ones first."""
     geometry = layer.geometry
     width, height = geometry.positions_width, geometry.positions_height
-    for images in IMAGES:
-        if not THREADS[0] <= width * height * images // 2 <= THREADS[1]:
-            continue
-        for cluster in CLUSTERS:
-            for kernels in GROUP_KERNELS:
-                for chunk in CHUNKS:
-                    if geometry.channels % (cluster * chunk) == 0 and geometry.channels // (cluster * chunk) >= 2:
-                        yield Tiling(width, height, 1, kernels, chunk, 2, images=images, cluster=cluster)
+    blocks = [images for images in IMAGES if THREADS[0] <= width * height * images // 2 <= THREADS[1]]
+    for kernels, images, cluster, chunk in product(GROUP_KERNELS, blocks, CLUSTERS, CHUNKS):
+        chunks, rest = divmod(geometry.channels, cluster * chunk)
+        if chunks >= 2 and not rest:
+            yield Tiling(width, height, 1, kernels, chunk, 2, images=images, cluster=cluster)

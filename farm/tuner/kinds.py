@@ -70,6 +70,9 @@ class Effort:
 BY_PLACE = 4
 """So many of a layer's first tilings are tried with their blocks in the other order too, which is not predicted."""
 
+SPLIT = 6
+"""So many of a float16 layer's tilings with clusters are tried behind those: they are not predicted either."""
+
 AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
 """Who makes a layer's machine code."""
 
@@ -101,9 +104,8 @@ def _kind(
 ) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
-    ranked = _also_by_place(
-        spec, spread(ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch)))
-    )
+    found = ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch))
+    ranked = _also_by_place(spec, _also_split(spec, spread(found)))
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
         return Kind(key, case, also, (), 0.0, 1.0)
@@ -117,6 +119,15 @@ def _kind(
         parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
         seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
     return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)
+
+
+def _also_split(spec: LayerSpec, tilings: Sequence[Tiling]) -> Sequence[Tiling]:
+    """Those with clusters, which are the last of a float16 layer's, behind its first few."""
+    if spec.data_type != "float16":
+        return tilings
+    split = [each for each in tilings if each.cluster > 1]
+    others = [each for each in tilings if each.cluster == 1]
+    return [*others[:BY_PLACE], *split[:SPLIT], *others[BY_PLACE:], *split[SPLIT:]]
 
 
 def _also_by_place(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:

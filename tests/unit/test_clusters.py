@@ -20,10 +20,12 @@ from codegen.spec import Conv2d, LayerSpec, Linear
 from codegen.tiling import Tiling
 from codegen.verify import sample_blocks
 from farm.coordination.plan import plan
+from farm.gpu.workload import Choice, model_cases
 from farm.jobs import BuildOptions
+from farm.tuner.kinds import BY_PLACE, SPLIT, kinds_of
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.record import TuningKey, TuningRecord, tiling_of_json
-from tests.samples import fixed_toolchain
+from tests.samples import checkpoint, fixed_toolchain, layer
 from tests.unit.test_plan import build, job
 
 PAD = (1, 1, 1, 1)
@@ -34,7 +36,7 @@ DEEP = {
     "2048 x 7 x 7, 1x1": Conv2d(2048, 7, 7, 512, 1, 1),
 }
 SHALLOW = Conv2d(64, 56, 56, 64, 3, 3, padding=PAD)
-SPLIT = Tiling(7, 7, 1, 16, 8, 3, cluster=4)
+BLOCKS_OF_FOUR = Tiling(7, 7, 1, 16, 8, 3, cluster=4)
 
 
 def tenth(spec: LayerSpec) -> NDArray[np.int64]:
@@ -93,7 +95,7 @@ def test_parts_are_whole_clusters(name: str) -> None:
 
 
 def test_sampled_blocks_are_whole_clusters() -> None:
-    layer = tiled(DEEP["512 x 7 x 7"], replace(SPLIT, group_kernels=32, cluster=8))
+    layer = tiled(DEEP["512 x 7 x 7"], replace(BLOCKS_OF_FOUR, group_kernels=32, cluster=8))
     blocks = set(sample_blocks(layer, layer.launch.grid_at(4), seed=0))
     assert {(x, y, z // 8 * 8 + rank) for x, y, z in blocks for rank in range(8)} == blocks
     assert {z for _, _, z in blocks} == set(range(layer.streams.count))
@@ -151,7 +153,7 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
 )
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
-    assert misfit_of(spec, replace(SPLIT, cluster=8), nonzeros)
+    assert misfit_of(spec, replace(BLOCKS_OF_FOUR, cluster=8), nonzeros)
     assert all(each.cluster == 1 or each.cluster < 8 for each in ranked_tilings(spec, 1, nonzeros, clusters=True))
 
 
@@ -166,6 +168,17 @@ def test_convolutions_of_float16_are_split_by_records_not_by_the_cost_model() ->
     book = TuningBook.of([TuningRecord(key, "a GPU", split, 1.0, 1.0, 1, (), datetime.now(UTC))])
     [(found, choice)] = book.tilings(spec, 64, nonzeros, BuildOptions(("sm_90",), batch=64))
     assert (found, choice.gpu) == (split, "a GPU")
+
+
+def test_a_tuner_tries_some_clusters_of_a_float16_layer_behind_its_first_tilings() -> None:
+    spec = replace(DEEP["256 x 14 x 14"], data_type="float16")
+    [case] = model_cases(checkpoint(layer("deep", spec=spec)), [], Choice(batches=(64,)))
+    [kind] = kinds_of([case], "sm_90", "float32", 3, lambda spec, tiling: "direct")
+    tried = [each for each in kind.ranked if each.order == "group"]
+    assert [each.cluster > 1 for each in tried[: BY_PLACE + SPLIT]] == [False] * BY_PLACE + [True] * SPLIT
+    assert Tiling(14, 14, 1, 32, 4, 2, images=8, cluster=2, accumulate=tried[0].accumulate) in tried[: BY_PLACE + SPLIT]
+    [older] = kinds_of([case], "sm_80", "float32", 3, lambda spec, tiling: "direct")
+    assert {each.cluster for each in older.ranked} == {1}
 
 
 def test_blocks_of_a_float16_cluster_have_no_more_products_of_a_kernel_than_are_added_up_together() -> None:
@@ -195,7 +208,7 @@ def test_each_architecture_has_the_tiling_that_it_can_run() -> None:
 
 
 def test_kernels_with_clusters_are_made_of_their_own_ptx() -> None:
-    split = replace(build(0, tiling=replace(SPLIT, cluster=2)), spec=Conv2d(16, 7, 7, 16, 3, 3, padding=PAD))
+    split = replace(build(0, tiling=replace(BLOCKS_OF_FOUR, cluster=2)), spec=Conv2d(16, 7, 7, 16, 3, 3, padding=PAD))
     made = plan([(job(archs=("sm_90", "sm_100")), [split])], fixed_toolchain())
     assert {each.virtual_arch for each in made.templates} == {"compute_90"}
     assert {each.options for each in made.cubins} == {("-O1",)}
@@ -206,6 +219,6 @@ def test_kernels_with_clusters_are_made_of_their_own_ptx() -> None:
 
 
 def test_a_record_of_a_tiling_with_clusters_comes_back_and_one_without_is_as_it_was() -> None:
-    assert tiling_of_json(SPLIT.to_json()) == SPLIT
-    assert "cluster" not in replace(SPLIT, cluster=1).to_json()
-    assert tiling_of_json(replace(SPLIT, cluster=1).to_json()).cluster == 1
+    assert tiling_of_json(BLOCKS_OF_FOUR.to_json()) == BLOCKS_OF_FOUR
+    assert "cluster" not in replace(BLOCKS_OF_FOUR, cluster=1).to_json()
+    assert tiling_of_json(replace(BLOCKS_OF_FOUR, cluster=1).to_json()).cluster == 1
