@@ -14,11 +14,12 @@ from codegen.errors import TilingError
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import AnyTiled, Lowered, lower, tiled
 from codegen.operators.geometry import Geometry
+from codegen.operators.pooling import has_whole_windows
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
 from codegen.prediction import Stream, predict_microseconds
-from codegen.spec import Conv2d, LayerSpec, prepares_inputs
+from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
@@ -114,6 +115,8 @@ def misfit_of(
 ) -> str:
     """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
     layer = tiled(spec, tiling)
+    if not has_whole_windows(layer):
+        return "its blocks have no whole windows of the pool"
     within = comes_out_even(layer) and block_fits(layer)
     if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
@@ -218,10 +221,11 @@ def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
     geometry, spec = layer.geometry, layer.spec
     ordinary = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
-    if form == "full" and not (ordinary and isinstance(spec, Conv2d) and not prepares_inputs(spec)):
+    alone = not prepares_inputs(spec) and not is_pooled(spec)
+    if form == "full" and not (ordinary and isinstance(spec, Conv2d) and alone):
         raise TilingError(
-            "the full form is made of ordinary float32 convolutions in one group only, without gates and without a "
-            "normalisation before them: leave out --template full"
+            "the full form is made of ordinary float32 convolutions in one group only, without gates, without a "
+            "normalisation before and a pool behind them: leave out --template full"
         )
 
 

@@ -25,6 +25,7 @@ SCHEMA = 6
 
 GENERATOR_SOURCES = (
     "data_types.py",
+    "epilogue.py",
     "launch.py",
     "layers.py",
     "operators/",

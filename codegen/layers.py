@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.spec import LIKELY_ROWS, LayerSpec, SkippedLayer, is_bounded
+from codegen.spec import LIKELY_ROWS, LayerSpec, MaxPool, SkippedLayer, is_bounded
 
 FloatArray = NDArray[np.float32]
 
@@ -71,6 +71,16 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """A max pool behind a layer, which the layer's kernel can compute too."""
+
+    node: str
+    """As `MaxPool pool1`."""
+    output: str
+    """The tensor's name."""
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer of a checkpoint; `input`, `output`, `residual` and `gate` are the ONNX tensor names."""
 
@@ -91,6 +101,15 @@ class Layer:
     """Outputs of those of these nodes that only reshape or transpose: the kernel leaves them out, they follow it."""
     gate: str = ""
     """What a gated layer's input is multiplied by; empty of others."""
+    pool: Pool | None = None
+    """What follows it, and is not part of it yet."""
+
+    def with_pool(self) -> Layer:
+        """The layer with its pool as its last step. Raises ValueError if it has none."""
+        if self.pool is None:
+            raise ValueError(f"layer {self.name} has no pool behind it")
+        spec = replace(self.spec, epilogue=(*self.spec.epilogue, MaxPool()))
+        return replace(self, spec=spec, output=self.pool.output, folded=(*self.folded, self.pool.node), pool=None)
 
     @property
     def likely_rows(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.operators import AnyTiled
 from codegen.operators.geometry import fits
+from codegen.operators.pooling import has_whole_windows
 from codegen.operators.registers import REGISTERS
 from codegen.operators.work import CLUSTER_SHARED_BYTES, SHARED_BYTES
 from codegen.prediction import registers_of
@@ -19,8 +20,8 @@ BODY_RESULTS = 1_600
 
 
 def comes_out_even(layer: AnyTiled) -> bool:
-    """Sums and streams: of a tiling whose do not, nothing else can be asked."""
-    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling)
+    """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
+    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling) and has_whole_windows(layer)
 
 
 def block_fits(layer: AnyTiled) -> bool:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from codegen.operators import AnyTiled
+from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import Work
+from codegen.spec import Conv2d
 
 MULTIPROCESSORS = 132
 CLOCKS_PER_MICROSECOND = 1755.0
@@ -204,6 +206,13 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
     return (
         float(sum(term**MEMORY_OVERLAP for term in (compute, l2, dram)) ** (1 / MEMORY_OVERLAP)) + LAUNCH_MICROSECONDS
     )
+
+
+def pool_microseconds(spec: Conv2d, batch: int) -> float:
+    """The time of the max pool of a pooled layer where a kernel of its own reads and writes the maps."""
+    elements = spec.kernels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
+    moved = batch * elements * ELEMENT_BYTES[spec.data_type]
+    return moved / DRAM_BYTES_PER_MICROSECOND + LAUNCH_MICROSECONDS
 
 
 def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool) -> float:

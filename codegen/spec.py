@@ -8,96 +8,45 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeGuard, cast
 
+from codegen.epilogue import (
+    STEPS,
+    Activation,
+    AddResidual,
+    Clip,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    MaxPool,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
+
+__all__ = [
+    "Activation",
+    "AddResidual",
+    "Clip",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "MaxPool",
+    "Mish",
+    "Sigmoid",
+    "Step",
+    "Swish",
+    "Tanh",
+]
+"""The steps come from here too."""
+
 DataType = Literal["float32", "float16", "bfloat16"]
 """Data type of inputs, outputs and weights. bfloat16 is computed in float32."""
 
 LIKELY_ROWS = 128
 """Of a Linear, per image, where the model does not say how many: a sequence of common length."""
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Values below `low` become `low`, those above `high` become `high`, NaN stays; Relu is Clip(low=0)."""
-
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class LeakyRelu:
-    """Values below zero are multiplied by the slope."""
-
-    slope: float
-
-
-@dataclass(frozen=True)
-class AddResidual:
-    """Adds the element of the layer's second input, which has the shape of the output."""
-
-
-@dataclass(frozen=True)
-class Sigmoid:
-    """1 / (1 + exp(-v))"""
-
-
-@dataclass(frozen=True)
-class HardSigmoid:
-    """alpha v + beta, within 0 and 1; alpha is not zero."""
-
-    alpha: float
-    beta: float
-
-
-@dataclass(frozen=True)
-class HardSwish:
-    """v times HardSigmoid(alpha, beta) of v."""
-
-    alpha: float
-    beta: float
-
-
-@dataclass(frozen=True)
-class Swish:
-    """v / (1 + exp(-alpha v)): SiLU where alpha is 1, which is not zero."""
-
-    alpha: float = 1.0
-
-
-@dataclass(frozen=True)
-class Gelu:
-    """v times the normal distribution's share below v; or what of that is written with tanh."""
-
-    approximate: Literal["none", "tanh"] = "none"
-
-
-@dataclass(frozen=True)
-class Tanh:
-    """The hyperbolic tangent."""
-
-
-@dataclass(frozen=True)
-class Mish:
-    """v tanh(log(1 + exp(v)))"""
-
-
-Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
-"""A step that is more than a comparison: codegen/activations.py has its function and how exact the kernel's is."""
-
-Step = Clip | LeakyRelu | AddResidual | Activation
-"""What the kernel does with a sum after the bias, before it stores it."""
-
-_STEPS: dict[str, type[Step]] = {
-    "clip": Clip,
-    "leaky_relu": LeakyRelu,
-    "add_residual": AddResidual,
-    "sigmoid": Sigmoid,
-    "hard_sigmoid": HardSigmoid,
-    "hard_swish": HardSwish,
-    "swish": Swish,
-    "gelu": Gelu,
-    "tanh": Tanh,
-    "mish": Mish,
-}
 
 Pair = tuple[int, int]
 
@@ -128,7 +77,7 @@ class _Spec(ABC):
         """The spec as plain JSON values; `spec_from_json` is its inverse."""
         operator = next(name for name, spec in _SPECS.items() if isinstance(self, spec))
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        names = {step: name for name, step in _STEPS.items()}
+        names = {step: name for name, step in STEPS.items()}
         fields["epilogue"] = [{"step": names[type(step)], **asdict(step)} for step in cast("LayerSpec", self).epilogue]
         return {"operator": operator, **fields}
 
@@ -163,14 +112,24 @@ class Conv2d(_Spec):
     """Input elements are multiplied by the gate of their image and channel: of 1x1 kernels, no padding, no bounds."""
 
     @cached_property
-    def output_height(self) -> int:
+    def map_height(self) -> int:
+        """Rows of sums, before a pool."""
         extent = (self.kernel_height - 1) * self.dilation[0] + 1
         return (self.height + self.padding[0] + self.padding[2] - extent) // self.stride[0] + 1
 
     @cached_property
-    def output_width(self) -> int:
+    def map_width(self) -> int:
+        """Columns of sums, before a pool."""
         extent = (self.kernel_width - 1) * self.dilation[1] + 1
         return (self.width + self.padding[1] + self.padding[3] - extent) // self.stride[1] + 1
+
+    @cached_property
+    def output_height(self) -> int:
+        return self.map_height // 2 if is_pooled(self) else self.map_height
+
+    @cached_property
+    def output_width(self) -> int:
+        return self.map_width // 2 if is_pooled(self) else self.map_width
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -184,7 +143,7 @@ class Conv2d(_Spec):
 
     @property
     def positions(self) -> int:
-        return self.output_height * self.output_width
+        return self.map_height * self.map_width
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
@@ -312,6 +271,16 @@ def prepares_inputs(spec: LayerSpec) -> bool:
     return is_bounded(spec) or is_gated(spec)
 
 
+def is_pooled(spec: LayerSpec) -> TypeGuard[Conv2d]:
+    """Whether the kernel computes the max pool behind the layer too."""
+    return isinstance(spec, Conv2d) and spec.epilogue[-1:] == (MaxPool(),)
+
+
+def unpooled(spec: LayerSpec) -> LayerSpec:
+    """The layer without it."""
+    return replace(spec, epilogue=spec.epilogue[:-1]) if is_pooled(spec) else spec
+
+
 def plain(spec: LayerSpec) -> LayerSpec:
     """The layer that takes its input as it is."""
     return replace(spec, bounded=False, gated=False) if isinstance(spec, Conv2d) else spec
@@ -327,7 +296,7 @@ def spec_from_json(value: dict[str, Any]) -> LayerSpec:
     if operator not in _SPECS:
         raise ValueError(f"unknown operator {operator!r}")
     fields["epilogue"] = tuple(
-        _STEPS[step["step"]](**{name: each for name, each in step.items() if name != "step"})
+        STEPS[step["step"]](**{name: each for name, each in step.items() if name != "step"})
         for step in fields["epilogue"]
     )
     return _SPECS[operator](**fields)

@@ -39,6 +39,8 @@ VERSION_OF_GATES = 7
 """Version of a manifest in which a launch has an argument `gate` too."""
 VERSION_OF_CONSTANTS_BESIDE = 8
 """Version of a manifest whose network has constants in the file of those that the plan reads."""
+VERSION_OF_POOLS = 9
+"""Version of a manifest in which an epilogue has the step `max_pool`."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -89,7 +91,7 @@ def write_bundle(
         files |= {NETWORK: found.network, **found.others}
         manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
         if found.network != whole:
-            manifest["schema_version"] = VERSION_OF_CONSTANTS_BESIDE
+            manifest["schema_version"] = max(VERSION_OF_CONSTANTS_BESIDE, manifest["schema_version"])
     files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
@@ -156,8 +158,9 @@ def _manifest(
     arguments = {argument["name"] for launch in launches for argument in launch["arguments"]}
     version = VERSION_OF_PARTIAL if missing else version
     version = VERSION_OF_PLACES if "output_step" in arguments else version
+    version = VERSION_OF_GATES if "gate" in arguments else version
     return {
-        "schema_version": VERSION_OF_GATES if "gate" in arguments else version,
+        "schema_version": VERSION_OF_POOLS if "max_pool" in steps else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),

@@ -18,6 +18,7 @@ from farm.errors import UsageError
 from farm.jobs import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.contract import Store
 from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.tuning.pools import pooled_where_faster
 
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
@@ -66,7 +67,8 @@ def new_job(
     divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
     pool = ThreadPoolExecutor(PUTS_AT_ONCE)
     try:
-        for layer in checkpoint.layers:
+        layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
+        for layer in layers:
             key = (layer.spec, layer.weights, layer.likely_rows)
             try:
                 if key not in divided:  # layers may share their weights, hundreds of them
@@ -83,7 +85,7 @@ def new_job(
     network = None
     if checkpoint.rest is not None and store is not None:
         compiled = {build.layer for build in builds}
-        rest = checkpoint.rest.without([layer for layer in checkpoint.layers if layer.name in compiled])
+        rest = checkpoint.rest.without([layer for layer in layers if layer.name in compiled])
         network = store.put(rest)
     request = {
         "namespace": namespace,

@@ -14,6 +14,7 @@ from codegen.onnx.graph import Graph
 from codegen.onnx.input_shapes import MissingShapes
 from codegen.onnx.linear import gemm, matmul
 from codegen.onnx.nodes import ONNX_DOMAINS, Node, unique_names
+from codegen.onnx.pools import with_pool_behind
 from codegen.onnx.product import Product
 from codegen.onnx.prologue import with_prologue
 from codegen.onnx.reasons import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
@@ -57,6 +58,7 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
     fused.sort(key=lambda each: each.position)
     # Once every layer has taken what follows it: a normalisation that follows one belongs to that.
     prepared = [with_prologue(with_gates(each.layer, graph, taken), graph, taken) for each in fused]
+    prepared = [with_pool_behind(layer, graph, taken) for layer in prepared]
     return prepared, [skipped[i] for i in sorted(skipped)]
 
 

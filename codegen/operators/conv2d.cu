@@ -92,7 +92,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
         copies.target[j] = tile_address + (i / PAIR_IMAGES * IMAGE_WORDS + c * CHANNEL_WORDS + y * ROW_WORDS + in_row) * 4;
     }
 
-    const int out_y = (tile_row + row) * UP_Y - CROP_Y, out_x = (tile_column + column) * UP_X - CROP_X;
+    const int out_y = ((tile_row + row) * UP_Y - CROP_Y) >> POOLED;
+    const int out_x = ((tile_column + column) * UP_X - CROP_X) >> POOLED;
     const long long of_image = (long long)first_kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
     Element* out[PAIR_IMAGES];
 #pragma unroll

@@ -12,12 +12,12 @@ from codegen.operators.geometry import Geometry
 from codegen.operators.input_tile import BANKS, InputTile, input_extent
 from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolution
 from codegen.operators.order import order_parameters
+from codegen.operators.pooling import WINDOW, pool_parameters, pooled_epilogue, stores_of, with_windows
 from codegen.operators.region import Region
 from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
-from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
-from codegen.spec import prepares_inputs
+from codegen.spec import is_pooled, prepares_inputs
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
@@ -46,9 +46,9 @@ def _shared_bytes(layer: TiledConvolution, stages: int) -> int:
 
 
 def _shared_words(layer: TiledConvolution, stages: int) -> int:
-    """Chunks, or afterwards the sums that the other blocks of a cluster read; without gates."""
+    """Chunks, or afterwards the sums that other threads or the other blocks of a cluster read; without gates."""
     exchanged = layer.tiling.rows * layer.sums * layer.threads if layer.tiling.cluster > 1 else 0
-    return max(layer.input_tile.shared_words(stages), exchanged)
+    return with_windows(layer, max(layer.input_tile.shared_words(stages), exchanged))
 
 
 def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
@@ -59,19 +59,13 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     kernel = layer.streams.first_kernel(group)
     # A stream at the end of a span has fewer kernels than the others.
     end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
+    window = WINDOW if is_pooled(spec) else 1
+    rows, columns = tiling.tile_height * tiling.rows, tiling.tile_width * layer.pairing.columns
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
         slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
-        _outputs(
-            tile // across, tiling.tile_height * tiling.rows, geometry.phases[0], geometry.crop[0], spec.output_height
-        ),
-        _outputs(
-            tile % across,
-            tiling.tile_width * layer.pairing.columns,
-            geometry.phases[1],
-            geometry.crop[1],
-            spec.output_width,
-        ),
+        _outputs(tile // across, rows // window, geometry.phases[0], geometry.crop[0], spec.output_height),
+        _outputs(tile % across, columns // window, geometry.phases[1], geometry.crop[1], spec.output_width),
     )
 
 
@@ -86,7 +80,9 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     if layer.tiling.form == "full":
         body, epilogue = "", stream.full_streams(layer, stores, _address(layer))
     else:
-        body, epilogue = stream.rolled_body(layer, _address(layer)), stream.rolled_epilogue(stores)
+        body = stream.rolled_body(layer, _address(layer))
+        words = _shared_words(layer, layer.tiling.stages)
+        epilogue = pooled_epilogue(layer, stores, words) if is_pooled(layer.spec) else stream.rolled_epilogue(stores)
     return {
         "parameters.h": _parameters(layer),
         "copies.h": _copy_lines(layer),
@@ -164,6 +160,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "ZERO_WORDS": tile.zero_words,
         "ZEROS_BEFORE": tile.zeros_before,
         **order_parameters(layer),
+        **pool_parameters(layer),
         **gate_parameters(layer, _shared_words(layer, tiling.stages)),
     }
     return stream.parameters(layer, values)
@@ -182,12 +179,13 @@ def _copy_lines(layer: TiledConvolution) -> str:
 def _stores(layer: TiledConvolution) -> Iterator[Store]:
     geometry, tiling, pair = layer.geometry, layer.tiling, layer.pairing
     up_y, up_x = geometry.phases
+    window = WINDOW if is_pooled(layer.spec) else 1
     for p in range(tiling.rows):
         for q in range(pair.halves):
             image, column = (q, 0) if pair.images == 2 else (0, q)
             for k in range(layer.streams.stored_kernels):
                 for phase in range(geometry.phase_count):
-                    down, across = p * up_y + phase // up_x, column * tiling.tile_width * up_x + phase % up_x
+                    down, across = p * up_y + phase // up_x, column * tiling.tile_width // window * up_x + phase % up_x
                     yield Store(
                         p * pair.halves + q,
                         k * geometry.phase_count + phase,
@@ -228,7 +226,7 @@ def work(layer: TiledConvolution) -> Work:
         chunks=streams.chunks,
         prepared=used_rows * geometry.kernel_width * streams.channels if prepares_inputs(spec) else 0,
         gate_loads=gate_loads(layer),
-        stores=sums * pair.halves // streams.shares * (1 + added_instructions(spec.epilogue))
+        stores=stores_of(layer, sums * pair.halves // streams.shares)
         + exchange_instructions(sums, tiling.cluster, pair.halves),
         slots=per_channel * tiling.chunk_channels,
         results=sums
@@ -344,4 +342,6 @@ def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
         (min(width, 8), 1),
         (1, 1),
     ):
+        if is_pooled(layer.spec):
+            tile_width, tile_height = (-(-size // WINDOW) * WINDOW for size in (tile_width, tile_height))
         yield Tiling(tile_width, tile_height, 1, 1, 1, stages=2)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.layers import FloatArray, Weights
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair, is_pooled
 from codegen.tiling import Tiling
 
 QUAD = 4
@@ -114,7 +114,7 @@ class Geometry:
 
 def canonical(spec: LayerSpec) -> LayerSpec:
     """The spec that the kernel is made for: a pointwise convolution does not care where the rows of its map end."""
-    if isinstance(spec, Conv2d) and spec.height > 1 and geometry_of(spec).is_pointwise:
+    if isinstance(spec, Conv2d) and not is_pooled(spec) and spec.height > 1 and geometry_of(spec).is_pointwise:
         return replace(spec, height=1, width=spec.height * spec.width)
     return spec
 
@@ -129,14 +129,14 @@ def geometry_of(spec: LayerSpec) -> Geometry:
             return Geometry(
                 spec.channels * spec.kernel_height,
                 spec.kernels,
-                height=spec.output_height,
+                height=spec.map_height,
                 width=spec.width,
                 kernel_width=spec.kernel_width,
                 stride=(1, spec.stride[1]),
                 dilation=(1, spec.dilation[1]),
                 pad_left=spec.padding[1],
-                positions_height=spec.output_height,
-                positions_width=spec.output_width,
+                positions_height=spec.map_height,
+                positions_width=spec.map_width,
                 patch_rows=spec.kernel_height,
                 rows_left=spec.height % spec.kernel_height,
             )
@@ -153,8 +153,8 @@ def geometry_of(spec: LayerSpec) -> Geometry:
                 spec.dilation,
                 spec.padding[0],
                 spec.padding[1],
-                spec.output_height,
-                spec.output_width,
+                spec.map_height,
+                spec.map_width,
             )
         case ConvTranspose2d():
             down = _Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)

@@ -100,4 +100,7 @@
     ADD_BIAS(total[p][j], j, bias);          \
     FINISH(total[p][j], j, ok, image, offset)
 #endif
+#if POOLED
+#include "pooling.cuh"
+#endif
 #include "epilogue.h"

@@ -17,7 +17,7 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import Work, exchange_instructions
-from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated
+from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated, is_pooled
 from codegen.tiling import Part, Tiling
 
 KERNEL = "stationary"
@@ -42,6 +42,7 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
         and spec.data_type == "float32"
         and geometry.groups == geometry.patch_rows == 1
         and not is_bounded(spec)
+        and not is_pooled(spec)
     )
 
 

@@ -20,6 +20,7 @@ from codegen.spec import (
     HardSigmoid,
     HardSwish,
     LeakyRelu,
+    MaxPool,
     Mish,
     Sigmoid,
     Step,
@@ -85,6 +86,8 @@ def step_text(step: Step) -> str:
             return _gelu()
         case Tanh():
             return _tanh()
+        case MaxPool():
+            return ""  # of several values: pooling.cuh has it, before the others
         case Mish():
             # tanh(log(1 + x)) is n / (n + 2), n = x (x + 2).
             return (

@@ -235,6 +235,17 @@ struct Copies {
 #define NOT_ABOVE(x) "setp.gt.f32 p," x ",b; selp.f32 " x ",b," x ",p; "
 #endif
 
+#if POOLED
+__device__ __forceinline__ float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    asm("max.NaN.f32 %0,%0,%1;" : "+f"(a) : "f"(b));
+    return a;
+#else
+    return a > b || a != a ? a : b;
+#endif
+}
+#endif
+
 // One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
 // do not exist. STEPS is the text of the layer's epilogue.
 #if HAS_RESIDUAL
@@ -252,8 +263,9 @@ struct Copies {
 #define PARAMETERS \
     const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER GATE_PARAMETER int images
 #define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))
-#define FINISH(value, j, ok, image, offset)                                                                           \
+#define FINISH(value, j, ok, image, offset) STORE_AFTER(STEPS, value, j, ok, image, offset)
+#define STORE_AFTER(steps, value, j, ok, image, offset)                                                               \
     asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "         \
-                 "setp.ne.b32 p,%2,0; " STEPS PUT "} // farm.store " #j                                               \
+                 "setp.ne.b32 p,%2,0; " steps PUT "} // farm.store " #j                                               \
                  :: "f"(value), "l"(out[image]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)                        \
                  RESIDUAL_OPERANDS((image) * IMAGE_OUTPUTS + (offset)) : "memory")

@@ -19,6 +19,7 @@ from codegen.spec import (
     HardSwish,
     LeakyRelu,
     Linear,
+    MaxPool,
     Mish,
     Sigmoid,
     Step,
@@ -116,6 +117,8 @@ def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
             return values.tanh()
         case Mish():
             return functional.mish(values)
+        case MaxPool():
+            return functional.max_pool2d(values, 2)
         case AddResidual():
             raise ValueError("the addition of a residual takes two tensors")
         case _:

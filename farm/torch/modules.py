@@ -28,6 +28,7 @@ from codegen.spec import (
     LayerSpec,
     LeakyRelu,
     Linear,
+    MaxPool,
     Mish,
     Sigmoid,
     Step,
@@ -112,6 +113,8 @@ def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
     """What a node of a traced model does with a tensor, as a step of an epilogue; None where it is none."""
     if node.op == "call_module":
         module = modules[str(node.target)]
+        if isinstance(module, nn.MaxPool2d):
+            return MaxPool() if _halves(module) else None
         made = next((make for kind, make in _MODULE_STEPS.items() if type(module) is kind), None)
         return None if made is None else made(module)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
@@ -121,6 +124,16 @@ def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
         return AddResidual() if len(node.args) == 2 and not node.kwargs else None
     made_of = _FUNCTION_STEPS.get(name.rstrip("_"))
     return None if made_of is None else made_of(node)
+
+
+def _halves(pool: nn.MaxPool2d) -> bool:
+    """Whether its windows are of 2x2, two apart, without padding."""
+    window, stride, padding, dilation = (
+        (each, each) if isinstance(each, int) else tuple(each)
+        for each in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
+    whole = not pool.ceil_mode and not pool.return_indices
+    return whole and (window, stride, padding, dilation) == ((2, 2), (2, 2), (0, 0), (1, 1))
 
 
 def same_step(wanted: Step, found: Step | None) -> bool:

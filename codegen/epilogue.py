@@ -1,0 +1,100 @@
+"""The steps of an epilogue: what a kernel does with its sums after the bias, before it stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Values below `low` become `low`, those above `high` become `high`, NaN stays; Relu is Clip(low=0)."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakyRelu:
+    """Values below zero are multiplied by the slope."""
+
+    slope: float
+
+
+@dataclass(frozen=True)
+class AddResidual:
+    """Adds the element of the layer's second input, which has the shape of the output."""
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + exp(-v))"""
+
+
+@dataclass(frozen=True)
+class HardSigmoid:
+    """alpha v + beta, within 0 and 1; alpha is not zero."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class HardSwish:
+    """v times HardSigmoid(alpha, beta) of v."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Swish:
+    """v / (1 + exp(-alpha v)): SiLU where alpha is 1, which is not zero."""
+
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class Gelu:
+    """v times the normal distribution's share below v; or what of that is written with tanh."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+@dataclass(frozen=True)
+class Tanh:
+    """The hyperbolic tangent."""
+
+
+@dataclass(frozen=True)
+class Mish:
+    """v tanh(log(1 + exp(v)))"""
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """The largest of each 2x2 values, two apart, or NaN if one of them is: of a convolution the last step.
+
+    The steps before it never fall: `codegen.operators.pooling.rising` knows which.
+    """
+
+
+Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
+"""A step that is more than a comparison: codegen/activations.py has its function and how exact the kernel's is."""
+
+Step = Clip | LeakyRelu | AddResidual | MaxPool | Activation
+"""What the kernel does with a sum after the bias, before it stores it."""
+
+STEPS: dict[str, type[Step]] = {
+    "clip": Clip,
+    "leaky_relu": LeakyRelu,
+    "add_residual": AddResidual,
+    "max_pool": MaxPool,
+    "sigmoid": Sigmoid,
+    "hard_sigmoid": HardSigmoid,
+    "hard_swish": HardSwish,
+    "swish": Swish,
+    "gelu": Gelu,
+    "tanh": Tanh,
+    "mish": Mish,
+}
