@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx, nn
+from torch.nn import functional
 
 from codegen.layers import Weights
 from codegen.onnx.convolution import kernels_first
@@ -113,10 +114,10 @@ def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
     """What a node of a traced model does with a tensor, as a step of an epilogue; None where it is none."""
     if node.op == "call_module":
         module = modules[str(node.target)]
-        if isinstance(module, nn.MaxPool2d):
-            return MaxPool() if _halves(module) else None
         made = next((make for kind, make in _MODULE_STEPS.items() if type(module) is kind), None)
         return None if made is None else made(module)
+    if node.target in _MAX_POOLS:
+        return _pool(*node.args[1:], **node.kwargs)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.target in (operator.add, operator.iadd, torch.add) or (
         node.op == "call_method" and name in ("add", "add_")
@@ -126,14 +127,20 @@ def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
     return None if made_of is None else made_of(node)
 
 
-def _halves(pool: nn.MaxPool2d) -> bool:
-    """Whether its windows are of 2x2, two apart, without padding."""
-    window, stride, padding, dilation = (
-        (each, each) if isinstance(each, int) else tuple(each)
-        for each in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    )
-    whole = not pool.ceil_mode and not pool.return_indices
-    return whole and (window, stride, padding, dilation) == ((2, 2), (2, 2), (0, 0), (1, 1))
+def _pool(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    **_: Any,
+) -> MaxPool | None:
+    """The step that a max pool with these arguments is."""
+    window, padded, apart = (_tuple_of(each) for each in (kernel_size, padding, dilation))
+    strides = _tuple_of(stride or kernel_size)
+    halves = {*window, *strides} == {2} and {*padded} == {0} and {*apart} == {1}
+    return MaxPool() if halves and not ceil_mode and not return_indices else None
 
 
 def same_step(wanted: Step, found: Step | None) -> bool:
@@ -151,7 +158,8 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-_MODULE_STEPS: dict[type[nn.Module], Callable[[Any], Step]] = {
+_MAX_POOLS = (functional.max_pool2d, torch.max_pool2d)
+_MODULE_STEPS: dict[type[nn.Module], Callable[[Any], Step | None]] = {
     nn.ReLU: lambda _: Clip(low=0.0),
     nn.ReLU6: lambda _: Clip(0.0, 6.0),
     nn.Hardtanh: lambda module: Clip(float(module.min_val), float(module.max_val)),
@@ -163,6 +171,7 @@ _MODULE_STEPS: dict[type[nn.Module], Callable[[Any], Step]] = {
     nn.GELU: lambda module: Gelu(module.approximate),
     nn.Tanh: lambda _: Tanh(),
     nn.Mish: lambda _: Mish(),
+    nn.MaxPool2d: lambda module: _pool(**vars(module)),
 }
 _FUNCTION_STEPS: dict[str, Callable[[fx.Node], Step]] = {
     "relu": lambda _: Clip(low=0.0),

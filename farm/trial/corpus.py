@@ -28,6 +28,7 @@ from codegen.spec import (
     LayerSpec,
     LeakyRelu,
     Linear,
+    MaxPool,
     Mish,
     Sigmoid,
     Step,
@@ -47,6 +48,8 @@ SPLIT_EVERY = 3
 """Of so many float32 and float16 shapes one has its channels split over the blocks of a cluster."""
 GATED_EVERY = 5
 """Of so many shapes, but for float16, one has its input multiplied by gates."""
+POOLED_EVERY = 4
+"""Of so many shapes one has a max pool behind it."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
 STEPS: tuple[Step, ...] = (
@@ -116,6 +119,8 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
     if data_type != "float16" and number % GATED_EVERY == 0:
         spec = _gated_spec(rng, data_type, split=split)
+    elif not split and number % POOLED_EVERY == 3:
+        spec = _pooled_spec(rng, data_type)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
     batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
@@ -180,6 +185,20 @@ def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -
     kernels = groups * int(np.clip(round(weights / channels), 1, 64))
     size, stride = (channels, height, width, kernels, 1, 1), _pair(rng, (1, 1, 1, 2))
     return Conv2d(*size, stride, groups=groups, epilogue=_epilogue(rng), data_type=data_type, gated=True)
+
+
+def _pooled_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
+    """A convolution with a max pool as its last step."""
+    height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 11, 14, 16, 23, 28], 2))
+    rows, columns = (int(size) for size in rng.choice([2, 3, 3, 3, 4], 2))
+    channels = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16]))
+    weights = int(np.exp(rng.uniform(np.log(24), np.log(MOST_WEIGHTS))))
+    kernels = max(1, min(64, round(weights / (channels * rows * columns))))
+    top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
+    size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
+    before: Step = (Clip(low=0.0), Clip(low=0.0, high=6.0), LeakyRelu(0.1))[int(rng.integers(3))]
+    epilogue = (before, MaxPool()) if rng.random() < 0.8 else (MaxPool(),)
+    return Conv2d(*size, (1, 1), padding, epilogue=epilogue, data_type=data_type)
 
 
 def _dilation(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[int, int]:

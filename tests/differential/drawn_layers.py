@@ -217,6 +217,8 @@ class _Builder:
             case "residual_of_rows":
                 self._node("Flatten", before)
                 self._node("Add", self._last, "r")
+            case "pool":
+                self._node("MaxPool", before, kernel_shape=[2, 2], strides=[2, 2])
             case "sigmoid" | "tanh" | "mish" | "gelu":
                 self._node(step.capitalize(), before)
             case "hard_swish":

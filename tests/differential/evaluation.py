@@ -272,6 +272,18 @@ def _batch_norm(
     )
 
 
+def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    """Of 2x2, two apart: the largest is no further off than any of the four."""
+    height, width = (size // 2 * 2 for size in x.value.shape[2:])
+
+    def largest(values: Float64Array) -> Float64Array:
+        rows = np.maximum(values[:, :, 0:height:2, :width], values[:, :, 1:height:2, :width])
+        return np.maximum(rows[..., 0::2], rows[..., 1::2])
+
+    parts = {name: largest(getattr(x, name)) for name in ("value", "error", "magnitude", "reach")}
+    return replace(x, **parts)
+
+
 _NODES: dict[str, Callable[..., Tensor]] = {
     "Add": _add,
     "BatchNormalization": _batch_norm,
@@ -288,6 +300,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "HardSwish": _function(lambda v: v * min(max(v / 6 + 0.5, 0.0), 1.0), 1.5),
     "LeakyRelu": _leaky_relu,
     "MatMul": _matmul,
+    "MaxPool": _max_pool,
     "Mish": _function(_mish, 1.1),
     "Mul": _mul,
     "Relu": _relu,

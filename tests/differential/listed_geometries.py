@@ -118,6 +118,15 @@ GEOMETRIES: dict[str, Geometry] = {
         "ConvTranspose", 4, 6, (5, 5), (3, 3), (2, 2), output_padding=(1, 1), group=2, data_type="bfloat16"
     ),
     "bfloat16 MatMul": Geometry("MatMul", 18, 8, (3,), bias=False, steps=("add", "clip_low"), data_type="bfloat16"),
+    "pool": Geometry("Conv", 5, 7, (10, 12), (3, 3), pads=(1, 1, 1, 1), steps=("relu", "pool")),
+    "pool of an odd map, stride 2, older GPU": Geometry(
+        "Conv", 4, 6, (19, 15), (3, 3), (2, 2), steps=("batch_norm", "leaky_relu", "pool"), virtual_arch="compute_75"
+    ),
+    "pool, groups": Geometry("Conv", 8, 6, (8, 14), (5, 3), pads=(2, 1, 2, 1), group=2, batch=3, steps=("pool",)),
+    "float16 pool": Geometry(
+        "Conv", 6, 9, (8, 8), (3, 3), pads=(1, 1, 1, 1), batch=3, steps=("clip", "pool"), data_type="float16"
+    ),
+    "bfloat16 pool": Geometry("Conv", 3, 5, (11, 9), (4, 4), steps=("relu", "pool"), data_type="bfloat16"),
     "gates": Geometry("Conv", 22, 9, (6, 7), (1, 1), batch=3, steps=("batch_norm", "residual", "relu"), gated=True),
     "gates, 1-D, groups": Geometry("Conv", 12, 6, (70,), (1,), group=2, gated=True, virtual_arch="compute_75"),
     "gates, stride 2": Geometry("Conv", 9, 5, (9, 8), (1, 1), (2, 2), bias=False, steps=("silu",), gated=True),

@@ -53,6 +53,7 @@ def ours(
     shapes = _shapes(path)
     tensors, outputs = dict(inputs), dict[str, Output]()
     for layer in read_checkpoint(path, {}).layers:
+        layer = layer if layer.pool is None else layer.with_pool()
         stored, bound = _run(layer, tensors, virtual_arch, place)
         if layer.residual in outputs:
             bound = bound + outputs[layer.residual].bound.reshape(bound.shape)

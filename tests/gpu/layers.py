@@ -21,6 +21,7 @@ from codegen.spec import (
     LayerSpec,
     LeakyRelu,
     Linear,
+    MaxPool,
     Mish,
     Sigmoid,
     Swish,
@@ -122,6 +123,14 @@ ODD_LAYERS = {
     ),
     "patches apart in one direction only": OddLayer(
         Conv2d(3, 16, 11, 5, 4, 3, stride=(4, 1), padding=(0, 1, 0, 1)), Tiling(4, 4, 1, 5, 2, 2)
+    ),
+    "pool, rows and columns left over": OddLayer(
+        Conv2d(5, 19, 23, 10, 3, 3, padding=(1, 1, 1, 1), epilogue=(LeakyRelu(0.1), MaxPool())),
+        Tiling(8, 6, 1, 5, 2, 3),
+    ),
+    "pool, several images a block": OddLayer(
+        Conv2d(6, 8, 12, 9, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0), MaxPool())),
+        Tiling(12, 8, 1, 9, 3, 2, images=2),
     ),
     "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -33,13 +33,14 @@ from codegen.spec import (
     Swish,
     Tanh,
     is_gated,
+    is_pooled,
 )
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_gate, random_residual, verify_layer
 from farm.trial.admit import TrialProgress, follow
 from farm.trial.bench import Compared, differing
-from farm.trial.corpus import GATED_EVERY, LAYERS_OF_SHAPE, SPLIT_EVERY, Shape, drawn_shape, mask_name
+from farm.trial.corpus import GATED_EVERY, LAYERS_OF_SHAPE, POOLED_EVERY, SPLIT_EVERY, Shape, drawn_shape, mask_name
 from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
 from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
 from tests.templates import shared_template
@@ -49,6 +50,7 @@ SHAPE = 2
 SPLIT_SHAPE = 4
 """One whose channels are split over a cluster."""
 GATED_SHAPE = 5
+POOLED_SHAPE = 11
 LIMITS = ToolLimits(120)
 
 
@@ -130,6 +132,20 @@ def test_one_float32_shape_of_three_is_split_over_clusters_and_its_layers_give_t
     assert made.shape.tiling.cluster > 1
     masks = {mask_name(layer.variant) for layer in made.layers}
     assert {"one share of the channels empty", "one share of the channels left"} <= masks
+    assert len(made.layers) == 8
+    assert tried(made).tried.wrong == ()
+
+
+def test_one_shape_of_four_has_a_pool_and_its_layers_give_the_same_bits_both_ways() -> None:
+    for data_type in get_args(DataType):
+        shapes = [each for number in range(30) if (each := drawn_shape(number, data_type))]
+        split = {each.number for each in shapes if each.tiling.cluster > 1 or is_gated(each.spec)}
+        assert {each.number for each in shapes if is_pooled(each.spec)} == {
+            each.number for each in shapes if each.number % POOLED_EVERY == 3 and each.number not in split
+        }
+    made = make_both(POOLED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert made.shape is not None
+    assert is_pooled(made.shape.spec)
     assert len(made.layers) == 8
     assert tried(made).tried.wrong == ()
 

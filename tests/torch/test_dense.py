@@ -24,6 +24,7 @@ from codegen.spec import (
     LayerSpec,
     LeakyRelu,
     Linear,
+    MaxPool,
     Mish,
     Sigmoid,
     Step,
@@ -47,6 +48,7 @@ STEPS: list[Step] = [
     Gelu("tanh"),
     Tanh(),
     Mish(),
+    MaxPool(),
 ]
 SPECS: list[LayerSpec] = [
     Conv2d(4, 7, 9, 6, 3, 3, (2, 1), (1, 0, 2, 1), (1, 2), groups=2),

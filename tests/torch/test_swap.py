@@ -16,6 +16,7 @@ from torch import nn
 
 from codegen.errors import DeviceError
 from codegen.onnx.checkpoint import read_checkpoint
+from codegen.spec import MaxPool
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle
 from farm.torch.layer import Compute
@@ -152,6 +153,35 @@ def test_a_module_whose_layer_multiplies_by_gates_is_left(tmp_path: Path) -> Non
     assert list(found.replaced.values()) == ["excite"]
     assert "multiplies its input by gates too" in found.left["project"]
     x = torch.randn(2, 3, 12, 13)
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+class Pooling(nn.Module):
+    """Convolutions before pools of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(channels, 6, 3, padding=1) for channels in (3, 6, 6))
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.convs
+        x = self.pool(nn.functional.relu(first(x)))
+        x = nn.functional.max_pool2d(second(x).relu(), 2, stride=(2, 2))
+        return nn.functional.max_pool2d(third(x).relu(), 3, 2, 1)
+
+
+def test_a_layer_takes_the_place_of_the_pool_that_its_kernel_computes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Pooling().eval()
+    x = torch.rand(3, 3, 12, 13)
+    checkpoint = read_checkpoint(exported(net, tmp_path / "net.onnx", "torchscript"))
+    bundle = Bundle(whole_bundle(tmp_path / "bundle", checkpoint, batch=64))
+    assert [MaxPool() in layer.spec.epilogue for layer in bundle.layers.values()] == [True, True, False]
+    layers = [layer.with_pool() if layer.pool else layer for layer in checkpoint.layers]
+    found = swapped(net, bundle, {layer.name: partial(played, layer) for layer in layers})
+    assert (len(found.replaced), found.left, called(found)) == (3, {}, [])
     with torch.inference_mode():
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
 

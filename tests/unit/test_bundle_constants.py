@@ -28,7 +28,12 @@ TOO_LARGE_BYTES = 500_000
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
+    """Without pools, which a manifest has a version for."""
+    proto = lenet5(0.9, 0)
+    for each in proto.graph.node:
+        if each.op_type == "MaxPool":
+            each.op_type = "AveragePool"
+    write_network(tmp_path / "net.onnx", proto)
     return tmp_path / "net.onnx"
 
 
@@ -64,6 +69,15 @@ def test_the_manifest_says_so_by_its_version(network: Path) -> None:
     assert left["schema_version"] == 8
     compiled = json.loads((bundled(network, "compiled", 16_000_000) / "manifest.json").read_text())
     assert compiled["schema_version"] < 8
+
+
+def test_a_manifest_of_layers_with_pools_has_a_later_version(tmp_path: Path) -> None:
+    write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
+    manifest = json.loads((bundled(tmp_path / "net.onnx") / "manifest.json").read_text())
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 9
+    assert manifest["layers"][0]["spec"]["epilogue"] == [{"step": "max_pool"}]
+    assert manifest["layers"][0]["tensors"]["output"]["shape"] == ["batch", 20, 12, 12]
 
 
 def test_the_same_job_gives_the_same_bytes(network: Path) -> None:

@@ -1,0 +1,160 @@
+"""Checkpoints: a max pool behind a layer is named, and joins the layer where that is predicted to be faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from codegen.choice import choose_tiling, misfit_of, ranked_tilings
+from codegen.errors import TilingError
+from codegen.layers import Layer, Pool, Weights
+from codegen.networks import random_weights, unet
+from codegen.onnx.checkpoint import read_checkpoint
+from codegen.onnx.network import read_network
+from codegen.operators import tiled
+from codegen.operators.pooling import has_whole_windows
+from codegen.prediction import pool_microseconds, predict_microseconds
+from codegen.reference import layer_output, outcomes
+from codegen.spec import Clip, Conv2d, LeakyRelu, MaxPool, spec_from_json, unpooled
+from codegen.tiling import Tiling
+from farm.jobs import BuildOptions
+from farm.submission import new_job
+from farm.tuning.book import NO_RECORDS
+from farm.tuning.pools import pooled_where_faster
+from tests.unit.onnx_models import constants, info, layer_of, model, node, save, tensors_of, values
+
+CONV = node("Conv", "x w b", "c", "conv", pads=[1, 1, 1, 1])
+RELU = node("Relu", "c", "a", "relu")
+POOL = node("MaxPool", "a", "y", "pool", kernel_shape=[2, 2], strides=[2, 2])
+
+
+def net(*nodes: onnx.NodeProto, x: Any = ("N", 3, 9, 8), **arrays: Any) -> onnx.ModelProto:
+    tensors = {"w": values(4, 3, 3, 3), "b": values(4), **arrays}
+    return model(list(nodes), constants(**tensors), inputs=[info("x", x)])
+
+
+def pool(**attributes: Any) -> onnx.NodeProto:
+    return node("MaxPool", "a", "y", "pool", **{"kernel_shape": [2, 2], "strides": [2, 2], **attributes})
+
+
+def test_a_layer_with_its_pool_computes_what_the_model_does(tmp_path: Path) -> None:
+    proto = net(CONV, RELU, POOL)
+    layer = layer_of(tmp_path, proto)
+    assert (layer.output, layer.pool) == ("a", Pool("MaxPool pool", "y"))
+    joined = layer.with_pool()
+    assert (joined.output, joined.folded, joined.pool) == ("y", ("Relu relu", "MaxPool pool"), None)
+    assert joined.spec.epilogue == (Clip(low=0.0), MaxPool())
+    assert joined.spec.output_shape == (4, 4, 4)
+    assert joined.spec.multiply_adds == layer.spec.multiply_adds
+    assert spec_from_json(joined.spec.to_json()) == joined.spec
+    x = values(2, 3, 9, 8, seed=3)
+    [expected] = tensors_of(proto, ["y"], x=x)
+    np.testing.assert_allclose(layer_output(joined.spec, joined.weights, x), expected, rtol=1e-5, atol=1e-5)
+
+
+OTHERS = {
+    "windows of 3x3": [CONV, RELU, pool(kernel_shape=[3, 3])],
+    "overlapping windows": [CONV, RELU, pool(strides=[1, 1])],
+    "strides left out, which are 1": [CONV, RELU, node("MaxPool", "a", "y", "pool", kernel_shape=[2, 2])],
+    "padding": [CONV, RELU, pool(pads=[1, 1, 0, 0])],
+    "padding as the size asks": [CONV, RELU, pool(auto_pad="SAME_UPPER")],
+    "rounded up": [CONV, RELU, pool(ceil_mode=1)],
+    "averages": [CONV, RELU, node("AveragePool", "a", "y", "pool", kernel_shape=[2, 2], strides=[2, 2])],
+    "an activation that falls": [
+        CONV, node("Sigmoid", "c", "s"), node("Mul", "c s", "a"), POOL
+    ],
+    "a slope below zero": [CONV, node("LeakyRelu", "c", "a", "leaky", alpha=-0.5), POOL],
+    "another reader of the map": [CONV, RELU, POOL, node("Exp", "a", "z")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_pools_are_left(name: str, tmp_path: Path) -> None:
+    assert layer_of(tmp_path, net(*OTHERS[name])).pool is None
+
+
+def test_1x1_kernels_and_maps_without_a_window_leave_their_pool(tmp_path: Path) -> None:
+    pointwise = net(node("Conv", "x w b", "c", "conv"), RELU, POOL, w=values(4, 3, 1, 1))
+    assert layer_of(tmp_path, pointwise).pool is None
+    assert layer_of(tmp_path, net(CONV, RELU, POOL, x=("N", 3, 1, 8))).pool is None
+
+
+def test_a_map_that_is_read_again_later_is_not_pooled_by_its_layer(tmp_path: Path) -> None:
+    onnx.save(unet(0.9, 0), tmp_path / "unet.onnx")
+    assert [layer.name for layer in read_checkpoint(tmp_path / "unet.onnx").layers if layer.pool] == []
+
+
+def behind(spec: Conv2d, sparsity: float = 0.9) -> Layer:
+    return Layer("conv", spec, random_weights(spec, sparsity), "x", "a", pool=Pool("MaxPool pool", "y"))
+
+
+LARGE = Conv2d(64, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
+DEEP = Conv2d(512, 14, 14, 512, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
+
+
+def test_a_pool_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
+    options = BuildOptions(("sm_90",), batch=64)
+    assert pooled_where_faster(behind(LARGE), NO_RECORDS, options).spec.epilogue[-1] == MaxPool()
+    # Split over a cluster the layer is much faster than any tiling with whole windows.
+    assert pooled_where_faster(behind(DEEP), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == DEEP
+    alone = Layer("conv", LARGE, random_weights(LARGE, 0.9), "x", "a")
+    assert pooled_where_faster(alone, NO_RECORDS, options) is alone
+
+
+def test_a_layer_that_no_tiling_with_windows_fits_keeps_its_pool_apart() -> None:
+    spec = Conv2d(600, 8, 8, 2, 7, 7, epilogue=(Clip(low=0.0),))
+    layer = behind(spec, 0.0)
+    options = BuildOptions(("sm_90",), batch=1, code_limit_bytes=1_000)
+    assert pooled_where_faster(layer, NO_RECORDS, options) is layer
+
+
+def test_the_network_of_a_job_has_no_pool_that_a_layer_computes(tmp_path: Path) -> None:
+    from farm.store.memory import MemoryStore
+
+    proto = net(CONV, RELU, POOL, node("Exp", "y", "z"), x=("N", 3, 64, 64))
+    proto.graph.output[0].name = "z"
+    checkpoint, store = read_checkpoint(save(tmp_path, proto)), MemoryStore()
+    job = new_job(checkpoint, BuildOptions(("sm_90",), batch=64), namespace="", name="net", store=store)
+    assert [(build.output, build.spec.epilogue[-1]) for build in job.builds] == [("y", MaxPool())]
+    assert job.network is not None
+    assert [each.operator for each in read_network(store.get(job.network)).nodes] == ["Layer", "Exp"]
+
+
+def test_all_tilings_of_a_layer_with_a_pool_have_whole_windows() -> None:
+    spec = behind(LARGE).with_pool().spec
+    nonzeros = random_weights(spec, 0.9).nonzeros_per_kernel
+    ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
+    assert len(ranked) > 100
+    assert all(has_whole_windows(tiled(spec, each)) for each in ranked)
+    uneven = Tiling(112, 7, 1, 32, 4, 2)
+    assert misfit_of(spec, uneven, nonzeros) == "its blocks have no whole windows of the pool"
+    assert misfit_of(unpooled(spec), uneven, nonzeros) == ""
+
+
+def test_a_layer_with_a_pool_is_of_the_rolled_form() -> None:
+    spec = behind(DEEP).with_pool().spec
+    with pytest.raises(TilingError, match="a pool behind them: leave out --template full"):
+        choose_tiling(spec, 1, random_weights(spec, 0.9).nonzeros_per_kernel, form="full")
+
+
+def test_a_pool_in_a_layer_is_predicted_to_take_less_than_one_beside_it() -> None:
+    tiling = Tiling(32, 8, 1, 64, 2, 8)
+    joined = behind(LARGE).with_pool().spec
+    assert isinstance(joined, Conv2d)
+    apart = predict_microseconds(tiled(LARGE, tiling), 64, 0.1) + pool_microseconds(joined, 64)
+    assert predict_microseconds(tiled(joined, tiling), 64, 0.1) < apart
+
+
+def test_the_largest_of_a_window_may_be_whatever_one_of_the_four_may_be() -> None:
+    spec = Conv2d(1, 2, 4, 1, 1, 2, padding=(0, 0, 0, 1), epilogue=(LeakyRelu(0.5), MaxPool()), data_type="float16")
+    weights = Weights(np.array([[[[60000, 60000]]]], np.float32), np.zeros(1, np.float32))
+    x = np.array([[[[1, 1, 1, 0.25], [0, 0, -1, -1]]]], np.float16)
+    first, *others = outcomes(spec, weights, x)
+    left, right = (np.array([[[[value, np.nan]]]]) for value in (np.inf, 30000.0))
+    assert not first.possible[..., 0].any()  # two products of 60,000 overflow
+    assert any(each.is_met_by(left)[..., 0].all() for each in others)
+    assert not any(each.is_met_by(right)[..., 0].any() for each in (first, *others))
