@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from codegen.launch import NUMBERS
 from codegen.networks import lenet5, write_network
+from codegen.onnx.checkpoint import read_checkpoint
 from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
@@ -21,11 +23,13 @@ from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitati
 
 @pytest.fixture(scope="module")
 def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LeNet-5 as a folder, and beside it as one file."""
+    """LeNet-5 as a folder, and beside it as one file, its pools not in its layers."""
     folder = tmp_path_factory.mktemp("lenet")
     write_network(folder / "net.onnx", lenet5(0.9, 0))
-    played_bundle(folder / "lenet.farm", folder / "net.onnx")
-    return played_bundle(folder / "lenet", folder / "net.onnx")
+    checkpoint = read_checkpoint(folder / "net.onnx")
+    apart = replace(checkpoint, layers=tuple(replace(layer, pool=None) for layer in checkpoint.layers))
+    played_bundle(folder / "lenet.farm", folder / "net.onnx", apart)
+    return played_bundle(folder / "lenet", folder / "net.onnx", apart)
 
 
 def wanted(folder: Path, arch: str, images: int) -> list[Launched]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.layers import Checkpoint
+from codegen.layers import Checkpoint, Layer
 from codegen.networks import lenet5, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import launch_of
+from codegen.spec import is_pooled
 from farm.bundle import write_bundle
 from farm.jobs import BuildOptions
+from farm.runtime.bundle import Bundle
 from farm.submission import new_job
 from tests.bundle_samples import JOB, TOOLS, build, cubin, result, stored_cubins
 
@@ -24,6 +26,12 @@ def fetched(folder: Path, name: str = "bundle") -> Path:
     job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)))
     write_bundle(folder / name, job, [build(0, "conv1")], [result(0, "sm_80"), result(0, "sm_90")], TOOLS, store)
     return folder / name
+
+
+def as_compiled(bundle: Bundle, checkpoint: Checkpoint) -> list[Layer]:
+    """The layers of a checkpoint, with the pools that those of its bundle compute."""
+    pooled = {name for name, layer in bundle.layers.items() if is_pooled(layer.spec)}
+    return [layer.with_pool() if layer.name in pooled else layer for layer in checkpoint.layers]
 
 
 def whole_bundle(

@@ -16,6 +16,7 @@ from farm.torch.dense import DenseLayer
 from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing
 from farm.torch.module import module_of
 from farm.torch.traces import TracedKernel
+from tests.torch.bundles import as_compiled
 
 OWN_LATENCY, DENSE_LATENCY = 100.0, 300.0
 REST = "pooling"
@@ -43,7 +44,7 @@ class PlayedGpu(NetworkGpu):
 
     def load(self, bundle: Path) -> nn.Module:
         opened = Bundle(bundle)
-        dense = {layer.name: DenseLayer(layer) for layer in self._checkpoint.layers}
+        dense = {layer.name: DenseLayer(layer) for layer in as_compiled(opened, self._checkpoint)}
         compute = {name: partial(self._compute, dense[name]) for name in opened.layers}
         return module_of(opened.network, opened.layers, compute)
 

@@ -26,7 +26,7 @@ from farm.torch import capture, load
 from farm.torch.layer import output_shape
 from farm.torch.measuring import dense_network
 from farm.torch.module import module_of
-from tests.torch.bundles import fetched, whole_bundle
+from tests.torch.bundles import as_compiled, whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {
@@ -88,7 +88,7 @@ def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) 
     checkpoint = read_checkpoint(path)
     bundle = Bundle(whole_bundle(tmp_path / "net.farm", checkpoint, code_limit_bytes=500_000))
     assert "fc1" not in bundle.layers
-    compute = {each.name: partial(played, each) for each in checkpoint.layers}
+    compute = {each.name: partial(played, each) for each in as_compiled(bundle, checkpoint)}
     x = np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
     with torch.inference_mode():
         found = module_of(bundle.network, bundle.layers, compute)(torch.from_numpy(x)).numpy()

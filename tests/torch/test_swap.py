@@ -21,7 +21,7 @@ from farm.errors import UsageError
 from farm.runtime.bundle import Bundle
 from farm.torch.layer import Compute
 from farm.torch.swap import Swapped, swap, swapped
-from tests.torch.bundles import whole_bundle
+from tests.torch.bundles import as_compiled, whole_bundle
 from tests.torch.test_networks import played
 
 
@@ -179,7 +179,7 @@ def test_a_layer_takes_the_place_of_the_pool_that_its_kernel_computes(tmp_path: 
     checkpoint = read_checkpoint(exported(net, tmp_path / "net.onnx", "torchscript"))
     bundle = Bundle(whole_bundle(tmp_path / "bundle", checkpoint, batch=64))
     assert [MaxPool() in layer.spec.epilogue for layer in bundle.layers.values()] == [True, True, False]
-    layers = [layer.with_pool() if layer.pool else layer for layer in checkpoint.layers]
+    layers = as_compiled(bundle, checkpoint)
     found = swapped(net, bundle, {layer.name: partial(played, layer) for layer in layers})
     assert (len(found.replaced), found.left, called(found)) == (3, {}, [])
     with torch.inference_mode():
