@@ -8,7 +8,7 @@ from itertools import product
 from codegen.operators.conv2d import SOURCE, block_region, launch_of, sources, work
 from codegen.operators.geometry import Geometry
 from codegen.operators.lowered import LoweredConvolution
-from codegen.spec import Conv2d, LayerSpec, prepares_inputs
+from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.tiling import Tiling
 
 __all__ = ["SOURCE", "applies", "block_region", "candidates", "launch_of", "sources", "work"]
@@ -29,6 +29,7 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
         and spec.data_type == "float16"
         and geometry.groups == geometry.patch_rows == 1
         and not prepares_inputs(spec)
+        and not is_pooled(spec)
     )
 
 

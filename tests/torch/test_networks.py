@@ -26,7 +26,7 @@ from farm.torch import capture, load
 from farm.torch.layer import output_shape
 from farm.torch.measuring import dense_network
 from farm.torch.module import module_of
-from tests.torch.bundles import as_compiled, whole_bundle
+from tests.torch.bundles import as_compiled, fetched, whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {
