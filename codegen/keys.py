@@ -59,6 +59,7 @@ MACHINE_SOURCES = (
     "machine/program.py",
     "machine/proof.py",
     "machine/roles.py",
+    "machine/running.py",
     "machine/schedule.py",
     "machine/shapes.py",
     "machine/skeleton.py",

@@ -45,13 +45,17 @@ def make_skeleton(
         raise MachineCodeError(reason)
     found: list[Cubin] = []
     refusal = MachineCodeError("its skeleton needs too much local memory")
+    tried: set[str] = set()
     for demand in (*DEMANDS, LAST_DEMAND):
         if demand == LAST_DEMAND and found:
             break
         marked = Marked.of(template, demand)
+        if marked.ptx in tried:
+            continue
+        tried.add(marked.ptx)
         cubin = assemble(marked.ptx.encode("ascii"), arch, toolchain, options, limits)
         try:
-            Skeleton.read(cubin.data, marked)
+            Frame.of(Skeleton.read(cubin.data, marked))
         except MachineCodeError as error:
             refusal = error
             continue
@@ -91,7 +95,7 @@ class DirectAssembler:
         nonzero = (kernels != 0) & (patterns != 0)
         never = np.zeros((*nonzero.shape[:2], len(marked.sums.registers)), dtype=np.bool_)
         added = added_up_after(layer, nonzero) if marked.sums.wide else never
-        made = streams(marked, skeleton, patterns, nonzero, added)
+        made = streams(marked, skeleton, patterns, nonzero, added, self.frame.leaf.between)
         alone = layer.tiling.cluster == 1  # what other blocks have added up, ptxas cannot know
         if marked.sums.packed and alone and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(

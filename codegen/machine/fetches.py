@@ -57,8 +57,8 @@ class Fetches:
     """and that of the gate."""
 
 
-def fetches(template: Marked, skeleton: Skeleton, products: Products) -> Fetches:
-    """What these products need."""
+def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running: bool = False) -> Fetches:
+    """What these products need. `running` streams go on with the ring where the chunk before has left it."""
     if template.gates is not None:
         return _gated(template, template.gates, skeleton, products)
     # A load for each run of multiply-adds with the words of one load of the template.
@@ -70,8 +70,12 @@ def fetches(template: Marked, skeleton: Skeleton, products: Products) -> Fetches
     position = positions(segment[first])
     in_bank = skeleton.ring.shape[1] // BANKS
     turn, lane = position // in_bank, position % in_bank
+    begun = segment[first]
+    if running:
+        begun = begun // template.chunks
+        turn = _running(turn, segment[first], begun)
     register = skeleton.ring[products.chunk[first], turn % BANKS * in_bank + lane]
-    before, leads = places(segment[first], turn, lane, first, len(slot), in_bank, BANKS)
+    before, leads = places(begun, turn, lane, first, len(slot), in_bank, BANKS)
     return Fetches(
         multiplicand=register[run] + element - start[run],
         run=run,
@@ -88,6 +92,13 @@ def fetches(template: Marked, skeleton: Skeleton, products: Products) -> Fetches
         gated_register=none,
         gate_register=none,
     )
+
+
+def _running(turn: NDArray[np.int64], segment: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The turns of loads, counted from the begin of their group rather than of their segment."""
+    all_turns = np.cumsum(changes(turn, segment)) - 1
+    begins = np.flatnonzero(changes(group))
+    return all_turns - np.repeat(all_turns[begins], np.diff(begins, append=len(turn)))
 
 
 def _gated(template: Marked, gates: Gates, skeleton: Skeleton, products: Products) -> Fetches:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +64,13 @@ class Demand:
     likes to move to local memory where registers are short."""
     crowded: bool = True
     """Whether as many blocks are to fit on a multiprocessor as the template asks for, if it does."""
+    runs_on: bool = False
+    """Whether the ring keeps its registers from the first chunk to the last, so that streams run on from one to the
+    next. Not with gates, and in float32 only: others have copies that pass through registers beside the markers."""
 
 
-DEMANDS = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
+_IN_TURN = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
+DEMANDS = (*(replace(each, runs_on=True) for each in _IN_TURN), *_IN_TURN)
 """In turn, until nothing is moved to local memory."""
 LAST_DEMAND = Demand(crowded=False)
 """Of a template that nothing else does for."""
@@ -127,7 +131,9 @@ class Marked:
         multiplicands = [gates.source_of(each) if gates else each for each in multiplicands]
         width = TURN_WORDS if gates else max(len(names) for names, _, _ in loads)
         ring_words = RINGS[width][demand.ring]
-        markers = [*_markers(pointers, sums, ring_words, width, demand)]
+        runs_on = demand.runs_on and gates is None and spec.data_type == "float32" and layer.streams.chunks > 1
+        ring_loads, ring_stores = _ring(ring_words, width, "%thread" if runs_on else pointers[0], pointers[0])
+        markers = [*([] if runs_on else ring_loads), *_markers(pointers, sums, demand), *ring_stores]
         taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
         taken |= {*form.input_lines.tolist(), *form.gate_lines.tolist()}
         body = _body([line for i, line in enumerate(turn) if i not in taken], sums, markers, pointers[0])
@@ -136,6 +142,7 @@ class Marked:
             f".reg .pred %other; .reg .f32 %one, %after, %ring<{ring_words}>; .reg .b32 %onebits, %afterbits;",
             f"setp.ge.u32 %other,{group},{NO_GROUP}; @%other bra $other;",
             *(f"ld.volatile.shared.b32 {each},[%thread+{SUMS + 4 * i}];" for i, each in enumerate(sums.pinned)),
+            *(ring_loads if runs_on else []),
             *body * layer.streams.chunks,
             f"ld.volatile.shared.f32 %one,[{pointers[0]}+{LAST}]; mov.b32 %onebits,%one;",
             *(_store(each, f"{pointers[0]}+{ENDS + 4 * i}") for i, each in enumerate(sums.registers) if sums.wide),
@@ -190,14 +197,11 @@ def _body(lines: list[str], sums: Sums, markers: list[str], pointer: str) -> lis
     return [*map(held_in_place, lines[:end]), *markers, load, *after]
 
 
-def _markers(pointers: list[str], sums: Sums, ring_words: int, width: int, demand: Demand) -> Iterator[str]:
-    """Those of a chunk, in place of its multiply-adds."""
-    loads, stores = _ring(ring_words, width, pointers[0])
-    yield from loads
+def _markers(pointers: list[str], sums: Sums, demand: Demand) -> Iterator[str]:
+    """Those of a chunk, in place of its multiply-adds, without the ring's."""
     yield from _pointer_markers(pointers)
     if demand.holds_sums:
         yield from (_store(each, f"{pointers[0]}+{HELD_SUMS}") for each in sums.pinned)
-    yield from stores
 
 
 def _store(register: str, address: str) -> str:
@@ -213,14 +217,13 @@ def _pointer_markers(pointers: list[str]) -> Iterator[str]:
         yield f"st.volatile.shared{vector}.u32 [{address}+{POINTERS}],{names};"
 
 
-def _ring(words: int, width: int, pointer: str) -> tuple[list[str], list[str]]:
-    """Loads of all its registers, then stores: in between they hold nothing else."""
+def _ring(words: int, width: int, source: str, target: str) -> tuple[list[str], list[str]]:
+    """Loads of all its registers, and stores: in between they hold nothing else."""
     vector = f".v{width}" if width > 1 else ""
     loads, stores = [], []
     for first in range(0, words, width):
         names = ",".join(f"%ring{first + i}" for i in range(width))
         data = f"{{{names}}}" if width > 1 else names
-        place = f"[{pointer}+{RING + 4 * first}]"
-        loads.append(f"ld.volatile.shared{vector}.f32 {data},{place};")
-        stores.append(f"st.volatile.shared{vector}.f32 {place},{data};")
+        loads.append(f"ld.volatile.shared{vector}.f32 {data},[{source}+{RING + 4 * first}];")
+        stores.append(f"st.volatile.shared{vector}.f32 [{target}+{RING + 4 * first}],{data};")
     return loads, stores

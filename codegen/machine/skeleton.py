@@ -74,6 +74,8 @@ class Skeleton:
     template: Marked
     ring: NDArray[np.int64]
     """[chunks, loads]: the first register of each place in the ring."""
+    runs_on: bool
+    """Whether the ring keeps them from the first chunk to the last, and nothing else uses them."""
 
     def free_registers(self, chunk: int) -> NDArray[np.int64]:
         """Those that inputs of a chunk are loaded into."""
@@ -132,16 +134,19 @@ class Skeleton:
         if (np.diff(pointed, axis=1) != 1).any():
             raise MachineCodeError("ptxas puts something between two markers of pointers")
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
-        if not len(loads) or len(loads) != len(stores) or len(loads) % template.chunks:
+        runs_on = len(loads) < len(stores)
+        times = template.chunks if runs_on else 1
+        if not len(loads) or len(loads) * times != len(stores) or len(stores) % template.chunks:
             raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
-        loads, stores = loads.reshape(template.chunks, -1), stores.reshape(template.chunks, -1)
-        ring = word.DESTINATION.get(words)[loads]
-        if not np.array_equal(ring, word.SOURCE_B.get(words)[stores]):
+        stores = stores.reshape(template.chunks, -1)
+        loads = loads.reshape(-1, stores.shape[1])
+        ring = word.SOURCE_B.get(words)[stores]
+        if (ring != word.DESTINATION.get(words)[loads]).any():
             raise MachineCodeError("the ring changes its registers between two of its markers")
         held = places.several(places.all_stores, marked.HELD_SUMS, leaf).reshape(template.chunks, -1)
         if held.size and (word.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("a sum changes its register from chunk to chunk")
-        in_order = np.concatenate([loads, pointed, held, stores], axis=1)
+        in_order = np.concatenate([*([] if runs_on else [loads]), pointed, held, stores], axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
             raise MachineCodeError("the markers of a chunk are not in order")
         number = np.arange(template.pointers - 1)
@@ -155,11 +160,15 @@ class Skeleton:
         of_chunk = np.searchsorted(in_order.ravel(), zeroed)
         if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
             raise MachineCodeError("what uses a sum after a chunk comes before its markers")
-        gone = [*initial.tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
+        gone = [*initial.tolist(), *loads.ravel().tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
         markers = np.zeros(len(words), dtype=np.bool_)
         markers[gone] = True
         jumps, targets = _jumps(words, opcodes, leaf, markers, file.capability)
-        _check_sums(words, pinned, initial, ending.last_use, markers)
+        _check_pinned(words, pinned, initial, ending.last_use, markers)
+        if runs_on:
+            in_ring = (ring[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
+            begin, end = (np.repeat(each, template.ring_width) for each in (loads[0], stores[-1]))
+            _check_pinned(words, in_ring, begin, end, markers)
         sums = len(template.sums.registers)
         skeleton = Skeleton(
             file=file,
@@ -186,6 +195,7 @@ class Skeleton:
             copies=loads_of(words, opcodes, leaf),
             one=int(word.DESTINATION.get(words)[last]),
             template=template,
+            runs_on=runs_on,
             stores=branch + np.flatnonzero(opcodes[leaf] == word.STG),
         )
         if len(skeleton.stores) < len(ending.biases.words):
@@ -268,14 +278,14 @@ def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], leaf
         raise MachineCodeError("the markers of two chunks have no barrier between them")
 
 
-def _check_sums(
+def _check_pinned(
     words: Words,
     pinned: NDArray[np.int64],
     initial: NDArray[np.int64],
     last_use: NDArray[np.int64],
     marks: NDArray[np.bool_],
 ) -> None:
-    """Between its marker and its last use nothing reads or writes a sum's register."""
+    """Between its first marker and its last use nothing reads or writes the register of a sum, or of the ring."""
     begin, end = int(initial.min()), int(last_use.max())
     used = operands(words[begin : end + 1])
     sum_of = np.full(2**10, -1)
@@ -284,7 +294,8 @@ def _check_sums(
         number, place = sum_of[accesses.resource], accesses.word + begin
         between = (number >= 0) & (place > initial[number]) & (place < last_use[number]) & ~marks[place]
         if between.any():
-            raise MachineCodeError(f"ptxas uses the register of a sum in between, in word {int(place[between][0])}")
+            what = "the register of a sum or of the ring in between"
+            raise MachineCodeError(f"ptxas uses {what}, in word {int(place[between][0])}")
 
 
 def _last(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
 from codegen.machine.marked import NO_GROUP
 from codegen.machine.operands import operands
+from codegen.machine.running import Between, Inserted, woven
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.shapes import VARIABLE
 from codegen.machine.skeleton import Skeleton
@@ -38,6 +39,8 @@ class Leaf:
     """[chunks]: scoreboards that must be released before the first instruction there."""
     place: NDArray[np.int64]
     """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
+    between: Between | None
+    """What streams that run on are put around."""
 
     @staticmethod
     def of(skeleton: Skeleton, covered: Words) -> Leaf:
@@ -72,7 +75,13 @@ class Leaf:
         word.WAIT.put(words, waits)
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
-        return Leaf(words[~gone], place_of[skeleton.splices - start], entry, place_of)
+        cuts = place_of[skeleton.splices - start]
+        between = None
+        if skeleton.runs_on:
+            jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
+            branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
+            between = Between.of(words[~gone], cuts, jumps[branches], skeleton.pointers, entry)
+        return Leaf(words[~gone], cuts, entry, place_of, between)
 
 
 def _covered(skeleton: Skeleton) -> Words:
@@ -179,7 +188,7 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
         begins[group] = code.length
         nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
         code.append(code.compare(NO_GROUP))  # the predicate as the leaf may expect it
-        moved[group, start:end] = code.append_leaf(_segments(frame, parts, group), values, group)
+        moved[group, start:end] = code.append_leaf(parts, values, group)
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
     code.append(skeleton.words[exit_place:])
     code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
@@ -242,7 +251,7 @@ class _Code:
         self.append(branch)
         return self.length - 1
 
-    def append_leaf(self, segments: list[Words], values: GroupValues, group: int) -> NDArray[np.int64]:
+    def append_leaf(self, parts: Streams, values: GroupValues, group: int) -> NDArray[np.int64]:
         """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
         leaf, start, begin = self.frame.leaf, self.skeleton.branch + 1, self.length
         words = leaf.words.copy()
@@ -252,7 +261,9 @@ class _Code:
         words[places] = adds
         if not values.exists[group].all():
             self._drop_outputs(leaf, words, values.exists[group])
-        cuts = leaf.cuts.tolist()
+        if parts.inserted is not None:
+            return self._append_woven(leaf, words, parts, parts.inserted, group)
+        cuts, segments = leaf.cuts.tolist(), _segments(self.frame, parts, group)
         before = [words[low:high] for low, high in pairwise([0, *cuts])]
         pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
         whole = np.concatenate([*pieces, words[cuts[-1] :]])
@@ -263,6 +274,19 @@ class _Code:
         before_each = np.searchsorted(self.skeleton.splices, old, side="left")
         place: NDArray[np.int64] = begin + leaf.place[:-1] + added[before_each]
         return place
+
+    def _append_woven(
+        self, leaf: Leaf, words: Words, parts: Streams, inserted: Inserted, group: int
+    ) -> NDArray[np.int64]:
+        """A leaf and a stream that runs on; returns what `append_leaf` does."""
+        chunks, begin = len(leaf.cuts), self.length
+        low, high = np.append(0, parts.ends)[[group * chunks, (group + 1) * chunks]].tolist()
+        zeros, within = zeroes(self.skeleton.sums[parts.untouched[group]]), slice(*leaf.cuts[[0, -1]].tolist())
+        whole, place = woven(words, within, zeros, parts.words[low:high], inserted.of(group))
+        _drop_waits(whole, self.frame.unset)
+        self.append(whole)
+        places: NDArray[np.int64] = begin + place[leaf.place[:-1]]
+        return places
 
     def _drop_outputs(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
         """Stores of sums that are none of the layer's, and loads of what is added to them, are never done."""

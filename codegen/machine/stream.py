@@ -7,7 +7,7 @@ the first multiply-add of its inputs waits for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from codegen.machine import word
 from codegen.machine.fetches import Products, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
+from codegen.machine.running import Between, Inserted, Places
 from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.machine.shapes import UNIFORM_ADDRESS
 from codegen.machine.skeleton import Skeleton
@@ -43,6 +44,8 @@ class Streams:
     untouched: NDArray[np.bool_]
     """[groups, sums]: sums without a product."""
     loads: int
+    inserted: Inserted | None = None
+    """Where the words between chunks go, if the streams run on."""
 
 
 def streams(
@@ -51,8 +54,11 @@ def streams(
     bits: NDArray[np.uint32],
     nonzero: NDArray[np.bool_],
     added: NDArray[np.bool_],
+    between: Between | None = None,
 ) -> Streams:
     """The streams of weights [groups, chunks, slots]: their bits, and which count.
+
+    They run on from chunk to chunk over the words `between`, if every chunk has a product.
 
     `added` [groups, chunks, sums] says after which chunks a packed sum is added to those of float32.
     """
@@ -68,7 +74,12 @@ def streams(
     value = bits.reshape(segments, slots)[segment, slot].astype(np.int64)
     number = template.slot_sum[slot]
     chunk = segment % chunks
-    fetched = fetches(template, skeleton, Products(segment, slot, chunk))
+    runs_on = between is not None and len(np.unique(segment)) == segments
+    fetched = fetches(template, skeleton, Products(segment, slot, chunk), running=runs_on)
+    placed = None
+    if between is not None and runs_on:
+        placed = Places.of(fetched, between, chunks, count)
+        fetched = replace(fetched, before=placed.before)
 
     # Operations are the multiply-adds, and where there are gates the multiplications by them.
     loads, gated = len(fetched.before), len(fetched.gated)
@@ -108,15 +119,19 @@ def streams(
     waits, sets = np.zeros(total, dtype=np.int64), np.full(total, NO_SCOREBOARD, dtype=np.int64)
     waits[at_operation[fetched.users]] = 1 << fetched.scoreboard[fetched.leads]
     sets[at_load] = fetched.scoreboard
-    last = at_fma[np.append(segment[1:] != segment[:-1], True)]
+    ended = segment // chunks if placed is not None else segment
+    last = at_fma[np.append(ended[1:] != ended[:-1], True)]
     reuse = np.zeros(total, dtype=np.int64)
     if template.sums.packed:
         matrix = on_matrix_unit(result, addition, last)[at_fma]
         low[at_fma] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
         high[at_fma] |= np.where(is_first & ~matrix, ZERO_ADDEND, 0)
         reuse[at_fma] = reused(matrix, fetched.run, template.slot_element[slot])
-    else:
+    elif gated:
         reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
+    else:
+        # An input is kept over a load too.
+        reuse[at_fma[:-1]] = (multiplicand[:-1] == multiplicand[1:]) & (fetched.run[:-1] == fetched.run[1:])
     stall = np.ones(total, dtype=np.int64)
     for distance in range(1, FMA_CYCLES):
         depends = np.flatnonzero(result[:-distance] == addition[distance:])
@@ -128,6 +143,10 @@ def streams(
     stall[settles] = np.maximum(stall[settles], SETTLE_CYCLES)
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
     reuse[last] = 0
+    if between is not None and placed is not None:
+        waits[at_load[placed.first]] |= np.tile(between.entry_waits, groups)
+        reuse[at_fma[np.searchsorted(at_fma, placed.between.ravel()) - 1]] = 0
+        _make_room(placed, between, stall, sets)
     high |= control(stall, sets, waits, reuse)
     by_segment = np.bincount(segment, minlength=segments) + np.bincount(fetched.segment, minlength=segments)
     by_segment += np.bincount(segment[fetched.gated], minlength=segments)
@@ -140,7 +159,18 @@ def streams(
         ends=ends,
         untouched=~touched.reshape(groups, -1),
         loads=loads,
+        inserted=None if placed is None else placed.inserted(np.append(0, ends)[:-1:chunks]),
     )
+
+
+def _make_room(placed: Places, between: Between, stall: NDArray[np.int64], sets: NDArray[np.int64]) -> None:
+    """Stalls of what comes before the words between chunks, in place."""
+    loads = placed.between[sets[placed.between - 1] != NO_SCOREBOARD] - 1
+    stall[loads] = np.maximum(stall[loads], SETTLE_CYCLES)
+    followed = placed.following > placed.between
+    ends = placed.following[followed] - 1
+    missing = np.broadcast_to(between.stall - between.least + 1, followed.shape) - (placed.following - placed.between)
+    stall[ends] = np.maximum(stall[ends], missing[followed])
 
 
 def zeroes(registers: NDArray[np.int64]) -> Words:

@@ -1,0 +1,92 @@
+"""Streams that run on from chunk to chunk, past the barriers between them."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.machine import word
+from codegen.machine.assembler import DirectAssembler, make_skeleton
+from codegen.machine.elf import CubinFile
+from codegen.machine.marked import NO_GROUP, Marked
+from codegen.machine.skeleton import Skeleton
+from codegen.machine.word import Words
+from codegen.networks import random_weights
+from codegen.operators import stream_count
+from codegen.spec import Conv2d
+from codegen.template import Template
+from codegen.tiling import Part, Tiling
+from codegen.toolchain import find_toolchain
+from tests.templates import shared_template
+from tests.toolchain.machine_cubins import drawn_weights, template_for
+
+SPEC, TILING = Conv2d(16, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1)), Tiling(14, 14, 1, 32, 4, 3)
+
+
+@cache
+def template() -> Template:
+    return shared_template(SPEC, TILING, "compute_80")
+
+
+@cache
+def skeleton() -> bytes:
+    return make_skeleton(template(), "sm_90", find_toolchain()).data
+
+
+@cache
+def last_group() -> Words:
+    """The words of the last K group at 80 % zeros."""
+    weights = random_weights(SPEC, 0.8, 1)
+    made = DirectAssembler.of(template(), skeleton(), "sm_90").assemble(weights, Part(0, 1))
+    words = CubinFile.read(made.data).words
+    leaves = np.flatnonzero((word.OPCODE.get(words) == 0x80C) & (word.IMMEDIATE.get(words) == NO_GROUP))
+    return words[leaves[-1] :]
+
+
+def places_of(words: Words, opcode: int) -> NDArray[np.int64]:
+    always = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 0)
+    return np.flatnonzero((word.OPCODE.get(words) == opcode) & always)
+
+
+def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None:
+    ring = Skeleton.read(skeleton(), Marked.of(template())).ring
+    assert len(ring) == 4
+    assert (ring == ring[0]).all()
+
+
+def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_it() -> None:
+    words = last_group()
+    adds, loads, barriers = (places_of(words, each) for each in (word.FFMA_IMMEDIATE, word.LDS, word.BAR))
+    for barrier in barriers[1:]:
+        last, following = loads[loads < barrier].max(), loads[loads > barrier].min()
+        assert ((adds > last) & (adds < barrier)).any()
+        assert ((adds > barrier) & (adds < following)).any()
+
+
+def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_nothing() -> None:
+    words = last_group()
+    adds = places_of(words, word.FFMA_IMMEDIATE)
+    stalls = word.STALL.get(words[adds[0] : adds[-1]])
+    assert stalls.sum() < 1.1 * len(stalls)
+
+
+def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
+    words = last_group()
+    adds, loads = (places_of(words, each) for each in (word.FFMA_IMMEDIATE, word.LDS))
+    source, kept = word.SOURCE_A.get(words), word.REUSE.get(words)
+    split = [(a, b) for a, b in pairwise(adds) if b == a + 2 and a + 1 in loads]
+    same = [a for a, b in split if source[a] == source[b]]
+    assert same
+    assert all(kept[a] == 1 for a in same)
+
+
+def test_a_layer_with_a_chunk_without_weights_has_its_streams_chunk_by_chunk() -> None:
+    name = "channels and kernels that do not divide"
+    template, weights = template_for(name, "compute_80"), drawn_weights(name, 0.0, seed=1)
+    skeleton = make_skeleton(template, "sm_90", find_toolchain())
+    whole = Part(0, stream_count(template.spec, template.tiling))
+    made = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole)
+    assert not len(places_of(CubinFile.read(made.data).words, word.LDS))
