@@ -256,8 +256,8 @@ NETWORK_LAYERS = {
     "float16 vit_b16 patches": NetworkLayer(replace(PATCHES, data_type="float16"), 8),
     "tcn 1-D": NetworkLayer(Conv2d(64, 1, 1000, 64, 1, 9, padding=(0, 4, 0, 4), epilogue=RELU), 8),
     "vgg16 conv3_2": NetworkLayer(replace(square_conv(256, 56, 256, 3), epilogue=RELU), 4),
-    "vgg16 fc6": NetworkLayer(Linear(25088, 4096, epilogue=RELU), 8, 0.99),
-    "vgg16 fc7, a tenth": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 1),
+    "vgg16 fc6": NetworkLayer(Linear(25088, 4096, epilogue=RELU), 8, 0.998),
+    "vgg16 fc7, one row": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 1, 0.98),
     "vgg16 fc8": NetworkLayer(Linear(4096, 1000), 100),
     "vgg16 fc7": NetworkLayer(Linear(4096, 4096, epilogue=RELU), 16, 0.99),
     "float16 resnet50 layer2 conv2": NetworkLayer(
