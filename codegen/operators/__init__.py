@@ -75,7 +75,10 @@ def products_together(weights: Weights, tiling: Tiling) -> int:
         return int(weights.nonzeros_per_kernel.max())
     kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)
     if tiling.cluster > 1:  # each block's sums are float16 throughout
-        return int(np.count_nonzero(kernel.reshape(len(kernel), tiling.cluster, -1), axis=2).max())
+        of_kernel = kernel.reshape(len(kernel), -1)
+        missing = -of_kernel.shape[1] % tiling.cluster  # inputs that the last blocks of a linear layer lack
+        shares = np.pad(of_kernel, ((0, 0), (0, missing))).reshape(len(kernel), tiling.cluster, -1)
+        return int(np.count_nonzero(shares, axis=2).max())
     until = np.pad(np.cumsum(np.count_nonzero(kernel, axis=2), axis=1), ((0, 0), (1, 0)))
     width = min(tiling.chunk_channels, kernel.shape[1])
     of_chunk = until[:, width:] - until[:, :-width]  # wherever it begins: that may be before the group's first channel
