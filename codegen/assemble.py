@@ -66,8 +66,13 @@ def assemble(
     Raises ToolError (the PTX is at fault: it would fail again), ToolTimeout, ToolOutOfMemory or ToolCrashed. Their
     command reads `kernel.ptx`, a file with the bytes given here.
     """
+    from codegen.ptx_table import Tabled  # with NumPy, which the options' names do without
+
     argv = [str(toolchain.ptxas), f"-arch={arch}", *options, "-v", "-o", "kernel.cubin", "kernel.ptx"]
     again = shlex.join(argv)
+    tabled = Tabled.of(ptx)
+    if tabled is not None:
+        ptx = tabled.ptx
     if len(ptx) > size_limit_bytes:
         raise ToolError(
             f"the kernel's PTX has {len(ptx):,} bytes and ptxas is given at most {size_limit_bytes:,}, since its time "
@@ -88,6 +93,8 @@ def assemble(
     spills = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)]
     if not registers:
         raise ToolError("ptxas reports no kernel: the PTX has no .entry", command=again, stderr=done.stderr)
+    if tabled is not None:
+        data = tabled.filled(data)
     return Cubin(data, arch, max(registers), sum(spills), done.seconds)
 
 

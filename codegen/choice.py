@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.code_size import layer_instructions, stream_instructions, stream_nonzeros
 from codegen.errors import TilingError
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import AnyTiled, Lowered, lower, tiled
@@ -30,8 +31,6 @@ UNEVEN = 1.25
 """How much more than those limits the largest K group of weights pruned unevenly may have."""
 LOOPED_STREAMS = 2.5
 """How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
-DIRECT_INSTRUCTIONS = 1_000_000
-"""Most instructions of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
 LAYER_INSTRUCTIONS = 60_000
 """Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
 MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
@@ -49,6 +48,12 @@ SPLIT_ROWS = 64
 """Most rows, by bands, with which a linear layer is split over clusters: its prediction is fitted to no more."""
 SPLIT_POSITIONS = 8_192
 """Most positions of all images, by bands, with which a convolution is: more give all multiprocessors work without."""
+TABLE_ROWS = 4
+"""Most rows, by bands, with which the weights of a linear layer may be a table: of more, they are used more often."""
+TABLE_DENSITY = 0.5
+"""Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
+TABLE_GAIN = 1.2
+"""How much faster a table must be predicted than code, which a small layer has in the caches' reach."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -62,11 +67,12 @@ def choose_tiling(
     accumulate: Accumulator = "float32",
     code_limit_bytes: int = CODE_BYTES,
     clusters: bool = False,
+    tables: bool = True,
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
     `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
-    has them.
+    has them; `tables`: whether the weights of a linear layer may be one.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
     with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
@@ -76,9 +82,10 @@ def choose_tiling(
     layer = lower(spec)
     _check_form(layer, form)
     least_bytes = math.inf
-    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, clusters and form == "rolled"):
+    special = {"clusters": clusters and form == "rolled", "tables": tables and form == "rolled"}
+    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, **special):
         if code_bytes <= code_limit_bytes:
-            return replace(tiling, form=form)
+            return tiling if form == "rolled" else replace(tiling, form=form)
         least_bytes = min(least_bytes, code_bytes)
     if least_bytes < math.inf:
         each, needed = least_bytes / max(1, int(nonzeros.sum())), _size(least_bytes)
@@ -101,12 +108,13 @@ def ranked_tilings(
     *,
     code_limit_bytes: int = CODE_BYTES,
     clusters: bool = False,
+    tables: bool = True,
 ) -> tuple[Tiling, ...]:
     """All tilings that fit a layer with these non-zeros per kernel [K], the one predicted to be fastest first.
 
     That is the one that `choose_tiling` takes. Empty where that raises TilingError.
     """
-    fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters)
+    fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters=clusters, tables=tables)
     return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
 
 
@@ -122,7 +130,7 @@ def misfit_of(
         return "it needs more threads, registers or shared memory than there are"
     if spec.data_type == "float16" and _too_long(tiling, nonzeros):
         return "a kernel of these weights has more products than the blocks of its cluster add up in float16"
-    streams = _stream_instructions(layer, nonzeros)
+    streams = layer_instructions(layer, nonzeros)
     if not _streams_fit(layer, nonzeros, streams):
         return "a K group of these weights has too much code for it"
     code_bytes = 16 * float(streams.sum())
@@ -154,7 +162,13 @@ def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[n
 
 
 def _fitting(
-    layer: Lowered[LayerSpec], batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator, clusters: bool
+    layer: Lowered[LayerSpec],
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator,
+    *,
+    clusters: bool,
+    tables: bool,
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
@@ -166,9 +180,11 @@ def _fitting(
     elif clusters and layer.stationary is not None and _may_be_split(layer.geometry, bands[0]):
         ranking = _with_clusters(layer.spec, *bands, ranking)
     ranking = (*_with_unstaged(layer, *bands, ranking), *behind)
+    if tables and bands[0] <= TABLE_ROWS and bands[1] <= TABLE_DENSITY:
+        ranking = _with_tables(layer, *bands, kind, ranking)
     for tiling in (*ranking, *_last_resort(layer, kind)):
         divided = layer.tiled(tiling)
-        streams = _stream_instructions(divided, nonzeros)
+        streams = layer_instructions(divided, nonzeros)
         if _streams_fit(divided, nonzeros, streams):
             yield tiling, 16 * float(streams.sum())
 
@@ -195,27 +211,12 @@ def _too_long(tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
     return kept and int(nonzeros.max()) > PRODUCTS_TOGETHER * tiling.cluster
 
 
-def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
-    """[K groups]: predicted machine instructions of each, of 16 bytes, for these non-zeros per kernel [K]."""
-    return _stream_instructions(tiled(spec, tiling), nonzeros)
-
-
-def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> float:
-    """Predicted machine instructions of a K group, were the layer's non-zeros spread evenly."""
-    return Stream.of(tiled(spec, tiling).work, nonzeros / spec.weights_count).code
-
-
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
-    streams = _stream_instructions(tiled(spec, tiling), nonzeros)
+    streams = stream_instructions(spec, tiling, nonzeros)
     # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
-    whole = tiling.form == "full" or tiling.listed or tiling.order != "group"
+    whole = tiling.form != "rolled" or tiling.listed or tiling.order != "group"
     return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
-
-
-def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
-    """Whether a layer may be one cubin where ptxas does not make it."""
-    return float(_stream_instructions(tiled(spec, tiling), nonzeros).sum()) <= DIRECT_INSTRUCTIONS
 
 
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
@@ -298,6 +299,20 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[T
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
+def _with_tables(
+    layer: Lowered[LayerSpec], batch: int, density: float, accumulate: Accumulator, ranking: tuple[Tiling, ...]
+) -> tuple[Tiling, ...]:
+    """The ranking with the tilings whose weights are a table before it, where these are clearly faster, or behind."""
+    if layer.tabled is None:
+        return ranking
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.tabled.candidates(layer)]
+    times = {tiling: predict_microseconds(layer.tiled(tiling), batch, density) for tiling in (*tilings, *ranking[:1])}
+    tables = sorted(tilings, key=lambda tiling: times[tiling])
+    if ranking and TABLE_GAIN * times[tables[0]] > times[ranking[0]]:
+        return (*ranking, *tables)
+    return (*tables, *ranking)
+
+
 def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
     tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
@@ -309,23 +324,10 @@ def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
     return stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes
 
 
-def _stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
-    by_stream = layer.streams.by_stream(nonzeros)
-    sums: NDArray[np.int64] = np.asarray(by_stream, dtype=np.int64).sum(axis=1)
-    return np.repeat(sums // layer.streams.shares, layer.streams.shares)
-
-
-def _stream_instructions(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
-    """[streams]: machine instructions of each K group of these very weights, pruned unevenly as they may be."""
-    average = Stream.of(layer.work, float(nonzeros.sum()) / layer.spec.weights_count)
-    multiply_adds = _stream_nonzeros(layer, nonzeros) * layer.tiling.rows
-    return np.asarray(average.code - average.multiply_adds + multiply_adds, dtype=np.float64)
-
-
 def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
-    if layer.tiling.group_kernels == 1:
-        return True  # there is nothing smaller
-    largest = int(_stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
+    if layer.tiling.group_kernels == 1 or layer.tiling.form == "table":
+        return True  # there is nothing smaller, or no code of weights
+    largest = int(stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
     multiply_adds, code_bytes = _stream_limits(layer)
     return largest <= UNEVEN * multiply_adds and 16 * float(streams.max()) <= UNEVEN * code_bytes
 

@@ -81,6 +81,10 @@ def run(
     of_cluster = prod(entry.cluster)
     buffers, parameters = _bind(entry, arguments)
     symbols, window_bytes = _layout(module, entry, shared_bytes)
+    for variable in module.variables:
+        if variable.numbers is not None:
+            symbols[variable.name] = GlobalMemory.address(len(buffers))
+            buffers.append(variable.numbers)
     of_block = prod(block) * _lane_bytes(entry) + 7 * window_bytes
     together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
     executed: Counter[str] = Counter()

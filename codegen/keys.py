@@ -38,7 +38,14 @@ GENERATOR_SOURCES = (
 
 Not the modules that start tools: which version, which flags are fields of their own, and tools see no environment.
 """
-REWRITER_SOURCES = (*GENERATOR_SOURCES, "assemble.py", "rewrite.py")
+REWRITER_SOURCES = (
+    *GENERATOR_SOURCES,
+    "assemble.py",
+    "machine/elf.py",
+    "machine/word.py",
+    "ptx_table.py",
+    "rewrite.py",
+)
 """The same of a cubin: what `rewrite` and `assemble` import."""
 MACHINE_SOURCES = (
     *REWRITER_SOURCES,
@@ -46,7 +53,6 @@ MACHINE_SOURCES = (
     "machine/assembler.py",
     "machine/barriers.py",
     "machine/copies.py",
-    "machine/elf.py",
     "machine/ending.py",
     "machine/fetches.py",
     "machine/gates.py",
@@ -66,17 +72,11 @@ MACHINE_SOURCES = (
     "machine/splice.py",
     "machine/stream.py",
     "machine/sums.py",
-    "machine/word.py",
 )
 """The same of a cubin that is assembled without ptxas, and of its skeleton."""
 ASSEMBLER_SOURCES = tuple(name for name in MACHINE_SOURCES if name.startswith("machine/"))
 """The assembler itself: what an admission is for. Not what makes templates: it recognises them, or refuses."""
-MOULD_SOURCES = (
-    *REWRITER_SOURCES,
-    "machine/elf.py",
-    "machine/mould.py",
-    "machine/word.py",
-)
+MOULD_SOURCES = (*REWRITER_SOURCES, "machine/mould.py")
 """The same of a mould and of what it is filled to."""
 _SUFFIXES = (".py", ".cu", ".cuh")
 

@@ -19,6 +19,7 @@ from codegen.operators import AnyTiled
 from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
+from codegen.operators.tabled import table_bytes
 from codegen.operators.work import Work
 from codegen.spec import Conv2d
 
@@ -60,6 +61,12 @@ L2_BYTES_PER_MICROSECOND = 4.7e6
 DRAM_BYTES_PER_MICROSECOND = 4.0e6
 MEMORY_OVERLAP = 2.64
 LAUNCH_MICROSECONDS = 1.23
+TABLE_BYTES_PER_MICROSECOND = 4.2e6
+"""How fast a table of weights comes from DRAM: fitted, with the next, to eight layers of one to four rows."""
+SPREAD_MICROSECONDS = 7e-5
+"""Of an input, to put those of several rows side by side in shared memory: by the square of the rows, for the banks."""
+TABLE_MICROSECONDS = 1.25
+"""Until its first weights are there, and for the sums of the lanes at its end."""
 ONE_STREAM_PER_CLOCK = 0.25
 """How fast a stream of clusters comes that all multiprocessors follow."""
 
@@ -157,6 +164,8 @@ def _cold_fetch_clocks(code: float, per_clock: float) -> float:
 
 def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool = True) -> float:
     """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches."""
+    if layer.tiling.form == "table":
+        return _table_microseconds(layer, batch, density)
     if layer.tiling.cluster > 1:
         return _stationary_microseconds(layer, batch, density, cold=cold)
     work, launch = layer.work, layer.launch
@@ -213,6 +222,17 @@ def pool_microseconds(spec: Conv2d, batch: int) -> float:
     elements = spec.kernels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
     moved = batch * elements * ELEMENT_BYTES[spec.data_type]
     return moved / DRAM_BYTES_PER_MICROSECOND + LAUNCH_MICROSECONDS
+
+
+def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
+    """Of a kernel that reads its weights: once from DRAM, by blocks of further rows from L2."""
+    x, _, groups = (size.at(batch) for size in layer.launch.grid)
+    table = table_bytes(layer, density * layer.spec.weights_count)
+    inputs = x * groups * layer.work.tile_bytes + batch * layer.work.output_bytes
+    moved = table / TABLE_BYTES_PER_MICROSECOND + ((x - 1) * table + inputs) / L2_BYTES_PER_MICROSECOND
+    images, here = layer.tiling.images, math.ceil(x * groups / MULTIPROCESSORS)
+    spread = SPREAD_MICROSECONDS * layer.geometry.channels * images**2 * here if images > 1 else 0.0
+    return moved + spread + TABLE_MICROSECONDS + LAUNCH_MICROSECONDS
 
 
 def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool) -> float:

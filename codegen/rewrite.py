@@ -1,7 +1,8 @@
 """Template + weights -> kernel: real weights in, instructions of zero weights out, in time linear in the weights.
 
 Rolled form: the loop is unrolled once per chunk of channels and K group, each copy with its own weights; which lines
-a copy keeps and which digits it gets are computed for all copies at once. Full form: codegen/substitute.py.
+a copy keeps and which digits it gets are computed for all copies at once. Full form: codegen/substitute.py. Of the form
+with a table the weights are the table's numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import AnyTiled, tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
+from codegen.operators.tabled import table
+from codegen.ptx_table import declared
 from codegen.spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh, is_bounded
 from codegen.substitute import substitute
 from codegen.template import Lines, RolledForm, Template
@@ -58,11 +61,16 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
     count = layer.streams.count
     part = part or Part(0, count)
+    if layer.tiling.form != "rolled" and part != Part(0, count):
+        raise ValueError(f"a template of the {layer.tiling.form} form is one kernel: leave out the part")
     if layer.tiling.form == "full":
-        if part != Part(0, count):
-            raise ValueError("a template of the full form is one kernel: leave out the part")
         ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
         return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
+    if layer.tiling.form == "table":
+        before, after = template.around_table()
+        kept = weights.nonzeros
+        text = b"".join([before.encode("ascii"), declared(table(layer, weights)), after.encode("ascii")])
+        return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
     if layer.tiling.order == "place" and part != Part(0, count):
         raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")
     form = template.rolled

@@ -87,8 +87,10 @@ class Template:
             template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
             if template.tiling.form == "rolled":
                 template.rolled.check(template)
-            else:
+            elif template.tiling.form == "full":
                 template.check_full()
+            else:
+                template.around_table()
         except (KeyError, TypeError, ValueError) as error:
             raise TemplateError(f"not a template of this version: {type(error).__name__}: {error}") from None
         return template
@@ -103,7 +105,16 @@ class Template:
         placeholders = np.concatenate([each.ravel() for each in full_placeholders(operators.canonical(self.spec))])
         substitute(self.ptx, {bits: bits for bits in placeholders.tolist()}, self.tiling.rows)
 
+    def around_table(self) -> tuple[str, str]:
+        """The text before and behind the place of the table. Raises TemplateError if the kernel takes no such."""
+        if len(_TABLE.findall(self.ptx)) != 1 or self.ptx.count(_ENTRY) != 1:
+            raise TemplateError("a template of weights in a table has one kernel, which takes the table's address once")
+        before, entry, after = self.ptx.partition(_ENTRY)
+        return before, entry + after
 
+
+_ENTRY = ".visible .entry "
+_TABLE = re.compile(r"^mov\.u64 %rd\d+,farm_table; // farm\.table$", re.MULTILINE)
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.(?:shared|global\.nc)(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")

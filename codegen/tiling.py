@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Form = Literal["rolled", "full"]
+Form = Literal["rolled", "full", "table"]
 Accumulator = Literal["float32", "float16"]
 Order = Literal["group", "place"]
 
@@ -29,7 +29,8 @@ class Tiling:
     accumulate: Accumulator = "float32"
     """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
     form: Form = "rolled"
-    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is."""
+    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is; table: the kernel has no
+    weights, they are data beside it."""
 
     images: int = 1
     """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from codegen.choice import choose_parts, fits_one_cubin
+from codegen.choice import choose_parts
+from codegen.code_size import fits_one_cubin
 from codegen.errors import TilingError
 from codegen.keys import digest_fields
 from codegen.layers import Checkpoint, Layer, Weights

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codegen.errors import PtxError
 from codegen.ptx import TYPE_BYTES, Instruction, Register, Scope, Symbol, parse_instruction
+from codegen.ptx_table import numbers
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Variable:
     size_bytes: int
     alignment: int
     extern: bool
+    numbers: NDArray[np.uint64] | None = field(default=None, compare=False)
+    """What a table holds, of eight bytes each; None of variables that hold nothing to begin with."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +184,17 @@ class _Body:
 
 
 def _variable(text: str) -> Variable | None:
-    if (match := _VARIABLE.fullmatch(text)) is None:
+    declaration, equals, braced = text.partition(" = ")
+    if (match := _VARIABLE.fullmatch(declaration)) is None:
         return None
     linkage, space, alignment, kind, name, dimensions = match.groups()
     size = TYPE_BYTES[kind]
     extern = "extern" in linkage
     lengths = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", dimensions)]
-    return Variable(name, space, 0 if extern else size * prod(lengths), int(alignment or size), extern)
+    values = numbers(braced.removeprefix("{\n").removesuffix("}").encode()) if equals else None
+    if values is not None and 8 * len(values) != size * prod(lengths):
+        raise PtxError(f"{name} has {len(values)} numbers of 8 bytes, and is declared for {size * prod(lengths)} bytes")
+    return Variable(name, space, 0 if extern else size * prod(lengths), int(alignment or size), extern, values)
 
 
 class _ModuleParser:

@@ -9,13 +9,16 @@ import numpy as np
 
 from codegen.emulator.accesses import async_copy_step, load_step, map_step, store_step
 from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes, Operation
-from codegen.emulator.faults import UnsupportedError
+from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect, selected
 from codegen.emulator.operations import operation
-from codegen.ptx import Instruction, Operand, Register, Symbol, Vector
+from codegen.ptx import Immediate, Instruction, Operand, Register, Symbol, Vector
 
 SHARED_WINDOW: Final = 1 << 56
 """Where shared memory is in the generic address space."""
+
+WARP_LANES: Final = 32
+_WHOLE_WARP: Final = Immediate(WARP_LANES - 1), Immediate(-1)
 
 _WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu", "createpolicy", "griddepcontrol")
 
@@ -60,6 +63,8 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
             return _generic_address(machine, parts, operands)
         case ["cp", "async", *parts]:
             return async_copy_step(machine, parts, operands)
+        case ["shfl", "sync", "bfly", "b32"]:
+            return _shuffle(machine, operands)
         case ["mapa", "shared::cluster", "u32"]:
             return map_step(machine, operands)
         case ["barrier", "cluster", "arrive", *how] if set(how) <= {"release", "relaxed", "aligned"}:
@@ -117,6 +122,24 @@ def _operation(machine: Machine, known: Operation, operands: tuple[Operand, ...]
 
 def _with_last_inverted(compute: Callable[..., Lanes]) -> Callable[..., Lanes]:
     return lambda a, b, c: compute(a, b, ~c)
+
+
+def _shuffle(machine: Machine, operands: tuple[Operand, ...]) -> Step:
+    """`shfl.sync.bfly.b32`: each lane of a warp gets the value of the one whose number differs by these bits."""
+    target, source, distance, last, members = expect(operands, 5)
+    if (last, members) != _WHOLE_WARP or machine.shared.threads % WARP_LANES:
+        raise UnsupportedError("only whole warps exchange values")
+    row = machine.registers.destination(target, "b32")
+    value, bits = (np.broadcast_to(machine.registers.source(each, "b32"), machine.lanes) for each in (source, distance))
+    own = np.arange(machine.lanes)
+
+    def step(mask: Mask) -> None:
+        other = own ^ (bits % WARP_LANES)
+        if mask is not None and (apart := np.flatnonzero(mask & ~mask[other])).size:
+            raise FaultError(machine.first + int(apart[0]), "exchanges a value with a lane that is not here")
+        np.copyto(row, value[other], where=_where(mask, row))
+
+    return step
 
 
 def _move(machine: Machine, kind: str, operands: tuple[Operand, ...]) -> Step:

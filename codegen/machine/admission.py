@@ -97,8 +97,8 @@ def assembler_for(
     if choice == "ptxas":
         return "ptxas", ""
     if choice == "patch":
-        if tiling.form == "full" or is_bounded(spec) or tiling.cluster > 1:
-            what = "a full template" if tiling.form == "full" else "a layer whose inputs have bounds"
+        if tiling.form != "rolled" or is_bounded(spec) or tiling.cluster > 1:
+            what = "a layer whose inputs have bounds" if tiling.form == "rolled" else f"a {tiling.form} template"
             what = "a kernel with clusters" if tiling.cluster > 1 else what
             return "ptxas", f"{what} has no moulds"
         return "patch", ""
@@ -127,6 +127,8 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return "the assembler knows no gates of float16, which a layer's input is multiplied by"
     if tiling.stages == 0:
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
+    if tiling.form == "table":
+        return "its weights are a table, and ptxas makes the kernel that reads it in milliseconds"
     if tiling.form != "rolled":
         return "the assembler knows rolled templates, not full ones"
     return ""

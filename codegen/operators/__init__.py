@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import conv2d, linear, split_conv2d, split_linear, stationary, unstaged
+from codegen.operators import conv2d, linear, split_conv2d, split_linear, stationary, tabled, unstaged
 from codegen.operators.geometry import canonical, geometry_of
 from codegen.operators.lowered import AnyTiled, GeneralOperator, Lowered, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
@@ -43,6 +43,7 @@ def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
         _OPERATORS[type(spec)],
         unstaged if unstaged.applies(spec, geometry) else None,
         next((split for split in (stationary, split_conv2d, split_linear) if split.applies(spec, geometry)), None),
+        tabled if tabled.applies(spec, geometry) else None,
     )
 
 

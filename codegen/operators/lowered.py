@@ -60,6 +60,8 @@ class Lowered(Generic[Spec]):
     """The operator of tilings without stages, for layers that have them."""
     stationary: Operator | None = field(default=None, repr=False)
     """The operator of tilings with clusters, for layers that have them."""
+    tabled: Operator | None = field(default=None, repr=False)
+    """The operator of tilings whose weights are a table, for layers that have them."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
     _streams: dict[tuple[int, int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
@@ -99,6 +101,8 @@ class Tiled(Generic[Spec]):
     def operator(self) -> Operator:
         """What generates its kernels."""
         layer, tiling = self.layer, self.tiling
+        if tiling.form == "table":
+            return layer.tabled or layer.operator
         special = layer.unstaged if not tiling.stages else layer.stationary if tiling.cluster > 1 else None
         return special or layer.operator
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from codegen.arch import virtual_arch
 from codegen.assemble import level_of, ptxas_options
-from codegen.choice import average_instructions
+from codegen.code_size import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
 from codegen.operators import template_cost

@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 
 from codegen.arch import has_clusters, virtual_arch
 from codegen.assemble import ptxas_options
-from codegen.choice import choose_parts, fits_one_cubin
+from codegen.choice import choose_parts
+from codegen.code_size import fits_one_cubin
 from codegen.errors import CodegenError
 from codegen.keys import cubin_key, template_key
 from codegen.launch import Launch

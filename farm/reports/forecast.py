@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.assemble import level_of
-from codegen.choice import stream_instructions
+from codegen.code_size import stream_instructions
 from codegen.layers import Checkpoint
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.operators import tiled

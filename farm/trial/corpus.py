@@ -132,9 +132,9 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
             clustered = [each for each in ranked if each.cluster > 1]
             tiling = clustered[int(rng.integers(len(clustered)))]
         elif rng.random() < 0.4:
-            tiling = choose_tiling(spec, batch, nonzeros, accumulate=accumulate)
+            tiling = choose_tiling(spec, batch, nonzeros, accumulate=accumulate, tables=False)
         else:
-            ranked = ranked_tilings(spec, batch, nonzeros, accumulate)
+            ranked = ranked_tilings(spec, batch, nonzeros, accumulate, tables=False)
             tiling = ranked[int(rng.integers(len(ranked)))]
     except (TilingError, ValueError):
         return None

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.arch import has_clusters
-from codegen.choice import choose_parts, ranked_tilings, stream_instructions
+from codegen.choice import choose_parts, ranked_tilings
+from codegen.code_size import stream_instructions
 from codegen.machine.admission import Assembler
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds

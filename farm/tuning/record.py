@@ -148,7 +148,7 @@ def tiling_of_json(value: Any) -> Tiling:
         raise ValueError(f"its tiling {value!r} is not one of this version") from None
     numbers = {name: number for name, number in tiling.to_json().items() if name not in ("accumulate", "form", "order")}
     whole = all(type(number) is int and number >= (name != "stages") for name, number in numbers.items())
-    names = tiling.accumulate in get_args(Accumulator) and tiling.order in get_args(Order) and tiling.form == "rolled"
+    names = tiling.accumulate in get_args(Accumulator) and tiling.order in get_args(Order) and tiling.form != "full"
     if not whole or not names:
         raise ValueError(f"its tiling {value!r} is none that can be chosen")
     return tiling

@@ -20,6 +20,8 @@ MULTIPLY_ADD_BYTES = 12_000
 """ptxas 13.0 took 30 MiB and, for each multiply-add, 6 to 8 KB at -O3 and up to 12 KB at -O1."""
 DIRECT_BYTES = 1_000
 """The assembler took 500 to 900 bytes for each multiply-add."""
+TABLE_BYTES = 16
+"""For each weight of a layer whose weights are a table, the zero ones too: they are read and put into its text."""
 
 
 def _memory_class(needed_bytes: int) -> int:
@@ -91,8 +93,10 @@ class CubinRequest:
     @property
     def memory_bytes(self) -> int:
         """Estimated peak of the worker and its tool together; one tried again needs more than half of its new limit."""
-        each = DIRECT_BYTES if self.whole else MULTIPLY_ADD_BYTES
-        tool = max(CUBIN_BYTES + each * self.cost, (self.memory_limit_bytes or 0) // 2)
+        needed = (DIRECT_BYTES if self.whole else MULTIPLY_ADD_BYTES) * self.cost
+        if self.template.tiling.form == "table":
+            needed = TABLE_BYTES * self.template.spec.weights_count
+        tool = max(CUBIN_BYTES + needed, (self.memory_limit_bytes or 0) // 2)
         return _memory_class(WORKER_BYTES + tool)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from codegen.assemble import assemble
-from codegen.choice import choose_parts, choose_tiling, stream_instructions
+from codegen.choice import choose_parts, choose_tiling
+from codegen.code_size import stream_instructions
 from codegen.networks import random_weights
 from codegen.rewrite import rewrite
 from codegen.spec import Conv2d, LayerSpec, Linear
@@ -37,7 +38,7 @@ def code_size() -> None:
         weights = random_weights(spec, SPARSITY)
         counts = weights.nonzeros_per_kernel
         for batch in (1, 64):
-            tiling = choose_tiling(spec, batch, counts, code_limit_bytes=10**9)
+            tiling = choose_tiling(spec, batch, counts, code_limit_bytes=10**9, tables=False)
             streams = 16 * stream_instructions(spec, tiling, counts)
             template = make_template(spec, tiling, "compute_80", toolchain, ToolLimits(600))
             first = rewrite(template, weights, Part(0, 1))

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from codegen.assemble import assemble, ptxas_options
-from codegen.choice import average_instructions, choose_parts, choose_tiling
+from codegen.choice import choose_parts, choose_tiling
+from codegen.code_size import average_instructions
 from codegen.layers import Layer
 from codegen.networks import NETWORKS, TEN_OPERATORS, operator_network, write_network
 from codegen.onnx.checkpoint import read_checkpoint

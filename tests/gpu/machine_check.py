@@ -134,7 +134,7 @@ def compile_both(layer: Drawn, toolchain: Toolchain, arch: str) -> Both:
     try:
         spec, weights = layer.spec, layer.weights
         tiling = layer.tiling or choose_tiling(
-            spec, layer.batch, weights.nonzeros_per_kernel, accumulate=layer.accumulate
+            spec, layer.batch, weights.nonzeros_per_kernel, accumulate=layer.accumulate, tables=False
         )
         template = make_template(spec, tiling, "compute_80", toolchain, LIMITS)
         parts = choose_parts(spec, tiling, weights.nonzeros_per_kernel)

@@ -216,6 +216,23 @@ _LINEAR = {
     "linear, copied in a loop without cp.async, two blocks": Case(
         Linear(201, 6), Tiling(64, 1, 1, 6, 64, 2), virtual_arch="compute_75", batch=70
     ),
+    "linear, weights in a table": Case(
+        Linear(41, 10, epilogue=RESIDUAL), Tiling(128, 1, 1, 4, 64, 1, form="table"), batch=3
+    ),
+    "linear, weights in a table, chunks that do not divide, two rows": Case(
+        Linear(300, 9), Tiling(64, 1, 1, 2, 128, 1, images=2, form="table"), batch=5
+    ),
+    "linear, weights in a table, outputs of many units": Case(
+        Linear(1500, 3), Tiling(64, 1, 1, 2, 1504, 1, images=4, form="table"), virtual_arch="compute_75", batch=2
+    ),
+    "linear, weights in a table, float16": Case(
+        Linear(100, 9, epilogue=(Gelu(),), data_type="float16"),
+        Tiling(64, 1, 1, 2, 64, 1, images=4, form="table"),
+        batch=7,
+    ),
+    "linear, weights in a table, bfloat16": Case(
+        Linear(67, 9, data_type="bfloat16"), Tiling(64, 1, 1, 2, 96, 1, form="table"), batch=2
+    ),
     "linear without cp.async": Case(Linear(40, 10), Tiling(32, 1, 1, 4, 8, 2), virtual_arch="compute_75", batch=3),
 }
 

@@ -38,7 +38,8 @@ def network(tmp_path: Path) -> Path:
 
 
 def bundled(network: Path, name: str = "bundle", code_limit_bytes: int = TOO_LARGE_BYTES) -> Path:
-    return whole_bundle(network.parent / name, read_checkpoint(network), code_limit_bytes=code_limit_bytes)
+    checkpoint = read_checkpoint(network)
+    return whole_bundle(network.parent / name, checkpoint, batch=64, code_limit_bytes=code_limit_bytes)
 
 
 def weights_of(network: Path) -> np.ndarray:

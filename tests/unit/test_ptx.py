@@ -175,3 +175,13 @@ def test_each_block_has_its_own_labels() -> None:
 def test_what_is_not_ptx_is_an_error_that_names_the_line(text: str, line: int) -> None:
     with pytest.raises(PtxError, match=f"line {line}:"):
         parse_module(text)
+
+
+def test_a_table_has_its_numbers_and_as_many_as_it_is_declared_for() -> None:
+    text = HEADER + ".global .align 256 .b64 farm_table[{}] = {{\n0x0000000000000010,\n0x00000000000000FF \n}};\n"
+    [table] = parse_module(text.format(2)).variables
+    assert (table.name, table.space, table.size_bytes, table.alignment) == ("farm_table", "global", 16, 256)
+    assert table.numbers is not None
+    assert table.numbers.tolist() == [16, 255]
+    with pytest.raises(PtxError, match="2 numbers of 8 bytes, and is declared for 24 bytes"):
+        parse_module(text.format(3))
