@@ -107,7 +107,8 @@ class KernelPool:
         """Each waits for its tools, so that the parts of a large layer are made side by side."""
         self._tools = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
         count = 0 if isinstance(store, MemoryStore) else settings.jobs  # other processes do not see such a store
-        self._processes = [WorkerProcess(replace(settings, database_url="")) for _ in range(count)]
+        theirs = replace(settings, database_url="", nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+        self._processes = [WorkerProcess(theirs) for _ in range(count)]
         """One for each of those threads: Python assembles on one core only."""
         self._idle: LifoQueue[WorkerProcess] = LifoQueue()
         """The last to build is the next: so no more are started than are at work at once."""
