@@ -16,12 +16,17 @@ from codegen.onnx.network import Network, NetworkNode
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, fetch_ahead, forget, layers_on, register
+from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.places import Place, places_of
 from farm.torch.pooling import own_max_pool
 
 MOST_PARAMETERS = 64
 """Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
+
+
+OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
+"""Operators that the farm computes otherwise than PyTorch's functions do."""
 
 
 def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
@@ -37,7 +42,7 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     where = torch.device(device)
     layers = layers_on(where, bundle)
     fetch_ahead([layers[node.layer] for node in network.nodes if node.layer], where)
-    return module_of(network, bundle.layers, layers, OPERATORS | {"MaxPool": own_max_pool}).to(where).eval()
+    return module_of(network, bundle.layers, layers, OPERATORS | OWN).to(where).eval()
 
 
 def module_of(

@@ -115,7 +115,8 @@ def _cast_like(x: T, like: T, **_: Any) -> T:
     return x.to(like.dtype)
 
 
-def _gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0, **more: Any) -> T:
+def gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0, **more: Any) -> T:
+    """ONNX's Gemm."""
     if more.get("transB") and not more.get("transA") and alpha == beta == 1 and c is not None and c.ndim == 1:
         return functional.linear(a, b, c)
     product = (a.T if more.get("transA") else a) @ (b.T if more.get("transB") else b)
@@ -255,7 +256,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Flatten": shaping.flatten,
     "Gather": shaping.gather,
     "Gelu": _gelu,
-    "Gemm": _gemm,
+    "Gemm": gemm,
     "GlobalAveragePool": _global_average,
     "GlobalMaxPool": _global_max,
     "HardSigmoid": _hard_sigmoid,
