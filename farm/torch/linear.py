@@ -1,4 +1,4 @@
-"""Large fully connected layers that are not compiled, in float32: multiplied the other way round where that is faster."""
+"""Large fully connected layers that are not compiled, in float32: turned round where that is faster."""
 
 from __future__ import annotations
 
