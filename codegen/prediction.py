@@ -67,6 +67,9 @@ SPREAD_MICROSECONDS = 7e-5
 """Of an input, to put those of several rows side by side in shared memory: by the square of the rows, for the banks."""
 TABLE_MICROSECONDS = 1.25
 """Until its first weights are there, and for the sums of the lanes at its end."""
+CLUSTERS_AT_ONCE = {2: 66, 4: 30, 8: 15}
+"""Of so many blocks, for each that a multiprocessor has room for: fewer than its multiprocessors have room for blocks,
+because those of a cluster share one of the GPU's parts. So cuOccupancyMaxActiveClusters says of an H200."""
 ONE_STREAM_PER_CLOCK = 0.25
 """How fast a stream of clusters comes that all multiprocessors follow."""
 
@@ -242,6 +245,9 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
     warps = math.ceil(work.threads / 32)
     x, y, streams = (size.at(batch) for size in launch.grid)
     here = math.ceil(x * y * streams / MULTIPROCESSORS)
+    # Other layers and batches are not measured with it.
+    if batch == 1 and layer.spec.data_type == "float32" and not layer.geometry.is_linear:
+        here = math.ceil(x * y * streams / layer.tiling.cluster / CLUSTERS_AT_ONCE[layer.tiling.cluster])
     registers = allocated(registers_of(work)) * warps * 32
     resident = max(1, min(BLOCKS, REGISTERS // registers, WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)))
     at_once = min(here, resident)
