@@ -23,6 +23,8 @@ _SPACES: Final = {
     "param": "param",
 }
 _HINTS: Final = {"nc", "weak", "volatile", "ca", "cg", "cs", "cv", "lu", "wb", "wt"}
+_ORDERS: Final = {"acquire", "release", "relaxed", "cta", "gpu"}
+"""Who sees an access and when: here everybody sees every access in order."""
 _HINT_PREFIXES: Final = ("L1::", "L2::64B", "L2::128B", "L2::256B", "L2::evict")
 """Cache hints, which change no result; `L2::cache_hint` is none of them, as it takes an operand."""
 _POLICY: Final = "L2::cache_hint"
@@ -62,6 +64,23 @@ def store_step(machine: Machine, qualifiers: list[str], kind: str, operands: tup
     def step(mask: Mask) -> None:
         lanes = selected(mask)
         memory.store(addresses(lanes), machine.among_all(lanes), size, [value[lanes] for value in values])
+
+    return step
+
+
+def reduce_step(machine: Machine, qualifiers: list[str], kind: str, operands: tuple[Operand, ...]) -> Step:
+    """`red.add` to global or shared space: lanes that add to one address do so one after another."""
+    space, _, size = _form(qualifiers, kind)
+    target, source = expect(operands, 2)
+    values = np.broadcast_to(machine.registers.source(source, kind), machine.lanes)
+    memory, addresses = _memory(machine, space), _addresses(machine, target, space)
+
+    def step(mask: Mask) -> None:
+        for lane in np.arange(machine.lanes)[selected(mask)]:
+            lanes = np.array([lane])
+            [before] = memory.load(addresses(lanes), machine.among_all(lanes), size, 1)
+            after = before.view(DTYPES[kind]) + values[lanes]
+            memory.store(addresses(lanes), machine.among_all(lanes), size, [after.view(f"u{size}")])
 
     return step
 
@@ -147,6 +166,7 @@ def _form(qualifiers: list[str], kind: str) -> tuple[str, int, int]:
         if (
             each not in _SPACES
             and each not in _HINTS
+            and each not in _ORDERS
             and each not in ("v2", "v4")
             and not each.startswith(_HINT_PREFIXES)
         ):

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from codegen.emulator.accesses import async_copy_step, load_step, map_step, store_step
+from codegen.emulator.accesses import async_copy_step, load_step, map_step, reduce_step, store_step
 from codegen.emulator.arithmetic import DTYPES, PLAIN, Lanes, Operation
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.machine import Machine, Mask, Step, expect, selected
@@ -59,6 +59,8 @@ def _unguarded(machine: Machine, instruction: Instruction) -> Step:
             return load_step(machine, qualifiers, kind, operands)
         case ["st", *qualifiers, kind]:
             return store_step(machine, qualifiers, kind, operands)
+        case ["red", *qualifiers, "add", "u32" as kind]:
+            return reduce_step(machine, qualifiers, kind, operands)
         case ["cvta", *parts, "u64"]:
             return _generic_address(machine, parts, operands)
         case ["cp", "async", *parts]:

@@ -145,6 +145,90 @@ extern "C" __global__ void __launch_bounds__(256) index_edges(const float* __res
     }
 }
 
+// Where a layer's tables are.
+struct Tables {
+    const int* first;
+    const int* inputs;
+    const float4* weights;
+    const float* biases;
+};
+
+// index_layer for layers that follow one another, under the same launch as compiled ones: a block has a group of outputs
+// of all layers and a tile of the columns, which goes on once all groups have done it, as `done` counts, CHAINED apart.
+// The first layer reads `input` and writes `output`, the second reads that and writes `spare`, and these two take turns.
+// Of `kept` layers number `first_layer` is the first; number `again` follows the last. All blocks must run at once.
+#define CHAINED 32
+extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* input, float* output,
+                                                                const int* __restrict__ count, const int* __restrict__ places,
+                                                                unsigned char* __restrict__ marks, float* spare,
+                                                                unsigned* done, int first_layer, int layers, int again,
+                                                                int kept, int most, const Tables* __restrict__ tables) {
+    extern __shared__ float4 held[];
+    const int group = blockIdx.z, columns = *count, of_layer = most * (GROUP / 4);
+    int* const offsets = (int*)(held + 2 * of_layer);
+    done += blockIdx.x * CHAINED;
+    int entries, following = 0;
+    const auto fill = [&](int number, int half) {
+        const Tables& of = tables[number];
+        const int begin = of.first[group];
+        following = of.first[group + 1] - begin;
+        for (int i = threadIdx.x; i < following * (GROUP / 4); i += 256) held[half * of_layer + i] = of.weights[begin * (GROUP / 4) + i];
+        for (int i = threadIdx.x; i < following; i += 256) offsets[half * most + i] = of.inputs[begin + i] * WIDTH;
+    };
+    fill(first_layer, 0);
+    for (int layer = 0, number = first_layer; layer < layers; ++layer) {
+        entries = following;
+        if (layer && threadIdx.x == 0) {
+            unsigned seen;
+            do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(seen) : "l"(done) : "memory");
+            while (seen < layer * (NEURONS / GROUP));
+        }
+        __syncthreads();
+        const float4* const weights = held + layer % 2 * of_layer;
+        const int* const from = offsets + layer % 2 * most;
+        const float* const biases = tables[number].biases + group * GROUP;
+        for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
+            const int place = places ? places[column] : column;
+            const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
+            float sum[GROUP];
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) sum[k] = biases[k];
+#pragma unroll 8
+            for (int e = 0; e < entries; ++e) {
+                const float x = __ldcg(in + from[e]);
+#pragma unroll
+                for (int k = 0; k < GROUP / 4; ++k) {
+                    const float4 w = weights[e * (GROUP / 4) + k];
+                    sum[4 * k] = fmaf(x, w.x, sum[4 * k]);
+                    sum[4 * k + 1] = fmaf(x, w.y, sum[4 * k + 1]);
+                    sum[4 * k + 2] = fmaf(x, w.z, sum[4 * k + 2]);
+                    sum[4 * k + 3] = fmaf(x, w.w, sum[4 * k + 3]);
+                }
+            }
+            float* const out = output + (size_t)(column / WIDTH) * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + column % WIDTH;
+            unsigned any = 0;
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                const float value = fminf(fmaxf(sum[k], 0.f), CLIP);
+                out[k * WIDTH] = value;
+                any |= __float_as_uint(value);
+            }
+            if (any) marks[column] = 1;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            asm volatile("red.relaxed.gpu.global.add.u32 [%0],1;" :: "l"(done) : "memory");
+        }
+        number = number + 1 < kept ? number + 1 : again;
+        if (layer + 1 < layers) fill(number, (layer + 1) % 2);
+        input = output;
+        output = spare;
+        spare = (float*)input;
+        places = nullptr;
+    }
+}
+
 // What follows a product of cuSPARSE, [NEURONS][columns]: bias, clip, marks, in place.
 extern "C" __global__ void __launch_bounds__(256) finish(float* values, const float* __restrict__ biases,
                                                         unsigned char* marks, int columns) {

@@ -6,12 +6,25 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
-from farm.bench.challenge_kernels import INDEX_KERNELS, INDEX_THREADS, cases_of, compile_kernels, tilings_of
+from farm.bench.challenge_kernels import (
+    CHAINED_GROUP,
+    CHAINED_THREADS,
+    INDEX_CHAIN,
+    INDEX_CHAIN_BLOCKS,
+    INDEX_KERNELS,
+    INDEX_THREADS,
+    cases_of,
+    chain_of,
+    compile_chain,
+    compile_kernels,
+    tilings_of,
+)
 from farm.bench.contenders import GENERATED
 from farm.bench.environment import network_environment
 from farm.bench.results import CHALLENGE_KIND, WRONG, Measurement, Results, write_results
@@ -19,7 +32,7 @@ from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.extras import way_out
-from farm.gpu.challenge import Challenge, Outcome, Run, edge_table, grouped_table, launchings
+from farm.gpu.challenge import MULTIPROCESSORS, Challenge, Outcome, Run, cycle_of, edge_table, grouped_table, launchings
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
 from farm.settings import Settings
@@ -27,6 +40,8 @@ from farm.store import open_store
 from farm.worker.build import known_toolchain
 
 if TYPE_CHECKING:
+    from codegen.assemble import Cubin
+    from codegen.chain import Chain
     from codegen.layers import Checkpoint
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
@@ -90,15 +105,15 @@ def challenge_work(
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with KernelPool(settings, store, toolchain, device.arch) as pool:
-        begun: Begun = {}
+        begun = Begun({}, {})
         for challenge, kernels in [(each, begin(pool, each, begun)) for each in challenges]:  # all are on their way now
             helpers = {group: future.result() for group, future in kernels.helpers.items()}
             session = ChallengeSession(
                 challenge, kernels.checkpoint, ChallengeGpu(challenge, kernels.checkpoint, helpers)
             )
-            yield session.best(GENERATED, session.compiled(kernels.layers))
+            yield session.best(GENERATED, chain(session.compiled(kernels.layers), session.chained(kernels.chain)))
             if INDEX in peers:
-                yield session.best(INDEX, session.indexed())
+                yield session.best(INDEX, chain(session.indexed(), session.indexed_chain()))
             if CUSPARSE in peers:
                 yield session.best(CUSPARSE, [("SpMM in CSR, then bias, clip and marks in one", session.gpu.cusparse)])
             del session
@@ -113,10 +128,18 @@ class NetworkKernels:
     layers: list[tuple[Tiling, dict[str, Future[BuiltLayer]]]]
     helpers: dict[int, Future[bytes]]
     """challenge.cu's, by the outputs of a group."""
+    chain: tuple[Chain, Future[Cubin]] | None
+    """All of them in one kernel, where they may be."""
 
 
-Begun = dict[tuple[str, "Tiling"], "Future[BuiltLayer]"]
-"""Layers on their way, by the digest of their weights: networks that differ in depth share them."""
+@dataclass(frozen=True)
+class Begun:
+    """What is on its way: networks that differ in depth share it."""
+
+    layers: dict[tuple[str, Tiling], Future[BuiltLayer]]
+    """By the digest of their weights."""
+    chains: dict[tuple[str, ...], Future[Cubin]]
+    """By those of their layers'."""
 
 
 def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernels:
@@ -128,10 +151,24 @@ def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernel
     tilings = tilings_of(challenge, checkpoint)
     for tiling in tilings:
         for digest, case in cases.items():
-            if (digest, tiling) not in begun:
-                begun[digest, tiling] = pool.submit(case, tiling=tiling)
-    layers = [(tiling, {digest: begun[digest, tiling] for digest in cases}) for tiling in tilings]
-    return NetworkKernels(checkpoint, layers, helpers)
+            if (digest, tiling) not in begun.layers:
+                begun.layers[digest, tiling] = pool.submit(case, tiling=tiling)
+    layers = [(tiling, {digest: begun.layers[digest, tiling] for digest in cases}) for tiling in tilings]
+    return NetworkKernels(checkpoint, layers, helpers, begin_chain(pool, challenge, checkpoint, begun))
+
+
+def begin_chain(
+    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
+) -> tuple[Chain, Future[Cubin]] | None:
+    """Begins to build a network's layers as one kernel, if they may be and it has not been begun."""
+    how = chain_of(challenge, checkpoint)
+    if how is None:
+        return None
+    cycle = cycle_of(checkpoint)
+    key = (str(cycle.again), *(layer.weights.digest for layer in checkpoint.layers[: cycle.kept]))
+    if key not in begun.chains:
+        begun.chains[key] = pool.begin(partial(compile_chain, challenge, checkpoint, how))
+    return how, begun.chains[key]
 
 
 Variant = tuple[str, Callable[[], Run]]
@@ -144,6 +181,7 @@ class ChallengeSession:
     def __init__(self, challenge: Challenge, checkpoint: Checkpoint, gpu: ChallengeGpu) -> None:
         self._challenge = challenge
         self.gpu = gpu
+        self._checkpoint = checkpoint
         self._layers = checkpoint.layers
 
     def best(self, contender: str, variants: Sequence[Variant] | Iterator[Variant]) -> Measurement:
@@ -184,6 +222,26 @@ class ChallengeSession:
             for launching in launchings(tiling.tile_width, groups, registers):
                 size = f"{code / len(kernels) / 1e6:.2f} MB of code a layer"
                 yield f"{note}, {launching}, {size}", partial(self.gpu.compiled, kernels, launching)
+
+    def chained(self, built: tuple[Chain, Future[Cubin]] | None) -> Iterator[Variant]:
+        """By one kernel for all layers between two compactions."""
+        if built is not None:
+            how, cubin = built[0], built[1].result()
+            note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
+            groups = self._challenge.neurons // CHAINED_GROUP
+            yield note, partial(self.gpu.chained, cubin.data, how, groups, CHAINED_THREADS)
+
+    def indexed_chain(self) -> Iterator[Variant]:
+        """By index, in one launch for all layers between two compactions."""
+        group = min(group for _, group in INDEX_KERNELS)
+        how = chain_of(self._challenge, self._checkpoint)
+        if how is not None:
+            plain = {layer.weights.digest: layer.weights.kernel for layer in self._layers}
+            tables = {digest: grouped_table(each.reshape(len(each), -1), group) for digest, each in plain.items()}
+            if 2 * max(table.most for table in tables.values()) * (4 * group + 4) <= HELD_BYTES:
+                across = MULTIPROCESSORS * INDEX_CHAIN_BLOCKS * group // self._challenge.neurons
+                note = f"{INDEX_CHAIN}, groups of {group}, one launch for layers between compactions, {across} tiles"
+                yield note, partial(self.gpu.indexed_chain, INDEX_CHAIN, group, tables, across)
 
     def indexed(self) -> Iterator[Variant]:
         """By index."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from importlib.resources import as_file, files
 
 from codegen.arch import has_clusters, virtual_arch
-from codegen.assemble import assemble
+from codegen.assemble import Cubin, assemble
+from codegen.chain import Chain, chained
 from codegen.layers import Checkpoint, FloatArray
 from codegen.scratch import ScratchFolder
+from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 from codegen.tsv.network import tile_rows
-from farm.gpu.challenge import Challenge, grouped_table
+from farm.gpu.challenge import MULTIPROCESSORS, Challenge, cycle_of, grouped_table
 from farm.gpu.workload import Case, CaseKey
 
 SOURCE = "challenge.cu"
@@ -22,6 +24,12 @@ INDEX_KERNELS = (("index_layer", 16), ("index_layer", 32), ("index_edges", 16), 
 LOAD_COST, MOST_COST = 5.0, 1.5
 """A load in units of multiply-adds, and how much more than the least a tiling may cost that is tried."""
 MOST_TILINGS = 3
+CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 512, 2
+"""Outputs of a K group of a chain, threads of a part of a block, parts of a block: one block fills a multiprocessor."""
+MOST_CHAINED = 16
+"""Different layers of a chain, which ptxas has as one function."""
+INDEX_CHAIN, INDEX_CHAIN_BLOCKS = "index_chain", 4
+"""The index kernel that goes over layers, and its blocks that a multiprocessor runs at once."""
 CHUNK_CHANNELS = 32
 INDEX_THREADS = 256
 """Of a block of an index kernel."""
@@ -56,6 +64,26 @@ def cases_of(challenge: Challenge, checkpoint: Checkpoint) -> dict[str, Case]:
         key = CaseKey(challenge.name, len(challenge.rows), weights.sparsity, "float32")
         cases[weights.digest] = Case(key, spec, weights)
     return cases
+
+
+def chain_of(challenge: Challenge, checkpoint: Checkpoint) -> Chain | None:
+    """How its layers become one kernel, if their inputs suit its groups, if they repeat soon, and if all blocks can
+    run at once.
+    """
+    groups, rest = divmod(challenge.neurons, CHAINED_GROUP)
+    beside = 0 if rest else MULTIPROCESSORS // groups
+    suits = CHAINED_GROUP in {tiling.group_kernels for tiling in tilings_of(challenge, checkpoint)}
+    return Chain(CHAINED_PARTS, beside) if suits and beside and cycle_of(checkpoint).kept <= MOST_CHAINED else None
+
+
+def compile_chain(challenge: Challenge, checkpoint: Checkpoint, chain: Chain, arch: str, toolchain: Toolchain) -> Cubin:
+    """The machine code of its layers as one kernel. Raises ToolError."""
+    cycle = cycle_of(checkpoint)
+    tiling = listed_tiling(CHAINED_GROUP, CHAINED_THREADS, challenge.neurons)
+    spec, virtual = checkpoint.layers[0].spec, listed_virtual_arch(arch)
+    template = make_template(spec, tiling, virtual, toolchain, DEFAULT_LIMITS)
+    layers = [layer.weights for layer in checkpoint.layers[: cycle.kept]]
+    return assemble(chained(template, layers, cycle.again, chain), arch, toolchain)
 
 
 def listed_virtual_arch(arch: str) -> str:

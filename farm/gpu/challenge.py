@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,18 @@ BUFFERS = 7
 """As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
 REFERENCE_BYTES = 2**30
 """Of the rows that are computed in float64 at once, and of the dense layers for it, unless one alone is larger."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Layers of which the first `kept` are different; from then on those from number `again` on take turns."""
+
+    kept: int
+    again: int
+
+    def number_of(self, layer: int) -> int:
+        """Which of the first ones a layer is."""
+        return layer if layer < self.kept else self.again + (layer - self.again) % (self.kept - self.again)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +85,25 @@ class Challenge:
     def forgets(self, layer: int) -> bool:
         """Whether what layers before this one marked, after which no rows went, is to be forgotten."""
         return layer > 0 and self.compacts(layer) and not self.compacts(layer - 1)
+
+    @cached_property
+    def runs(self) -> list[range]:
+        """Layers that one launch may compute: rows go only after the last of a run, and nothing is forgotten within."""
+        count = len(self.matrices)
+        begins = [i for i in range(1, count) if self.compacts(i - 1) or self.compacts(i)]
+        return [range(*each) for each in pairwise([0, *begins, count])]
+
+
+def cycle_of(checkpoint: Checkpoint) -> Cycle:
+    """After how many of its layers they come again, and from which on."""
+    names = [layer.weights.digest for layer in checkpoint.layers]
+    count = len(names)
+    return next(
+        Cycle(kept, again)
+        for kept in range(1, count + 1)
+        for again in range(kept)
+        if all(names[i] == names[i - kept + again] for i in range(kept, count))
+    )
 
 
 def made_challenge(kind: str, neurons: int, layers: int, rows: FloatArray, seed: int) -> Challenge:

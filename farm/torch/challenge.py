@@ -7,7 +7,6 @@ left; for cuSPARSE, which takes that number from the CPU, it is known beforehand
 from __future__ import annotations
 
 import ctypes
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +14,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from codegen.chain import DONE_BYTES, KERNEL, Chain
 from codegen.launch import Launch
 from codegen.layers import Checkpoint, FloatArray
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
-from farm.gpu.challenge import REFERENCE_BYTES, Challenge, IndexTable, Launching, Outcome, Run, in_tiles
+from farm.gpu.challenge import (
+    MULTIPROCESSORS,
+    Challenge,
+    IndexTable,
+    Launching,
+    Run,
+    cycle_of,
+    in_tiles,
+)
 from farm.gpu.loaded import Module, launch
-from farm.gpu.replay import replays_within, rest
+from farm.torch.challenge_reference import reference_of
+from farm.torch.challenge_timing import replayed
 
-REPLAYED_SECONDS = 0.5
-"""That a variant is replayed for, about: a deep network by cuSPARSE takes a tenth of a second."""
-WARM_SECONDS = 0.3
 THREADS, NEURONS_OF_BLOCK, LISTED = 256, 32, 16
 """Threads of a block of challenge.cu's kernels, neurons of one, and columns that a thread lists."""
 
@@ -45,6 +50,21 @@ class _Columns:
 
 _Layer = Callable[[int, torch.Tensor, torch.Tensor, _Columns], None]
 """Enqueues layer i: input, output, columns."""
+_Layers = Callable[[range, torch.Tensor, torch.Tensor, torch.Tensor, _Columns], None]
+"""Enqueues layers: the first one's input, its output, what the second writes, columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class _RunData:
+    """What a kernel that goes over layers is given."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    spare: torch.Tensor
+    columns: _Columns
+    done: torch.Tensor
+    first: int
+    layers: int
 
 
 class ChallengeGpu:
@@ -63,6 +83,7 @@ class ChallengeGpu:
             )
         self._challenge = challenge
         self._layers = checkpoint.layers
+        self._cycle = cycle_of(checkpoint)
         self._stream = torch.cuda.Stream()
         width = tile_rows(challenge.neurons)
         tiles = in_tiles(challenge.rows, width)
@@ -81,7 +102,8 @@ class ChallengeGpu:
         self._modules = {group: Module(cubin) for group, cubin in kernels.items()}
         any_group = next(iter(self._modules.values()))
         self._list, self._finish, self._gather = map(any_group.function, ("list_columns", "finish", "gather"))
-        self.reference = self._outcome()
+        self._reference = reference_of(challenge)
+        self.reference = self._reference.outcome
 
     def compiled(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> Run:
         """By the kernels of listed columns, given by the digests of the layers' weights."""
@@ -183,26 +205,94 @@ class ChallengeGpu:
 
         return self._measured(enqueue, lambda count: result[0].t()[:count])
 
+    def chained(self, cubin: bytes, how: Chain, groups: int, threads: int) -> Run:
+        """By one kernel for layers that follow one another, of so many groups, and threads in a part of a block."""
+        function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
+        neurons = self._challenge.neurons
+        step = ctypes.c_int32(neurons * tile_rows(neurons))
+
+        def arguments(data: _RunData) -> list[Any]:
+            tiles, columns = [_pointer(data.source), _pointer(data.target)], data.columns
+            given = [_pointer(each) for each in (columns.count, columns.places, columns.marks, data.spare, data.done)]
+            return [*tiles, images, step, *given, *map(ctypes.c_int32, (data.first, data.layers))]
+
+        return self._chained(function, (how.beside, 1, groups), how.parts * threads, 0, how.tiles, arguments)
+
+    def indexed_chain(self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int) -> Run:
+        """By an index kernel that goes over layers, with so many tiles of columns."""
+        cycle, held = self._cycle, []
+        for layer in self._layers[: cycle.kept]:
+            table = tables[layer.weights.digest]
+            arrays = (table.first, table.inputs, table.weights, layer.weights.bias)
+            held.append([torch.from_numpy(each).cuda() for each in arrays])
+        addresses = torch.tensor([[each.data_ptr() for each in of_layer] for of_layer in held], device="cuda")
+        most = max(table.most for table in tables.values())
+
+        def arguments(data: _RunData) -> list[Any]:
+            pointers = (data.source, data.target, *vars(data.columns).values(), data.spare, data.done)
+            numbers = (data.first, data.layers, cycle.again, cycle.kept, most)
+            return [*map(_pointer, pointers), *map(ctypes.c_int32, numbers), _pointer(addresses)]
+
+        grid = (across, 1, self._challenge.neurons // group)
+        function = self._modules[group].function(entry)
+        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments)
+
+    def _chained(
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        tiles: int,
+        arguments: Callable[[_RunData], list[Any]],
+    ) -> Run:
+        """By a kernel that goes over layers and all of whose blocks must run at once."""
+        found = torch.cuda.get_device_properties().multi_processor_count
+        if found < MULTIPROCESSORS:
+            raise UsageError(
+                f"the blocks of layers in one launch need {MULTIPROCESSORS} multiprocessors, here are {found}"
+            )
+        done = torch.zeros(tiles * DONE_BYTES // 4, dtype=torch.int32, device="cuda")
+
+        def run(
+            layers: range, source: torch.Tensor, target: torch.Tensor, spare: torch.Tensor, columns: _Columns
+        ) -> None:
+            if len(layers) > 1:
+                done.zero_()
+            first = self._cycle.number_of(layers[0])
+            given = arguments(_RunData(source, target, spare, columns, done, first, len(layers)))
+            launch(function, grid, (threads, 1, 1), shared_bytes, given, self._stream.cuda_stream)
+
+        return self._in_runs(run, self._challenge.runs, [*self._buffers, torch.empty_like(self._input)])
+
     def _tiled(self, layer: _Layer) -> Run:
-        """Of kernels that read and write tiles."""
+        """Of kernels that read and write tiles, one for each layer."""
+        each = [range(i, i + 1) for i in range(len(self._layers))]
+        return self._in_runs(
+            lambda i, source, target, _, columns: layer(i[0], source, target, columns), each, self._buffers
+        )
+
+    def _in_runs(self, run: _Layers, runs: Sequence[range], buffers: Sequence[torch.Tensor]) -> Run:
+        """Of launches that read and write tiles."""
         output: list[torch.Tensor] = []
 
         def enqueue() -> None:
             self._names[0].copy_(self._identity)
             self._marks.zero_()
-            source, target, other = self._input, *self._buffers
+            source = self._input
             places: torch.Tensor | None = None
             lists = 0
-            for i in range(len(self._layers)):
+            for layers in runs:
                 marks = self._marks[lists % 2]
-                if self._challenge.forgets(i):
+                if self._challenge.forgets(layers[0]):
                     marks.zero_()
-                layer(i, source, target, _Columns(self._counts[lists : lists + 1], places, marks))
+                others = [each for each in buffers if each is not source]
+                run(layers, source, others[0], others[-1], _Columns(self._counts[lists : lists + 1], places, marks))
                 places = None
-                if self._challenge.compacts(i):
+                if self._challenge.compacts(layers[-1]):
                     self._enqueue_list(lists)
                     lists, places = lists + 1, self._places
-                source, target, other = target, other, target
+                source = others[0 if len(layers) % 2 else -1]
             output[:] = [source]
 
         def values(count: int) -> torch.Tensor:
@@ -221,35 +311,17 @@ class ChallengeGpu:
 
     def _measured(self, enqueue: Enqueue, values: Callable[[int], torch.Tensor]) -> Run:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            enqueue()
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="relaxed"):
-                enqueue()
-            begun, warmed = time.monotonic(), 0
-            while time.monotonic() - begun < WARM_SECONDS:
-                graph.replay()
-                self._stream.synchronize()
-                warmed += 1
-            times = []
-            for _ in range(replays_within(REPLAYED_SECONDS, (time.monotonic() - begun) / warmed)):
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record(self._stream)
-                graph.replay()
-                end.record(self._stream)
-                end.synchronize()
-                times.append(float(begin.elapsed_time(end)) * 1e3)
-                rest(times[-1])
-            return self._checked(float(np.median(times)), values)
+            return self._checked(replayed(self._stream, enqueue), values)
 
     def _checked(self, microseconds: float, values: Callable[[int], torch.Tensor]) -> Run:
         count = int(self._counts[-1])
         names, order = self._names[(len(self._counts) - 1) % 2][:count].long().sort()
-        same = count == len(self._alive) and bool((names == self._alive).all())
+        same = count == len(self._reference.alive) and bool((names == self._reference.alive).all())
         error = float("nan")
         if same:
             got = values(count).double()[order]
-            error = float((got - self._values).norm()) / (float(self._values.norm()) or 1.0)
+            wanted = self._reference.values
+            error = float((got - wanted).norm()) / (float(wanted.norm()) or 1.0)
         return Run(microseconds, count, same, error)
 
     def _rows_left(self) -> list[int]:
@@ -260,39 +332,6 @@ class ChallengeGpu:
             columns = count if self._challenge.compacts(i) else columns
             left.append(columns)
         return left
-
-    def _outcome(self) -> Outcome:
-        """In float64; as `farm.gpu.challenge.outcome_of`, for many rows."""
-        rows, layers = self._challenge.rows, len(self._challenge.matrices)
-        step = max(1, REFERENCE_BYTES // (8 * self._challenge.neurons))
-        alive, values = [], []
-        counts = np.zeros((2, layers), dtype=np.int64)
-        for first in range(0, len(rows), step):
-            left, end = self._reference(rows[first : first + step], counts)
-            alive.append(left + first)
-            values.append(end)
-        self._alive, self._values = torch.cat(alive), torch.cat(values)
-        live, converged = (tuple(each.tolist()) for each in counts)
-        return Outcome(self._alive.cpu().numpy(), self._values.cpu().numpy(), live, converged)
-
-    def _reference(self, rows: FloatArray, counts: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which of these rows are left, and as what; adds to the counts [2, layers] of live and of converged rows."""
-        challenge, neurons = self._challenge, self._challenge.neurons
-        values = torch.from_numpy(rows).cuda().double()
-        alive = torch.arange(len(values), device="cuda")[values.any(dim=1)]
-        values = values[alive]
-        dense: dict[int, torch.Tensor] = {}
-        for i, (matrix, bias) in enumerate(zip(challenge.matrices, challenge.biases, strict=True)):
-            if id(matrix) not in dense:
-                if len(dense) >= max(1, REFERENCE_BYTES // (8 * neurons**2)):
-                    dense.clear()
-                dense[id(matrix)] = torch.from_numpy(matrix.kernel(neurons, neurons)).cuda().double().t()
-            counts[0, i] += len(values)
-            after = (values @ dense[id(matrix)] + bias).clamp_(0, challenge.clip)
-            counts[1, i] += int((after == values).all(dim=1).sum())
-            left = after.any(dim=1)
-            alive, values = alive[left], after[left]
-        return alive, values
 
 
 def _pointer(tensor: torch.Tensor | None) -> Any:

@@ -174,14 +174,14 @@ def test_networks_that_differ_in_depth_share_their_kernels_and_all_are_begun_bef
         def begin(self, compile_peer: object) -> object:
             return compile_peer
 
-    begun: Begun = {}
+    begun = Begun({}, {})
     nets = [challenge(layers) for layers in (4, 8, 3)]
     kernels = [begin(cast("Any", Pool()), net, begun) for net in nets]
-    assert len(submitted) == len(set(submitted)) == len(begun)
+    assert len(submitted) == len(set(submitted)) == len(begun.layers)
     for net, found in zip(nets, kernels, strict=True):
         for tiling, layers in found.layers:
             assert list(layers) == list(cases_of(net, found.checkpoint))
-            assert all(begun[digest, tiling] is future for digest, future in layers.items())
+            assert all(begun.layers[digest, tiling] is future for digest, future in layers.items())
 
 
 @pytest.mark.parametrize(
