@@ -16,13 +16,16 @@ from cli.main import run
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.tsv.network import write_tsv_network
 from farm.bench.challenge_benchmark import Begun, ChallengeSession, begin, rates, wrongness
-from farm.bench.challenge_kernels import cases_of, tilings_of
+from farm.bench.challenge_kernels import cases_of, chain_of, tilings_of
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.errors import UsageError
 from farm.gpu.challenge import (
     COMPACTED,
+    MULTIPROCESSORS,
     Challenge,
+    Cycle,
     Run,
+    cycle_of,
     edge_table,
     grouped_table,
     in_tiles,
@@ -140,6 +143,34 @@ def test_dead_rows_go_after_each_of_the_first_layers_and_after_the_last() -> Non
     assert not any(challenge(3).forgets(i) for i in range(3))
 
 
+def test_one_launch_goes_over_the_layers_between_two_compactions() -> None:
+    runs = challenge(COMPACTED + 5).runs
+    assert runs == [*(range(i, i + 1) for i in range(COMPACTED)), range(COMPACTED, COMPACTED + 4), range(14, 15)]
+    assert challenge(3).runs == [range(i, i + 1) for i in range(3)]
+
+
+def test_layers_take_turns_from_where_they_come_again() -> None:
+    net = made_challenge("radix-net", 1024, 30, np.zeros((1, 1024), np.float32), 0)
+    checkpoint = net.checkpoint()
+    cycle = cycle_of(checkpoint)
+    assert cycle == Cycle(7, 1)  # the first layer reads the inputs in their own order
+    names = [layer.weights.digest for layer in checkpoint.layers]
+    assert [names[cycle.number_of(i)] for i in range(30)] == names
+    short = made_challenge("radix-net", 1024, 4, np.zeros((1, 1024), np.float32), 0)
+    assert [cycle_of(short.checkpoint()).number_of(i) for i in range(4)] == [0, 1, 2, 3]
+
+
+def test_layers_become_one_kernel_where_all_its_blocks_run_at_once_and_they_repeat_soon() -> None:
+    net = made_challenge("radix-net", 1024, 120, np.zeros((1, 1024), np.float32), 0)
+    how = chain_of(net, net.checkpoint())
+    assert how is not None
+    assert how.beside * 1024 // 16 <= MULTIPROCESSORS
+    wide = made_challenge("radix-net", 4096, 2, np.zeros((1, 4096), np.float32), 0)
+    assert chain_of(wide, wide.checkpoint()) is None
+    drawn = made_challenge("random", 1024, 2, np.zeros((1, 1024), np.float32), 0)
+    assert chain_of(drawn, drawn.checkpoint()) is None
+
+
 def test_as_many_blocks_are_launched_as_the_gpu_runs_at_once_overlapping_and_not() -> None:
     found = launchings(threads=512, groups=64)
     assert [(each.across, each.overlapping) for each in found] == [(4, False), (4, True)]
@@ -174,6 +205,12 @@ def test_networks_that_differ_in_depth_share_their_kernels_and_all_are_begun_bef
         def begin(self, compile_peer: object) -> object:
             return compile_peer
 
+    deep = [made_challenge("radix-net", 1024, layers, np.zeros((1, 1024), np.float32), 0) for layers in (120, 480)]
+    begun = Begun({}, {})
+    chains = [begin(cast("Any", Pool()), net, begun).chain for net in deep]
+    assert chains[0] is not None
+    assert chains[0] == chains[1]
+    submitted.clear()
     begun = Begun({}, {})
     nets = [challenge(layers) for layers in (4, 8, 3)]
     kernels = [begin(cast("Any", Pool()), net, begun) for net in nets]
