@@ -21,7 +21,7 @@ KERNEL = "chained"
 ARGUMENTS = ("spare", "done", "first", "layers")
 """After those of a layer: a third set of tiles, a counter for each tile of columns, DONE_BYTES apart and zero, the
 layer to begin with and how many are computed. The first reads `input` and writes `output`, the second reads that and
-writes `spare`; from then on these two take turns.
+writes `spare`; from then on these two take turns. Only the last one marks its columns.
 """
 DONE_BYTES = 128
 
@@ -32,7 +32,7 @@ _MOVED = {"input": "%from", "output": "%into", "places": "%listed"}
 _REGISTERS = """\
 .reg .b64 %from, %into, %after, %listed, %counter;
 .reg .b32 %first_layer, %left, %passed, %seen, %part, %part_thread, %part_tile, %part_tiles, %part_barrier;
-.reg .pred %leads, %begun, %more;
+.reg .pred %leads, %begun, %more, %marks;
 """
 
 
@@ -115,8 +115,12 @@ def _layer(stream: str, begin: str, name: str, groups: int, threads: int, chain:
     """One layer of a group: waits for the one before, computes, tells."""
     barrier = "bar.sync 0;\n" if chain.parts == 1 else f"barrier.sync %part_barrier,{threads};\n"
     stream = stream.replace("@p exit;", f"@p bra $done_{name};")
+    stream, marks = re.subn(r"setp\.ne\.b32 p,a,0; (?=[^\n]*st\.global\.u8)", "setp.ne.and.b32 p,a,0,%marks; ", stream)
+    if marks != 1:
+        raise TemplateError("a layer of listed columns marks a column in one place")
     return (
-        f"$layer_{name}:\nsetp.ne.u32 %begun,%passed,0;\n@!%begun bra $begin_{name};\n@!%leads bra $ready_{name};\n"
+        f"$layer_{name}:\nsetp.eq.u32 %marks,%left,1;\nsetp.ne.u32 %begun,%passed,0;\n"
+        f"@!%begun bra $begin_{name};\n@!%leads bra $ready_{name};\n"
         f"$poll_{name}:\nld.acquire.gpu.global.u32 %seen,[%counter];\nsetp.lt.u32 %begun,%seen,%passed;\n"
         f"@%begun bra $poll_{name};\n$ready_{name}:\n{barrier}$begin_{name}:\n{begin}$turn_{name}:\n"
         f"{_shared(stream)}bra $turn_{name};\n$done_{name}:\n{barrier}@!%leads bra $told_{name};\n"

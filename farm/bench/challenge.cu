@@ -155,7 +155,8 @@ struct Tables {
 
 // index_layer for layers that follow one another, under the same launch as compiled ones: a block has a group of outputs
 // of all layers and a tile of the columns, which goes on once all groups have done it, as `done` counts, CHAINED apart.
-// The first layer reads `input` and writes `output`, the second reads that and writes `spare`, and these two take turns.
+// The first layer reads `input` and writes `output`, the second reads that and writes `spare`, and these two take turns;
+// only the last one marks.
 // Of `kept` layers number `first_layer` is the first; number `again` follows the last. All blocks must run at once.
 #define CHAINED 32
 extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* input, float* output,
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* in
                 out[k * WIDTH] = value;
                 any |= __float_as_uint(value);
             }
-            if (any) marks[column] = 1;
+            if (any && layer + 1 == layers) marks[column] = 1;
         }
         __syncthreads();
         if (threadIdx.x == 0) {

@@ -85,7 +85,18 @@ def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said
     np.testing.assert_allclose(columns_of(last)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
     assert np.isnan(columns_of(last)[COLUMNS:]).all()
     assert given.done[0] == count
-    assert np.array_equal(given.marks[:COLUMNS] != 0, (wanted > 0).any(axis=1)) or count > 1
+    assert np.array_equal(given.marks[:COLUMNS] != 0, (wanted > 0).any(axis=1))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_the_last_layer_marks_its_columns(
+    templates: dict[int, Template], layers: list[Weights], count: int
+) -> None:
+    dead = Weights(layers[1].kernel, np.full(NEURONS, -1000, np.float32))
+    given = Buffers(1)
+    ptx = chained(templates[NEURONS], [layers[0], dead], 0, Chain(1, 1))
+    emulate.run(ptx, (1, 1, 1), (THREADS, 1, 1), 0, given.arguments(given.output, 0, count), kernel=KERNEL)
+    assert given.marks.any() == (count == 1)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
