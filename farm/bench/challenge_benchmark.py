@@ -226,7 +226,11 @@ class ChallengeSession:
     def chained(self, built: tuple[Chain, Future[Cubin]] | None) -> Iterator[Variant]:
         """By one kernel for all layers between two compactions."""
         if built is not None:
-            how, cubin = built[0], built[1].result()
+            how, future = built
+            try:
+                cubin = future.result()
+            except CodegenError as error:
+                raise NotBuiltError(str(error)) from None
             note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
             groups = self._challenge.neurons // CHAINED_GROUP
             yield note, partial(self.gpu.chained, cubin.data, how, groups, CHAINED_THREADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 
 from cli.graphchallenge_tables import challenge_tables, progress_line
 from cli.main import run
+from codegen.chain import Chain
+from codegen.errors import ToolError
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.tsv.network import write_tsv_network
 from farm.bench.challenge_benchmark import Begun, ChallengeSession, begin, rates, wrongness
@@ -270,6 +273,19 @@ def test_a_variant_that_cannot_run_does_not_end_the_others() -> None:
     failed = best(RuntimeError("out of memory"))
     assert (failed.microseconds, failed.reason) == (None, "variant 0: out of memory")
     assert best().reason == "no variant fits"
+
+
+def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
+    class Broken:
+        def result(self) -> object:
+            raise ToolError("ptxas: no", command="ptxas")
+
+    net = challenge()
+    session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
+    broken = session.chained((Chain(2, 2), cast("Any", Broken())))
+    assert session.best("generated", itertools.chain([("variant 0", lambda: RIGHT)], broken)).microseconds == 100.0
+    again = session.chained((Chain(2, 2), cast("Any", Broken())))
+    assert session.best("generated", again).reason == "ptxas: no"
 
 
 @pytest.mark.parametrize(
