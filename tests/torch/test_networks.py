@@ -86,7 +86,7 @@ def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) 
     path = tmp_path / "net.onnx"
     write_network(path, NETWORKS["lenet5"](0.9, 0))
     checkpoint = read_checkpoint(path)
-    bundle = Bundle(whole_bundle(tmp_path / "net.farm", checkpoint, code_limit_bytes=500_000))
+    bundle = Bundle(whole_bundle(tmp_path / "net.farm", checkpoint, batch=64, code_limit_bytes=500_000))
     assert "fc1" not in bundle.layers
     compute = {each.name: partial(played, each) for each in as_compiled(bundle, checkpoint)}
     x = np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
