@@ -10,7 +10,7 @@ from codegen.prediction import predict_microseconds
 from codegen.spec import Conv2d
 from codegen.tiling import Tiling
 from tests.benchmarks.cost_model.fit import layers_of, quality
-from tests.benchmarks.cost_model.points import POINTS, read_points, write_points
+from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, read_points, write_points
 
 
 def test_the_first_choice_is_within_15_percent_of_the_fastest_measured_tiling_in_nine_layers_of_ten() -> None:
@@ -78,3 +78,12 @@ def test_of_two_tilings_of_one_image_the_one_whose_clusters_run_at_once_is_predi
 ) -> None:
     """Measured on an H200, the layers' code in its L2 cache."""
     assert predict_microseconds(tiled(spec, faster), 1, 0.1) < predict_microseconds(tiled(spec, slower), 1, 0.1)
+
+
+def test_more_tilings_were_measured_with_code_from_dram_and_with_code_fetched_ahead() -> None:
+    points = read_points(MORE_POINTS)
+    assert {(point.fetched_ahead, point.images % 64) for point in points} == {
+        (ahead, n) for ahead in (False, True) for n in (0, 1)
+    }
+    assert {point.tiling.order for point in points} == {"group", "place"}
+    assert len(quality(layers_of(points), "cold").error) == len(points) > 1400

@@ -77,17 +77,20 @@ class Quality:
 
 def layers_of(points: Sequence[Point]) -> list[list[Point]]:
     """The tilings of each layer at each batch that were measured in the same way."""
-    found: dict[tuple[str, str, int, str, bool], list[Point]] = defaultdict(list)
+    found: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
-        key = point.network, point.layer, point.images, point.spec.data_type, point.as_in_network
-        found[key].append(point)
+        how = point.as_in_network, point.fetched_ahead
+        found[point.network, point.layer, point.images, point.spec.data_type, how].append(point)
     return list(found.values())
 
 
 def quality(layers: Sequence[Sequence[Point]], figure: str) -> Quality:
     """Of the constants that the module has now."""
     slower, error = [], []
-    for tilings in layers:
+    for layer in layers:
+        tilings = [each for each in layer if getattr(each, f"{figure}_microseconds") is not None]
+        if not tilings:
+            continue
         measured = np.array([getattr(each, f"{figure}_microseconds") for each in tilings])
         predicted = np.array(
             [

@@ -18,6 +18,8 @@ from codegen.spec import LayerSpec, spec_from_json
 from codegen.tiling import Tiling
 
 POINTS = Path(__file__).parent / "h200.jsonl.gz"
+MORE_POINTS = POINTS.with_name("h200_tuned.jsonl.gz")
+"""Of five networks' layers, more tilings of each; what the cost model is not fitted to yet. Registers were not kept."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Point:
     parts: int
     registers: int
     cubin_bytes: int
-    warm_microseconds: float
-    """Code in the caches, data not: sets of data in turn."""
+    warm_microseconds: float | None
+    """Code in the caches, data not: sets of data in turn. None: not measured."""
     cold_microseconds: float
     """Neither code nor data in a cache, but for the input where it is `as_in_network`."""
     as_in_network: bool = False
     """How cold was made: by what other layers move and run (`farm.gpu.others`), not by writing to L2 alone."""
+    fetched_ahead: bool = False
+    """Then the layer's code was fetched into the L2 cache, as graphs of networks do."""
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in asdict(self).items() if name not in ("spec", "tiling")}
@@ -73,7 +77,8 @@ def points_of(document: dict[str, Any], network: str) -> Iterator[Point]:
             continue
         shared = {name: measured[name] for name in ("spec", "images", "density")}
         for rank, kernel in enumerate(measured["kernels"]):
-            names = {"network": network, "layer": layer["layer"], "rank": rank, "as_in_network": True}
+            names = {"network": network, "layer": layer["layer"], "rank": rank}
+            names |= {"as_in_network": True, "fetched_ahead": True}
             yield Point.from_json({**names, **shared, **kernel})
 
 
