@@ -246,7 +246,7 @@ def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow])
         )
     axes.axhline(1, color="black", linewidth=1)
     _logarithmic(axes.yaxis, axes.set_yscale)
-    axes.set_xticks(range(len(rows)), [_network_label(row) for row in rows], rotation=30, ha="right")
+    axes.set_xticks(range(len(rows)), _network_labels(rows), rotation=30, ha="right")
     axes.set_ylabel("speed-up over dense PyTorch")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -268,13 +268,22 @@ def _network_strips(pyplot: Any, results: Results, rows: Sequence[NetworkRow]) -
         begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
     for i, row in enumerate(known):
         axes.text(1.01, i, f"{row.own.microseconds if row.own else 0:,.0f} us", va="center", fontsize=8.5)
-    axes.set_yticks(range(len(known)), [_network_label(row) for row in known])
+    axes.set_yticks(range(len(known)), _network_labels(known))
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of a replay")
     axes.set_title(f"Where the time of pruned networks goes - {results.title}", fontsize=11, pad=26)
     axes.legend(ncols=3, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     return figure
+
+
+def _network_labels(rows: Sequence[NetworkRow]) -> list[str]:
+    """With the sparsity where a network was measured at several."""
+    labels = [_network_label(row) for row in rows]
+    return [
+        f"{label}, {row.case.sparsity:g}" if labels.count(label) > 1 else label
+        for label, row in zip(labels, rows, strict=True)
+    ]
 
 
 def _network_label(row: NetworkRow) -> str:
