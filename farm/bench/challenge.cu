@@ -65,6 +65,30 @@ extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __
 #define WAIT_FOR_THE_LAST
 #endif
 
+// An input times its weights of a group's outputs.
+__device__ __forceinline__ void add_products(float (&sum)[GROUP], float x, const float4* weights) {
+#pragma unroll
+    for (int k = 0; k < GROUP / 4; ++k) {
+        const float4 w = weights[k];
+        sum[4 * k] = fmaf(x, w.x, sum[4 * k]);
+        sum[4 * k + 1] = fmaf(x, w.y, sum[4 * k + 1]);
+        sum[4 * k + 2] = fmaf(x, w.z, sum[4 * k + 2]);
+        sum[4 * k + 3] = fmaf(x, w.w, sum[4 * k + 3]);
+    }
+}
+
+// Stores a group's outputs of a column; whether one of them is not zero.
+__device__ __forceinline__ bool store_clipped(const float (&sum)[GROUP], float* out) {
+    unsigned any = 0;
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) {
+        const float value = fminf(fmaxf(sum[k], 0.f), CLIP);
+        out[k * WIDTH] = value;
+        any |= __float_as_uint(value);
+    }
+    return any;
+}
+
 // A layer by its indices, under the same launches as the compiled ones: a block has a group of GROUP outputs, whose
 // inputs and weights [input][output] it keeps in shared memory, and goes over the columns.
 extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __restrict__ input, float* __restrict__ output,
@@ -89,25 +113,10 @@ extern "C" __global__ void __launch_bounds__(256) index_layer(const float* __res
         for (int k = 0; k < GROUP; ++k) sum[k] = biases[group * GROUP + k];
 #pragma unroll 8
         for (int e = 0; e < entries; ++e) {
-            const float x = in[offsets[e]];
-#pragma unroll
-            for (int k = 0; k < GROUP / 4; ++k) {
-                const float4 w = held[e * (GROUP / 4) + k];
-                sum[4 * k] = fmaf(x, w.x, sum[4 * k]);
-                sum[4 * k + 1] = fmaf(x, w.y, sum[4 * k + 1]);
-                sum[4 * k + 2] = fmaf(x, w.z, sum[4 * k + 2]);
-                sum[4 * k + 3] = fmaf(x, w.w, sum[4 * k + 3]);
-            }
+            add_products(sum, in[offsets[e]], held + e * (GROUP / 4));
         }
         float* const out = output + (size_t)(column / WIDTH) * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + column % WIDTH;
-        unsigned any = 0;
-#pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            const float value = fminf(fmaxf(sum[k], 0.f), CLIP);
-            out[k * WIDTH] = value;
-            any |= __float_as_uint(value);
-        }
-        if (any) marks[column] = 1;
+        if (store_clipped(sum, out)) marks[column] = 1;
     }
 }
 
@@ -196,24 +205,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* in
             for (int k = 0; k < GROUP; ++k) sum[k] = biases[k];
 #pragma unroll 8
             for (int e = 0; e < entries; ++e) {
-                const float x = __ldcg(in + from[e]);
-#pragma unroll
-                for (int k = 0; k < GROUP / 4; ++k) {
-                    const float4 w = weights[e * (GROUP / 4) + k];
-                    sum[4 * k] = fmaf(x, w.x, sum[4 * k]);
-                    sum[4 * k + 1] = fmaf(x, w.y, sum[4 * k + 1]);
-                    sum[4 * k + 2] = fmaf(x, w.z, sum[4 * k + 2]);
-                    sum[4 * k + 3] = fmaf(x, w.w, sum[4 * k + 3]);
-                }
+                add_products(sum, __ldcg(in + from[e]), weights + e * (GROUP / 4));
             }
             float* const out = output + (size_t)(column / WIDTH) * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + column % WIDTH;
-            unsigned any = 0;
-#pragma unroll
-            for (int k = 0; k < GROUP; ++k) {
-                const float value = fminf(fmaxf(sum[k], 0.f), CLIP);
-                out[k * WIDTH] = value;
-                any |= __float_as_uint(value);
-            }
+            const bool any = store_clipped(sum, out);
             if (any && layer + 1 == layers) marks[column] = 1;
         }
         __syncthreads();
