@@ -33,6 +33,16 @@ def farm(settings: Settings) -> Iterator[Farm]:
         yield farm
 
 
+@pytest.fixture
+def farm_of_commands(farm: Farm, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
+    """The same, and the `farm` command works with its ledger and store, in its own process."""
+    monkeypatch.setenv("FARM_STORE", settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("FARM_EXECUTOR", "inline")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return farm
+
+
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the driver that is played, and the programs that run bundles."""

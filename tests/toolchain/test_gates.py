@@ -22,7 +22,6 @@ from codegen.tiling import Part
 from codegen.verify import poisoned, random_gate, random_input, random_residual, verify_layer, verify_output
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
-from farm.settings import Settings
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.operator_case import Case
 from tests.toolchain.test_operators import half_of_the_weights, template_of
@@ -31,20 +30,12 @@ from tests.unit.onnx_models import squeeze_and_excitation, values
 
 
 def test_a_squeeze_and_excitation_block_computes_what_onnxruntime_does(
-    farm: Farm,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import onnxruntime
 
-    monkeypatch.setenv("FARM_STORE", settings.store_url)
-    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
-    monkeypatch.setenv("FARM_EXECUTOR", "inline")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = squeeze_and_excitation(tmp_path)
-    [job] = farm.compile([read_checkpoint(path)], BuildOptions(("sm_80",)))
+    [job] = farm_of_commands.compile([read_checkpoint(path)], BuildOptions(("sm_80",)))
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["verify", job.id]) == 0
     assert run(["verify", job.id, "--network", "--batch", "3"]) == 0

@@ -21,7 +21,6 @@ from farm.api import Farm
 from farm.jobs import BuildOptions, Job, JobDetail, Status
 from farm.kernel_ptx import KernelPtx, newest_ptx
 from farm.runtime.plan import FIRST_LINE
-from farm.settings import Settings
 from farm.store.contract import Store
 from tests.unit.onnx_models import branched_network, pruned, tensor, values
 
@@ -32,12 +31,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(farm: Farm, settings: Settings, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("FARM_STORE", settings.store_url)
-    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
-    monkeypatch.setenv("FARM_EXECUTOR", "inline")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    [job] = farm.compile([read_checkpoint(path)], BuildOptions(("sm_80",)))
+def job(farm_of_commands: Farm, path: Path) -> Job:
+    [job] = farm_of_commands.compile([read_checkpoint(path)], BuildOptions(("sm_80",)))
     assert job.status is Status.SUCCEEDED, job.reason
     return job
 

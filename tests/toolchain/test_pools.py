@@ -27,7 +27,6 @@ from codegen.toolchain import find_toolchain
 from codegen.verify import random_input, verify_layer
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
-from farm.settings import Settings
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.pool_cases import POOL_CASES
@@ -81,18 +80,12 @@ def test_it_is_assembled_without_ptxas(name: str) -> None:
 
 
 def test_a_network_whose_layers_compute_its_pools_computes_what_onnxruntime_does(
-    farm: Farm,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FARM_STORE", settings.store_url)
-    monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
-    monkeypatch.setenv("FARM_EXECUTOR", "inline")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     write_network(tmp_path / "net.onnx", alexnet_cifar10(0.9, 0))
-    [job] = farm.compile([read_checkpoint(tmp_path / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct"))
+    [job] = farm_of_commands.compile(
+        [read_checkpoint(tmp_path / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct")
+    )
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["verify", job.id, "--machine"]) == 0
     assert run(["verify", job.id, "--network", "--batch", "2"]) == 0
