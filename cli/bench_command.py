@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 from cli.bench_results import JsonTo, PlotFolder, draw, json_file, peers_of, show
 from cli.graphchallenge_command import graphchallenge
 from cli.network_command import network
-from cli.options import accumulator_of, data_types_of, names_of, numbers_of
+from cli.options import accumulator_of, assembler_of, data_types_of, names_of, numbers_of
 from cli.render import print_json, stderr, stdout
-from cli.submission import Accumulate, InputShapes, NoTuning, Optimisation
+from cli.submission import Accumulate, AssemblerName, InputShapes, NoTuning, Optimisation
 from cli.workload import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
 from farm.errors import UsageError
 
@@ -75,6 +75,7 @@ def run(
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
     no_tuning: NoTuning = False,
     sets: Sets = None,
     peak_tflops: Annotated[
@@ -111,6 +112,7 @@ def run(
         seed=seed,
         optimisation=optimisation,
         accumulate=accumulator_of(accumulate),
+        assembler=assembler_of(assembler),
         sets=sets,
         flops=_positive("--peak-tflops", peak_tflops),
         bytes_per_second=_positive("--peak-tbps", peak_tbps),
@@ -156,7 +158,7 @@ def paper(
     sparsities = tuple(numbers_of("--sparsity", sparsity, 0, most=1))
     cases = [*operator_cases(names, Choice(batches, sparsities)), *structured_cases(names, batches)]
     file = file_of(json_to, resume=resume)
-    plan = Plan(peers=PEERS, sets=sets, file=file, resume=resume, with_ptx=True)
+    plan = Plan(peers=PEERS, assembler="ptxas", sets=sets, file=file, resume=resume, with_ptx=True)
     settings = load_settings(overrides={"jobs": jobs})
     results = measured(settings, cases, plan, local=local, quiet=quiet)
     operators = list(dict.fromkeys(case.key.operator for case in cases if not case.peers_only))

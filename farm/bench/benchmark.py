@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from codegen.machine.admission import NOTHING_ADMITTED, Admissions, AssemblerChoice
 from codegen.tiling import Accumulator
 from codegen.toolchain import find_toolchain
 from farm.bench.contenders import PEERS
@@ -42,6 +43,8 @@ class Plan:
     seed: int = 0
     optimisation: int = 3
     accumulate: Accumulator = "float32"
+    assembler: AssemblerChoice = "auto"
+    """Who makes the machine code that is measured, as for farm compile."""
     sets: int | None = None
     flops: float | None = None
     """The GPU's peak in float32, instead of what is known of it."""
@@ -62,6 +65,7 @@ class Plan:
             "seed": self.seed,
             "optimisation": self.optimisation,
             "accumulate": self.accumulate,
+            "assembler": self.assembler,
             "sets": self.sets,
             "tuning": self.tuning,
         }
@@ -96,8 +100,9 @@ def benchmark(
     number = len(cases) - len(left)
     with open_gpu(settings, local=local, notice=notice) as gpu:
         sent = stored_cases(left, open_store(settings)) if gpu.is_remote else left
-        records = _records(settings) if plan.tuning else []
-        for event in gpu.run(partial(benchmark_work, cases=sent, plan=plan, records=records)):
+        records, admissions = _known(settings)
+        work = partial(benchmark_work, cases=sent, plan=plan, records=records, admissions=admissions)
+        for event in gpu.run(work):
             match event:
                 case Results():
                     results = resumed(before, event) if before else event
@@ -113,7 +118,11 @@ def benchmark(
 
 
 def benchmark_work(
-    settings: Settings, cases: Sequence[Case | StoredCase], plan: Plan, records: Sequence[TuningRecord]
+    settings: Settings,
+    cases: Sequence[Case | StoredCase],
+    plan: Plan,
+    records: Sequence[TuningRecord],
+    admissions: Admissions = NOTHING_ADMITTED,
 ) -> Generator[Results | CaseMeasured, None, None]:
     """Tells first where it measures, without measurements yet, then every case. Raises DeviceError without a GPU."""
     with Device() as device:
@@ -125,9 +134,17 @@ def benchmark_work(
         store = open_store(settings)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
         rules = Rules(plan.peers, peaks, plan.seed, plan.accumulate, plan.sets)
-        arch, level = facts.arch, plan.optimisation
-        book = TuningBook.of(records, shipped_records()) if plan.tuning else NO_RECORDS
-        with KernelPool(settings, store, toolchain, arch, level, with_ptx=plan.with_ptx, book=book) as pool:
+        with KernelPool(
+            settings,
+            store,
+            toolchain,
+            facts.arch,
+            plan.optimisation,
+            with_ptx=plan.with_ptx,
+            book=TuningBook.of(records, shipped_records()) if plan.tuning else NO_RECORDS,
+            assembler=plan.assembler,
+            admissions=admissions,
+        ) as pool:
             session = Session(device, pool, rules)
             yield Results(environment(facts, peaks, toolchain, session.versions()), plan.to_json())
             here = loaded_cases(cases, store)
@@ -135,10 +152,11 @@ def benchmark_work(
                 yield CaseMeasured(case.key, tuple(measured))
 
 
-def _records(settings: Settings) -> list[TuningRecord]:
+def _known(settings: Settings) -> tuple[list[TuningRecord], Admissions]:
+    """What the ledger knows: tilings, and which machine code needs no ptxas."""
     ledger = open_ledger(settings)
     try:
-        return ledger.tuning.records()
+        return ledger.tuning.records(), ledger.admissions.known()
     finally:
         ledger.close()
 

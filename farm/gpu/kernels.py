@@ -278,6 +278,7 @@ def _facts(tiling: Tiling, made: Sequence[CubinFacts]) -> dict[str, Any]:
     return {
         "tiling": tiling.to_json(),
         "parts": len(made),
+        "assembler": ", ".join(sorted({each.assembler for each in made})),
         "registers": max(each.registers for each in made),
         "spill_bytes": sum(each.spill_bytes for each in made),
         "cubin_bytes": sum(each.cubin_bytes for each in made),

@@ -18,6 +18,8 @@ from codegen.choice import choose_tiling
 from codegen.networks import prune
 from codegen.reference import layer_output
 from codegen.spec import Conv2d
+from farm.admission.files import shipped_records
+from farm.admission.record import admissions_of
 from farm.bench import benchmark
 from farm.bench import session as sessions
 from farm.bench.contenders import GENERATED, PEERS
@@ -238,6 +240,27 @@ def test_an_interrupted_run_is_gone_on_with_where_it_was(monkeypatch: pytest.Mon
     assert list(results.of(GENERATED)) == [case.key for case in cases]
     assert results.environment["gpu"] == "NVIDIA Played"
     assert results.environment["peaks"]["flops"] == 2 * 128 * 100 * 1e9
+
+
+@pytest.mark.usefixtures("shipped_admissions")
+def test_kernels_are_measured_as_farm_compile_makes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cases = small_cases()
+    _, device = session_of(monkeypatch, cases)
+    asked: list[dict[str, Any]] = []
+
+    def pool(*_: object, **options: Any) -> PlayedPool:
+        asked.append(options)
+        return PlayedPool()
+
+    monkeypatch.setattr(benchmark, "Device", lambda: device)
+    monkeypatch.setattr(benchmark, "KernelPool", pool)
+    monkeypatch.setattr(benchmark, "find_toolchain", lambda *_: None)
+    monkeypatch.setattr(benchmark, "known_toolchain", lambda *_: fixed_toolchain())
+    for plan in (benchmark.Plan(), benchmark.Plan(assembler="ptxas")):
+        results = benchmark.benchmark(laptop_settings(tmp_path), cases, plan, lambda *_: None)
+        assert results.options["assembler"] == plan.assembler
+    assert [each["assembler"] for each in asked] == ["auto", "ptxas"]
+    assert asked[0]["admissions"] == admissions_of(shipped_records())
 
 
 def test_sets_of_data_outgrow_the_l2_cache() -> None:
