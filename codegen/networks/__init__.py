@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from codegen.networks.densenet import densenet121
+from codegen.networks.efficientnet import efficientnet_b0
 from codegen.networks.half_precision import in_float16
 from codegen.networks.mlp import feed_forward, mlp
 from codegen.networks.mobilenet_v2 import mobilenet_v2
 from codegen.networks.network_file import write_network
 from codegen.networks.pruning import prune, random_weights
-from codegen.networks.resnet import resnet18, resnet50
+from codegen.networks.resnet import resnet18, resnet34, resnet50
 from codegen.networks.small import alexnet_cifar10, lenet5, operator_network
 from codegen.networks.ten_operators import TEN_OPERATORS
 from codegen.networks.unet import unet
@@ -26,6 +28,8 @@ __all__ = [
     "NETWORKS",
     "TEN_OPERATORS",
     "alexnet_cifar10",
+    "densenet121",
+    "efficientnet_b0",
     "feed_forward",
     "in_float16",
     "lenet5",
@@ -35,6 +39,7 @@ __all__ = [
     "prune",
     "random_weights",
     "resnet18",
+    "resnet34",
     "resnet50",
     "unet",
     "vgg16",
@@ -45,9 +50,12 @@ NETWORKS: dict[str, Callable[[float, int], ModelProto]] = {
     "lenet5": lenet5,
     "alexnet_cifar10": alexnet_cifar10,
     "resnet18": resnet18,
+    "resnet34": resnet34,
     "resnet50": resnet50,
     "vgg16": vgg16,
     "mobilenet_v2": mobilenet_v2,
+    "densenet121": densenet121,
+    "efficientnet_b0": efficientnet_b0,
     "unet": unet,
     "mlp": mlp,
     "feed_forward": feed_forward,

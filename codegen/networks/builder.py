@@ -96,12 +96,21 @@ class NetworkBuilder:
         ]
         return self.node("Clip", name, x, *bounds)
 
+    def silu(self, x: str) -> str:
+        """x * sigmoid(x), in two nodes as exporters write it."""
+        name = self._next("silu")
+        return self.node("Mul", f"{name}.product", x, self.node("Sigmoid", name, x))
+
     def add(self, name: str, x: str, y: str) -> str:
         return self.node("Add", name, x, y)
 
     def max_pool(self, x: str, size: int, stride: int, padding: int = 0) -> str:
         sizes = {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
         return self.node("MaxPool", self._next("pool"), x, **sizes)
+
+    def average_pool(self, x: str, size: int, stride: int) -> str:
+        sizes = {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [0] * 4}
+        return self.node("AveragePool", self._next("pool"), x, ceil_mode=0, count_include_pad=1, **sizes)
 
     def average(self, x: str) -> str:
         """[N, C, H, W] to the mean of each channel, [N, C]."""

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50."""
+"""ResNet-18, ResNet-34 and ResNet-50."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def resnet18(sparsity: float, seed: int, width: int = 64) -> ModelProto:
     `width` is the number of channels of the first stage; each of the three others has twice as many as the one before.
     """
     return _resnet("resnet18", (2, 2, 2, 2), _basic_block, 1, sparsity, seed, width)
+
+
+def resnet34(sparsity: float, seed: int) -> ModelProto:
+    """ResNet-34 of He et al. (2015), table 1: input [N, 3, 224, 224], output [N, 1000]."""
+    return _resnet("resnet34", (3, 4, 6, 3), _basic_block, 1, sparsity, seed)
 
 
 def resnet50(sparsity: float, seed: int) -> ModelProto:

@@ -14,7 +14,7 @@ from codegen.layers import Checkpoint, Layer
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import canonical, tiled
-from codegen.spec import SkippedLayer
+from codegen.spec import Conv2d, LayerSpec, SkippedLayer
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, find_toolchain
 from codegen.verify import Verification, verify_layer
@@ -66,6 +66,14 @@ def planned(name: str, sparsity: float, folder: Path) -> PlannedNetwork:
     return PlannedNetwork(tuple((layers[build.layer], build) for build in job.builds), job.skipped)
 
 
+def one_of_each_kind(plan: PlannedNetwork) -> PlannedNetwork:
+    """Only the smallest of the layers that differ in nothing but their sizes."""
+    kinds = {}
+    for layer, build in sorted(plan.layers, key=lambda each: -each[0].weights.nonzeros):
+        kinds[_kind(build.spec)] = layer, build
+    return PlannedNetwork(tuple(kinds.values()), plan.skipped)
+
+
 def verified(plan: PlannedNetwork) -> dict[str, Verification]:
     """Runs the PTX of each layer in the emulator: of the part with the most non-zeros, and of the first of the layers
     that share a template the first part too."""
@@ -78,6 +86,13 @@ def verified(plan: PlannedNetwork) -> dict[str, Verification]:
         found[layer.name] = verify_layer(template, layer.weights, parts, batch=IMAGES * (build.rows or 1))
         seen.add(made_from)
     return found
+
+
+def _kind(spec: LayerSpec) -> tuple[object, ...]:
+    if not isinstance(spec, Conv2d):
+        return type(spec), spec.epilogue
+    size = spec.kernel_height, spec.kernel_width, spec.stride, spec.groups > 1
+    return *size, spec.epilogue, spec.gated, spec.bounded, spec.input_shape[1:] == (1, 1)
 
 
 def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:

@@ -35,9 +35,12 @@ SHAPES = {
     "lenet5": ((1, 28, 28), (10,)),
     "alexnet_cifar10": ((3, 32, 32), (10,)),
     "resnet18": ((3, 224, 224), (1000,)),
+    "resnet34": ((3, 224, 224), (1000,)),
     "resnet50": ((3, 224, 224), (1000,)),
     "vgg16": ((3, 224, 224), (1000,)),
     "mobilenet_v2": ((3, 224, 224), (1000,)),
+    "densenet121": ((3, 224, 224), (1000,)),
+    "efficientnet_b0": ((3, 224, 224), (1000,)),
     "unet": ((3, 128, 128), (2, 128, 128)),
     "mlp": ((1, 28, 28), (10,)),
     "feed_forward": ((16, 256), (16, 256)),
@@ -93,7 +96,7 @@ def test_two_images_differ_at_the_end_of_a_sparse_network(name: str) -> None:
     assert np.std(output[0] - output[1]) > 0.02
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "unet"])
+@pytest.mark.parametrize("name", ["resnet34", "resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0", "unet"])
 def test_activations_stay_small_in_a_deep_network_with_normalisation(name: str) -> None:
     model = onnx.ModelProto()
     model.CopyFrom(network(name))

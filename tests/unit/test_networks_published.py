@@ -66,8 +66,11 @@ def multiply_adds(model: onnx.ModelProto) -> int:
     [
         ("lenet5", 431_080),
         ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
         ("resnet50", 25_557_032),
         ("mobilenet_v2", 3_504_872),
+        ("densenet121", 7_978_856),
+        ("efficientnet_b0", 5_288_548),
     ],
 )
 def test_a_network_has_the_published_number_of_parameters(name: str, published: int) -> None:
@@ -75,7 +78,15 @@ def test_a_network_has_the_published_number_of_parameters(name: str, published: 
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("resnet18", 1.814e9), ("resnet50", 4.09e9), ("mobilenet_v2", 0.301e9)]
+    ("name", "published"),
+    [
+        ("resnet18", 1.814e9),
+        ("resnet34", 3.664e9),
+        ("resnet50", 4.09e9),
+        ("mobilenet_v2", 0.301e9),
+        ("densenet121", 2.834e9),
+        ("efficientnet_b0", 0.386e9),
+    ],
 )
 def test_a_network_has_the_published_number_of_multiply_adds(name: str, published: float) -> None:
     assert multiply_adds(network(name)) == pytest.approx(published, rel=0.003)
@@ -106,10 +117,16 @@ def test_the_graph_of_vgg16_has_its_tables_weights() -> None:
 NODES = {
     "resnet18": {"Conv": 20, "BatchNormalization": 20, "Relu": 17, "Add": 8, "MaxPool": 1, "Gemm": 1}
     | {"GlobalAveragePool": 1, "Flatten": 1},
+    "resnet34": {"Conv": 36, "BatchNormalization": 36, "Relu": 33, "Add": 16, "MaxPool": 1, "Gemm": 1}
+    | {"GlobalAveragePool": 1, "Flatten": 1},
     "resnet50": {"Conv": 53, "BatchNormalization": 53, "Relu": 49, "Add": 16, "MaxPool": 1, "Gemm": 1}
     | {"GlobalAveragePool": 1, "Flatten": 1},
     "mobilenet_v2": {"Conv": 52, "BatchNormalization": 52, "Clip": 35, "Constant": 70, "Add": 10, "Gemm": 1}
     | {"GlobalAveragePool": 1, "Flatten": 1},
+    "densenet121": {"Conv": 120, "BatchNormalization": 121, "Relu": 121, "Concat": 58, "MaxPool": 1, "AveragePool": 3}
+    | {"GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1},
+    "efficientnet_b0": {"Conv": 81, "BatchNormalization": 49, "Sigmoid": 65, "Mul": 65, "Add": 9}
+    | {"GlobalAveragePool": 17, "Flatten": 1, "Gemm": 1},
     "unet": {"Conv": 19, "BatchNormalization": 18, "LeakyRelu": 10, "Relu": 8, "MaxPool": 4, "Concat": 4}
     | {"ConvTranspose": 4, "Sigmoid": 1},
     "mlp": {"Flatten": 1, "MatMul": 3, "Add": 3, "Relu": 3, "Gemm": 1},
@@ -146,6 +163,25 @@ def test_mobilenet_v2_has_17_depthwise_convolutions() -> None:
     shapes = {each.name: tuple(each.dims) for each in network("mobilenet_v2").graph.initializer}
     assert [shapes[node.input[1]] for node in nodes] == [(attributes(node)["group"], 1, 3, 3) for node in nodes]
     assert len(nodes) == 17
+
+
+def test_efficientnet_b0_has_depthwise_kernels_of_3x3_and_5x5_and_gates_behind_each() -> None:
+    graph = network("efficientnet_b0").graph
+    shapes = {each.name: tuple(each.dims) for each in graph.initializer}
+    nodes = [node for node in graph.node if "depthwise.conv" in node.name]
+    assert Counter(shapes[node.input[1]][2:] for node in nodes) == {(3, 3): 7, (5, 5): 9}
+    assert [shapes[node.input[1]][0] for node in nodes] == [attributes(node)["group"] for node in nodes]
+    gates = [node.input[0] for node in graph.node if node.name.endswith("gate.scale")]
+    makers = {node.output[0]: node for node in graph.node}
+    assert [makers[name].op_type for name in gates] == ["Sigmoid"] * len(nodes)
+
+
+def test_a_dense_layer_reads_all_before_it_in_its_block() -> None:
+    concats = [node for node in network("densenet121").graph.node if node.op_type == "Concat"]
+    assert [len(node.input) for node in concats] == [n for layers in (6, 12, 24, 16) for n in range(2, layers + 2)]
+    shapes = {each.name: tuple(each.dims) for each in network("densenet121").graph.initializer}
+    inputs = [shapes[f"block4.layer{number}.conv1.weight"][1] for number in range(1, 17)]
+    assert inputs == list(range(512, 1024, 32))
 
 
 def test_relu6_is_a_clip_from_0_to_6() -> None:
