@@ -8,11 +8,14 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from codegen.choice import choose_tiling
-from codegen.spec import Clip
+from codegen.operators import tiled
+from codegen.prediction import predict_microseconds
+from codegen.spec import Clip, Linear
 from codegen.tiling import Tiling
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob, TilingChoice
@@ -71,6 +74,17 @@ def test_the_records_that_ship_keep_to_the_schema_and_can_be_read() -> None:
 def test_the_records_of_networks_that_ship_were_chosen_as_in_a_network() -> None:
     records = read_records(files("farm.tuning").joinpath("h200_networks.json").read_text(), "h200_networks.json")
     assert all(record.cold_microseconds is not None and record.slower >= 1.0 for record in records)
+
+
+def test_no_record_keeps_weights_in_code_that_are_read_sooner_from_a_table() -> None:
+    for each in shipped_records():
+        spec, batch, density = each.key.spec, each.key.batch_band, each.key.density_band
+        if not isinstance(spec, Linear) or each.tiling.form == "table":
+            continue
+        nonzeros = np.full(spec.outputs, round(density * spec.inputs))
+        first = choose_tiling(spec, batch, nonzeros, accumulate=each.key.accumulate, clusters=True)
+        took = each.cold_microseconds or each.microseconds
+        assert first.form != "table" or took < predict_microseconds(tiled(spec, first), batch, density), each
 
 
 def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
