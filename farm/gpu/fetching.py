@@ -11,7 +11,7 @@ from codegen.launch import Launch
 WARP = 32
 LEAST_BYTES = 100_000
 """Of a layer's code: less comes soon enough by itself."""
-FETCHED_BYTES = 500_000.0
+FETCHED_BYTES = 1_500_000.0
 """In a microsecond, from DRAM, while layers run."""
 INSTRUCTION_BYTES = 16
 ISSUED = 4700.0

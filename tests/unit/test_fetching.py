@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.launch import GridSize, Launch
+from farm.gpu.fetcher import BLOCKS
 from farm.gpu.fetching import FETCHED_BYTES, KEPT, LEAST_BYTES, Gpu, LayerRun, layer_run, planned_fetches
 
 H200 = Gpu(132, 60_000_000)
@@ -108,3 +109,7 @@ def test_a_launch_of_more_images_than_it_takes_is_of_as_many_as_it_takes() -> No
     assert layer_run([(LAUNCH, 800_000)], 0, 2 * most, H200).microseconds == pytest.approx(
         layer_run([(LAUNCH, 800_000)], 0, most, H200).microseconds
     )
+
+
+def test_what_fetches_leaves_a_multiprocessor_for_each_block_of_a_layer_that_has_128() -> None:
+    assert H200.multiprocessors >= 128 + BLOCKS
