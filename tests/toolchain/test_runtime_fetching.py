@@ -13,6 +13,7 @@ from codegen.assemble import assemble
 from codegen.machine.elf import CubinFile
 from codegen.toolchain import find_toolchain
 from farm.gpu.code_address import with_address
+from farm.gpu.fetcher import BLOCKS
 from farm.gpu.fetching import Gpu, layer_run, planned_fetches
 from farm.runtime.bundle import layers_of
 from tests.toolchain.played_bundle import played_bundle
@@ -79,7 +80,7 @@ def test_a_graph_fetches_code_by_its_address_as_planned(
     enqueued = [line[1:] for line in played.lines() if line[0] == "launch"]
     assert [line[0] for line in enqueued if line[0] in ("fetch_code", "conv2d")] == order
     fetches = [line for line in enqueued if line[0] == "fetch_code"]
-    assert {tuple(line[1:8]) for line in fetches} == {("8", "1", "1", "32", "1", "1", "0")}
+    assert {tuple(line[1:8]) for line in fetches} == {(str(BLOCKS), "1", "1", "32", "1", "1", "0")}
     assert len({line[9] for line in fetches}) == 5  # each another address
     assert {line[10] for line in fetches} == {f"p{CubinFile.read(cubin).code.size:x}"}
     [side] = {line[8] for line in fetches}

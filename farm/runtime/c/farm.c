@@ -18,13 +18,13 @@
 /* Of farm/gpu/fetching.py and fetcher.py, which say what they are. */
 #define WARP 32
 #define LEAST_BYTES 100000.0
-#define FETCHED_BYTES 500000.0
+#define FETCHED_BYTES 1500000.0
 #define INSTRUCTION_BYTES 16
 #define ISSUED 4700.0
 #define FOLLOWED 300.0
 #define LAUNCH_MICROSECONDS 2.0
 #define KEPT 0.4
-#define FETCH_BLOCKS 8
+#define FETCH_BLOCKS 2
 #define FETCH_THREADS 32
 static const char fetch_ptx[] =
     ".version 8.0\n"
