@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from codegen.machine import word
 from codegen.machine.fetches import BANKS, Fetches
 from codegen.machine.operands import operands
+from codegen.machine.passes import Finish
 from codegen.machine.schedule import SETTLE_CYCLES
 from codegen.machine.word import NO_SCOREBOARD, Words
 
 DISTANCE = 8
 """Multiply-adds from the last load of a chunk to what comes between it and the next."""
+FINISH_DISTANCE = 6
+"""Multiply-adds from the last of a pass to the first word that finishes one of its sums: its result is there then."""
 MOST_SPACING = 2.0
 """Multiply-adds from a load that comes right after it to the next."""
 _ALONE = ("DEPBAR", "BSYNC", "WARPSYNC")
@@ -42,6 +45,8 @@ class Between:
     """[words]: scoreboards that each waits for, of those that these words set."""
     entry_waits: NDArray[np.int64]
     """[chunks]: what the first load of each waits for."""
+    finish: Finish
+    """What comes behind the last chunk, some of it in its midst."""
 
     @staticmethod
     def of(
@@ -50,6 +55,7 @@ class Between:
         jumps: NDArray[np.int64],
         pointers: NDArray[np.int64],
         entry_waits: NDArray[np.int64],
+        finish: Finish,
     ) -> Between:
         """Of a leaf without markers, which chunks [chunks] cut; `jumps` [branches, 2] are places in it: from, to.
 
@@ -73,7 +79,7 @@ class Between:
             of_loads = pointers[np.maximum(chunk[writes.word] - back, 0)]
             frees[writes.word[(of_loads == writes.resource[:, np.newaxis]).any(axis=1)]] = True
         waits = _needed_waits(inner, passed)
-        return Between(chunk, stall, least, room, frees, waits, entry_waits)
+        return Between(chunk, stall, least, room, frees, waits, entry_waits, finish)
 
 
 def _needed_waits(words: Words, passed: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -133,6 +139,17 @@ def woven(
     return whole, place
 
 
+def _finishing(loads: NDArray[np.int64], finish: Finish, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[groups, words]: the instruction before which each word goes that finishes a sum amid the last chunk."""
+    at = np.zeros((len(bounds), len(finish.passes)), dtype=np.int64)
+    for number in range(bounds.shape[1] - 1):
+        own = finish.passes == number
+        end = bounds[:, number + 1 :][:, :1]
+        begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, end)
+        at[:, own] = begin + (end - begin) * np.arange(own.sum()) // max(1, int(own.sum()))
+    return at + np.searchsorted(loads, at)
+
+
 @dataclass(frozen=True, eq=False)
 class Places:
     """Where loads and the words between chunks go."""
@@ -151,8 +168,13 @@ class Places:
     """[groups * chunks]: the first load of each chunk."""
 
     @staticmethod
-    def of(fetched: Fetches, between: Between, chunks: int, count: int) -> Places:
-        """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn."""
+    def of(
+        fetched: Fetches, between: Between, chunks: int, count: int, bounds_of_passes: NDArray[np.int64]
+    ) -> Places:
+        """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn.
+
+        `bounds_of_passes` [groups, passes] are where the multiply-adds of each pass through the last chunk end.
+        """
         begins = np.flatnonzero(np.diff(fetched.segment, prepend=-1))
         first = begins.reshape(-1, chunks)
         last = np.append(begins[1:], len(fetched.segment)).reshape(-1, chunks) - 1
@@ -181,12 +203,20 @@ class Places:
             at[:, chosen], following[:, chosen] = reached[:, :-1] + before, reached[:, 1:] + before
             over = reached[:, -1]
         boards = 1 << fetched.scoreboard[last]
+        finishing = _finishing(loads, between.finish, bounds_of_passes)
+        amid = between.finish.words[: len(between.finish.passes)]
+        always = np.ones((groups, 1), dtype=np.int64)
         return Places(
             before=loads,
-            between=at,
-            following=following,
-            stalls=np.where(following > at, between.least, between.stall),
-            waits=between.waits | np.where(between.frees, boards[:, between.chunk], 0),
+            between=np.concatenate([at, finishing], axis=1),
+            following=np.concatenate([following, finishing], axis=1),
+            stalls=np.concatenate(
+                [np.where(following > at, between.least, between.stall), always * word.STALL.get(amid)], axis=1
+            ),
+            waits=np.concatenate(
+                [between.waits | np.where(between.frees, boards[:, between.chunk], 0), always * word.WAIT.get(amid)],
+                axis=1,
+            ),
             first=begins,
         )
 

@@ -24,7 +24,7 @@ from codegen.machine.shapes import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS,
 from codegen.machine.word import Words
 
 _ISETP_IMMEDIATE = 0x80C
-_CONTROL = {word.EXIT, word.BRA, word.BSSY, word.BSYNC, 0x942, 0x948}
+CONTROL = (word.EXIT, word.BRA, word.BSSY, word.BSYNC, 0x942, 0x948)
 """What a K group may have besides plain instructions; the last are BREAK and WARPSYNC."""
 
 
@@ -256,7 +256,7 @@ def _jumps(
     """The leaf's branches and where they go; none passes over a marker."""
     inside = opcodes[leaf]
     control = inside[np.isin(inside & 0xFF, range(0x40, 0x60)) & (inside >> 8 == 9)]
-    if not set(control.tolist()) <= _CONTROL:
+    if not set(control.tolist()) <= set(CONTROL):
         raise MachineCodeError("a K group has calls")
     jumps = leaf.start + 1 + np.flatnonzero(np.isin(inside[1:], (word.BRA, word.BSSY)))
     targets = jumps + 1 + word.jump_distances(words[jumps], capability) // word.WORD_BYTES

@@ -13,10 +13,11 @@ from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
 from codegen.machine.marked import NO_GROUP
 from codegen.machine.operands import operands
+from codegen.machine.passes import Finish
 from codegen.machine.running import Between, Inserted, woven
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.shapes import VARIABLE
-from codegen.machine.skeleton import Skeleton
+from codegen.machine.skeleton import CONTROL, Skeleton
 from codegen.machine.stream import Streams, zeroes
 from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
 
@@ -75,13 +76,33 @@ class Leaf:
         word.WAIT.put(words, waits)
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
+        words = words[~gone]
         cuts = place_of[skeleton.splices - start]
         between = None
-        if skeleton.runs_on:
+        if skeleton.runs_on or _has_one_chunk(skeleton):
+            last = int(cuts[-1])
             jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
             branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
-            between = Between.of(words[~gone], cuts, jumps[branches], skeleton.pointers, entry)
-        return Leaf(words[~gone], cuts, entry, place_of, between)
+            finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
+            words = np.concatenate([words[:last], finish.words])
+            now = np.arange(len(words) + 1)
+            now[last + finish.order] = np.arange(last, len(words))
+            place_of = now[place_of]
+            between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry, finish)
+        return Leaf(words, cuts, entry, place_of, between)
+
+
+def _has_one_chunk(skeleton: Skeleton) -> bool:
+    """Whether there is one of float32 inputs alone, so that streams are as if they ran on."""
+    template = skeleton.template
+    return template.chunks == 1 and template.gates is None and not template.sums.packed and not len(skeleton.copies)
+
+
+def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
+    """How many words from `begin` on run one after the other, whatever happens."""
+    control = np.isin(word.OPCODE.get(words[begin:]), CONTROL)
+    control[jumps[jumps >= begin] - begin] = True
+    return int(np.argmax(control)) if control.any() else len(control)
 
 
 def _covered(skeleton: Skeleton) -> Words:
@@ -281,7 +302,8 @@ class _Code:
         """A leaf and a stream that runs on; returns what `append_leaf` does."""
         chunks, begin = len(leaf.cuts), self.length
         low, high = np.append(0, parts.ends)[[group * chunks, (group + 1) * chunks]].tolist()
-        zeros, within = zeroes(self.skeleton.sums[parts.untouched[group]]), slice(*leaf.cuts[[0, -1]].tolist())
+        zeros = zeroes(self.skeleton.sums[parts.untouched[group]])
+        within = slice(int(leaf.cuts[0]), int(leaf.cuts[0]) + inserted.before.shape[1])
         whole, place = woven(words, within, zeros, parts.words[low:high], inserted.of(group))
         _drop_waits(whole, self.frame.unset)
         self.append(whole)

@@ -16,6 +16,7 @@ from codegen.machine import word
 from codegen.machine.fetches import Products, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
+from codegen.machine.passes import PASSES
 from codegen.machine.running import Between, Inserted, Places
 from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.machine.shapes import UNIFORM_ADDRESS
@@ -75,10 +76,18 @@ def streams(
     number = template.slot_sum[slot]
     chunk = segment % chunks
     runs_on = between is not None and len(np.unique(segment)) == segments
+    turn = np.zeros(count, dtype=np.int64)
+    if between is not None and runs_on:
+        # The last chunk goes through its inputs once for each pass.
+        turn = np.where(chunk == chunks - 1, between.finish.pass_of_sum[number], 0)
+        order = np.argsort(segment * PASSES + turn, kind="stable")
+        slot, value, number, turn = slot[order], value[order], number[order], turn[order]
     fetched = fetches(template, skeleton, Products(segment, slot, chunk), running=runs_on)
     placed = None
     if between is not None and runs_on:
-        placed = Places.of(fetched, between, chunks, count)
+        last_of = np.arange(1, groups + 1)[:, np.newaxis] * chunks - 1
+        bounds = np.searchsorted(segment * PASSES + turn, last_of * PASSES + np.arange(PASSES), side="right")
+        placed = Places.of(fetched, between, chunks, count, bounds)
         fetched = replace(fetched, before=placed.before)
 
     # Operations are the multiply-adds, and where there are gates the multiplications by them.
@@ -167,9 +176,11 @@ def _make_room(placed: Places, between: Between, stall: NDArray[np.int64], sets:
     """Stalls of what comes before the words between chunks, in place."""
     loads = placed.between[sets[placed.between - 1] != NO_SCOREBOARD] - 1
     stall[loads] = np.maximum(stall[loads], SETTLE_CYCLES)
-    followed = placed.following > placed.between
-    ends = placed.following[followed] - 1
-    missing = np.broadcast_to(between.stall - between.least + 1, followed.shape) - (placed.following - placed.between)
+    words = len(between.chunk)
+    at, following = placed.between[:, :words], placed.following[:, :words]
+    followed = following > at
+    ends = following[followed] - 1
+    missing = np.broadcast_to(between.stall - between.least + 1, followed.shape) - (following - at)
     stall[ends] = np.maximum(stall[ends], missing[followed])
 
 
