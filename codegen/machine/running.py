@@ -144,8 +144,8 @@ def _finishing(loads: NDArray[np.int64], finish: Finish, bounds: NDArray[np.int6
     at = np.zeros((len(bounds), len(finish.passes)), dtype=np.int64)
     for number in range(bounds.shape[1] - 1):
         own = finish.passes == number
-        end = bounds[:, number + 1 :][:, :1]
-        begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, end)
+        begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, bounds[:, -1:])
+        end = np.maximum(begin, bounds[:, number + 1 : number + 2])
         at[:, own] = begin + (end - begin) * np.arange(own.sum()) // max(1, int(own.sum()))
     return at + np.searchsorted(loads, at)
 
