@@ -168,9 +168,7 @@ class Places:
     """[groups * chunks]: the first load of each chunk."""
 
     @staticmethod
-    def of(
-        fetched: Fetches, between: Between, chunks: int, count: int, bounds_of_passes: NDArray[np.int64]
-    ) -> Places:
+    def of(fetched: Fetches, between: Between, chunks: int, count: int, bounds_of_passes: NDArray[np.int64]) -> Places:
         """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn.
 
         `bounds_of_passes` [groups, passes] are where the multiply-adds of each pass through the last chunk end.

@@ -9,152 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.copies import put_loads
-from codegen.machine.ending import put_zero_for
+from codegen.machine.leaf import Leaf, covered, put_number
 from codegen.machine.marked import NO_GROUP
-from codegen.machine.operands import operands
-from codegen.machine.passes import Finish
-from codegen.machine.running import Between, Inserted, woven
-from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
-from codegen.machine.shapes import VARIABLE
-from codegen.machine.skeleton import CONTROL, Skeleton
+from codegen.machine.running import Inserted, woven
+from codegen.machine.schedule import MOST_STALL, control
+from codegen.machine.skeleton import Skeleton
 from codegen.machine.stream import Streams, zeroes
 from codegen.machine.word import NO_SCOREBOARD, WORD_BYTES, Words
 
-_MOV_IMMEDIATE = 0x802
-_ALL_LANES = 0xF00
-ZERO_CYCLES = 6
-"""From a number's MOV to whatever uses it."""
 _PADDING = 8
 """Code is a multiple of so many words long."""
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """The leaf of a skeleton without its markers."""
-
-    words: Words
-    cuts: NDArray[np.int64]
-    """[chunks]: where in them the multiply-adds of each chunk go."""
-    entry_waits: NDArray[np.int64]
-    """[chunks]: scoreboards that must be released before the first instruction there."""
-    place: NDArray[np.int64]
-    """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
-    between: Between | None
-    """What streams that run on are put around."""
-
-    @staticmethod
-    def of(skeleton: Skeleton, covered: Words) -> Leaf:
-        """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
-        before them does.
-        """
-        start, end = skeleton.branch + 1, skeleton.leaf_end
-        words = covered[start:end].copy()
-        gone = skeleton.markers[start:end]
-        _put_ending(words, skeleton, start)
-        put_loads(words, skeleton.copies - start, skeleton.zeroed - start)
-        stalls, waits, reuse = (field.get(words) for field in (word.STALL, word.WAIT, word.REUSE))
-        splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
-        entry = np.zeros(len(splices), dtype=np.int64)
-        last_kept, pending = -1, 0
-        for place in range(len(words)):
-            if place in splices:
-                entry[splices[place]] = pending | int(waits[place])  # of the marker that names the pointers
-                pending = 0
-                if last_kept >= 0:
-                    reuse[last_kept] = 0
-            if gone[place]:
-                pending |= int(waits[place])
-                if last_kept >= 0:
-                    stalls[last_kept] = min(MOST_STALL, int(stalls[last_kept] + stalls[place]))
-                    reuse[last_kept] = 0
-            else:
-                waits[place] |= pending
-                last_kept, pending = place, 0
-        word.YIELD.put(words, np.where(stalls != word.STALL.get(words), 0, word.YIELD.get(words)))
-        word.STALL.put(words, stalls)
-        word.WAIT.put(words, waits)
-        word.REUSE.put(words, reuse)
-        place_of = np.append(0, np.cumsum(~gone))
-        words = words[~gone]
-        cuts = place_of[skeleton.splices - start]
-        between = None
-        if skeleton.runs_on or _has_one_chunk(skeleton):
-            last = int(cuts[-1])
-            jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
-            branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
-            finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
-            words = np.concatenate([words[:last], finish.words])
-            now = np.arange(len(words) + 1)
-            now[last + finish.order] = np.arange(last, len(words))
-            place_of = now[place_of]
-            between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry, finish)
-        return Leaf(words, cuts, entry, place_of, between)
-
-
-def _has_one_chunk(skeleton: Skeleton) -> bool:
-    """Whether there is one of float32 inputs alone, so that streams are as if they ran on."""
-    template = skeleton.template
-    return template.chunks == 1 and template.gates is None and not template.sums.packed and not len(skeleton.copies)
-
-
-def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
-    """How many words from `begin` on run one after the other, whatever happens."""
-    control = np.isin(word.OPCODE.get(words[begin:]), CONTROL)
-    control[jumps[jumps >= begin] - begin] = True
-    return int(np.argmax(control)) if control.any() else len(control)
-
-
-def _covered(skeleton: Skeleton) -> Words:
-    """The skeleton's words, where nothing relies on the end of a marker.
-
-    Loads and stores end in order: ptxas leaves one without a scoreboard where a later one has one that is waited for.
-    If that is a marker, the earlier ones get the scoreboard, and what comes in the marker's place waits for them.
-    """
-    words = skeleton.words.copy()
-    used = operands(words)
-    never = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 1)
-    later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
-    gone[[skeleton.first_group, *skeleton.zeroed.tolist()]] = True
-    has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
-    sets, reads = word.WRITE_SCOREBOARD.get(words), word.READ_SCOREBOARD.get(words)
-    bare: list[int] = []
-    for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():
-        board = int(min(sets[place], reads[place]))
-        if not gone[place]:
-            if board == NO_SCOREBOARD:
-                bare.append(place)
-        elif board != NO_SCOREBOARD and bare:
-            for each in bare:
-                field = word.WRITE_SCOREBOARD if has_result[each] else word.READ_SCOREBOARD
-                field.put(words[each : each + 1], board)
-                word.STALL.put(words[each : each + 1], max(SETTLE_CYCLES, int(word.STALL.get(words[each]))))
-            marker = words[place : place + 1]
-            word.WAIT.put(marker, word.WAIT.get(marker) | 1 << board)
-            before = words[place - 1 : place]
-            word.STALL.put(before, np.maximum(SETTLE_CYCLES, word.STALL.get(before)))
-            bare = []
-    return words
-
-
-def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
-    """FADD in the place of the FFMA that stood for it, copies of packed sums, and zeros for loads that were markers."""
-    biases = skeleton.biases
-    adds = words[biases.words - start]
-    word.OPCODE.put(adds, word.FADD_IMMEDIATE)
-    word.SOURCE_A.put(adds, biases.added_to)
-    word.SOURCE_C.put(adds, 0)
-    word.REUSE.put(adds, 0)
-    words[biases.words - start] = adds
-    splits = words[skeleton.splits - start]
-    put_zero_for(splits, skeleton.one)
-    words[skeleton.splits - start] = splits
-    changed = np.concatenate([biases.words, skeleton.splits]) - start
-    before = words[changed - 1]  # they may have kept an operand that is no longer the same
-    word.REUSE.put(before, 0)
-    words[changed - 1] = before
-    for place in (skeleton.zeroed - start).tolist():
-        _put_number(words[place : place + 1], 0, ZERO_CYCLES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,15 +46,15 @@ class Frame:
 
     @staticmethod
     def of(skeleton: Skeleton) -> Frame:
-        covered = _covered(skeleton)
-        head = covered[: skeleton.branch].copy()
-        _put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
+        words = covered(skeleton)
+        head = words[: skeleton.branch].copy()
+        put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
         sets = np.union1d(word.WRITE_SCOREBOARD.get(head), word.READ_SCOREBOARD.get(head)).tolist()
         end = skeleton.leaf_end
         return Frame(
             skeleton,
             head,
-            Leaf.of(skeleton, covered),
+            Leaf.of(skeleton, words),
             tuple(board for board in range(word.SCOREBOARDS) if board not in sets),
             end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0]),
         )
@@ -244,7 +108,7 @@ class _Code:
         self.frame = frame
         self.skeleton = frame.skeleton
         head = frame.head.copy()
-        _put_number(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group, MOST_STALL)
+        put_number(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group, MOST_STALL)
         self.length = len(head)
         self._pieces = [head]
 
@@ -352,16 +216,6 @@ def _nop(stall: int) -> Words:
     none = np.zeros(1, dtype=np.int64)
     high = control(none + stall, none + NO_SCOREBOARD, none, none)
     return np.array([[word.NOP | word.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
-
-
-def _put_number(load: Words, number: int, stall: int) -> None:
-    """MOV of a number in the place of a load, or of another such MOV; [1, 2], in place."""
-    target = word.DESTINATION.get(load)
-    waits = word.WAIT.get(load)
-    none = np.zeros(1, dtype=np.int64)
-    high = _ALL_LANES | control(none + stall, none + NO_SCOREBOARD, waits, none)
-    load[0, 0] = np.uint64(_MOV_IMMEDIATE | word.ALWAYS << 12 | int(target[0]) << 16 | number << 32)
-    load[0, 1] = np.uint64(int(high[0]))
 
 
 def _put_jumps(words: Words, places: NDArray[np.int64], targets: NDArray[np.int64], capability: int) -> None:

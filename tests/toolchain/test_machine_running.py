@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -12,11 +13,12 @@ from codegen.machine import word
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
 from codegen.machine.marked import NO_GROUP, Marked
+from codegen.machine.passes import PASSES
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import Words
 from codegen.networks import random_weights
 from codegen.operators import stream_count
-from codegen.spec import Conv2d
+from codegen.spec import AddResidual, Clip, Conv2d
 from codegen.template import Template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import find_toolchain
@@ -39,8 +41,12 @@ def skeleton() -> bytes:
 @cache
 def last_group() -> Words:
     """The words of the last K group at 80 % zeros."""
-    weights = random_weights(SPEC, 0.8, 1)
-    made = DirectAssembler.of(template(), skeleton(), "sm_90").assemble(weights, Part(0, 1))
+    return only_group(template(), skeleton())
+
+
+def only_group(template: Template, skeleton: bytes) -> Words:
+    weights = random_weights(template.spec, 0.8, 1)
+    made = DirectAssembler.of(template, skeleton, "sm_90").assemble(weights, Part(0, 1))
     words = CubinFile.read(made.data).words
     leaves = np.flatnonzero((word.OPCODE.get(words) == 0x80C) & (word.IMMEDIATE.get(words) == NO_GROUP))
     return words[leaves[-1] :]
@@ -71,6 +77,28 @@ def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_
     adds = places_of(words, word.FFMA_IMMEDIATE)
     stalls = word.STALL.get(words[adds[0] : adds[-1]])
     assert stalls.sum() < 1.1 * len(stalls)
+
+
+def stores_before_the_last_multiply_add(words: Words) -> int:
+    last = places_of(words, word.FFMA_IMMEDIATE).max()
+    return int((word.OPCODE.get(words[:last]) == word.STG).sum())
+
+
+def test_outputs_are_stored_amid_the_multiply_adds_of_the_last_chunk() -> None:
+    assert stores_before_the_last_multiply_add(last_group()) >= TILING.group_kernels * (PASSES - 1) / PASSES - 1
+
+
+def test_outputs_of_a_layer_of_one_chunk_are_stored_amid_its_multiply_adds() -> None:
+    spec = replace(SPEC, channels=3, epilogue=(Clip(low=0.0),))
+    template = shared_template(spec, replace(TILING, chunk_channels=3, stages=2), "compute_80")
+    words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
+    assert stores_before_the_last_multiply_add(words) >= TILING.group_kernels * (PASSES - 1) / PASSES - 1
+
+
+def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multiply_adds() -> None:
+    template = shared_template(replace(SPEC, epilogue=(AddResidual(),)), TILING, "compute_80")
+    words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
+    assert stores_before_the_last_multiply_add(words) == 0
 
 
 def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
