@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.splice import Frame, GroupValues, splice
 from codegen.machine.stream import streams
-from codegen.operators import tiled
+from codegen.operators import launch_of, tiled
+from codegen.operators.registers import REGISTERS, allocated
 from codegen.operators.stream import bits, values
 from codegen.rewrite import added_up_after, may_have_constants
 from codegen.spec import LayerSpec
@@ -28,6 +30,13 @@ from codegen.toolchain import DEFAULT_LIMITS, Toolchain, ToolLimits
 
 SPILL_BYTES = 64
 """Most that a skeleton may move to local memory and back, for each chunk: addresses beside hundreds of products."""
+RUNNING_SPILL_BYTES = 12
+"""The same of one whose streams run on from chunk to chunk, which is worth a little: more, and another is better."""
+REGISTERS_OF_RING = 24
+"""About how many a skeleton saves with a smaller ring, and by holding its sums."""
+LANES = 32
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a multiprocessor that blocks may have."""
 
 
 def make_skeleton(
@@ -43,11 +52,12 @@ def make_skeleton(
     """
     if reason := unknown(template.spec, template.tiling, arch):
         raise MachineCodeError(reason)
-    found: list[Cubin] = []
+    running: list[Cubin] = []
+    others: list[Cubin] = []
     refusal = MachineCodeError("its skeleton needs too much local memory")
     tried: set[str] = set()
     for demand in (*DEMANDS, LAST_DEMAND):
-        if demand == LAST_DEMAND and found:
+        if (running and not demand.runs_on) or (others and demand == LAST_DEMAND):
             break
         marked = Marked.of(template, demand)
         if marked.ptx in tried:
@@ -55,17 +65,29 @@ def make_skeleton(
         tried.add(marked.ptx)
         cubin = assemble(marked.ptx.encode("ascii"), arch, toolchain, options, limits)
         try:
-            Frame.of(Skeleton.read(cubin.data, marked))
+            skeleton = Skeleton.read(cubin.data, marked)
+            Frame.of(skeleton)
         except MachineCodeError as error:
             refusal = error
             continue
-        if not cubin.spill_bytes:
+        if not cubin.spill_bytes and not (skeleton.runs_on and _nearly_two_blocks(template, cubin.registers)):
             return cubin
-        if cubin.spill_bytes <= SPILL_BYTES * marked.chunks:
-            found.append(cubin)
-    if not found:
+        if skeleton.runs_on and cubin.spill_bytes <= RUNNING_SPILL_BYTES * marked.chunks:
+            running.append(cubin)
+        elif cubin.spill_bytes <= SPILL_BYTES * marked.chunks:
+            others.append(cubin)
+    if not running and not others:
         raise refusal
-    return min(found, key=lambda cubin: cubin.spill_bytes)
+    return min(running or others, key=lambda cubin: (_nearly_two_blocks(template, cubin.registers), cubin.spill_bytes))
+
+
+def _nearly_two_blocks(template: Template, registers: int) -> bool:
+    """Whether with so many registers one block fits on a multiprocessor, and with a smaller ring there may be two."""
+    launch = launch_of(template.spec, template.tiling, Part(0, 1))
+    lanes = -(-math.prod(launch.block) // LANES) * LANES
+    enough = REGISTERS // (2 * lanes)
+    near = enough < allocated(registers) and registers <= enough + REGISTERS_OF_RING
+    return near and 2 * launch.shared_bytes <= SHARED_BYTES
 
 
 @dataclass(frozen=True, eq=False)

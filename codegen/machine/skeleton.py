@@ -131,8 +131,8 @@ class Skeleton:
         if len(pointed) != len(together) * template.chunks:
             raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
         pointed, first = pointed.reshape(template.chunks, -1), pointed[:: len(together)]
-        if (np.diff(pointed, axis=1) != 1).any():
-            raise MachineCodeError("ptxas puts something between two markers of pointers")
+        if _changes_between(words, pointed):
+            raise MachineCodeError("ptxas changes a pointer between two of its markers")
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
         runs_on = len(loads) < len(stores)
         times = template.chunks if runs_on else 1
@@ -267,6 +267,16 @@ def _jumps(
     if ((targets <= leaf.start) | (targets >= leaf.stop) | passes).any():
         raise MachineCodeError("ptxas branches over a marker")
     return jumps, targets
+
+
+def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
+    """Whether anything between the markers of a chunk [chunks, markers] writes what one of them has named."""
+    for first, last in zip(markers[:, 0].tolist(), markers[:, -1].tolist(), strict=True):
+        used = operands(words[first : last + 1])
+        named = np.isin(used.reads.word + first, markers)
+        if np.isin(used.writes.resource, used.reads.resource[named]).any():
+            return True
+    return False
 
 
 def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], leaf: slice) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.fetches import Products, fetches
+from codegen.machine.fetches import Products, changes, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
 from codegen.machine.passes import PASSES
@@ -23,6 +23,9 @@ from codegen.machine.shapes import UNIFORM_ADDRESS
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import NO_SCOREBOARD, ZERO_REGISTER, Words
 
+MOST_MORE_LOADS = 0.02
+"""By how many, for each multiply-add, passes through the last chunk may have more loads: they share a unit that kernels
+with few multiply-adds for each input keep busy."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
 _FMA = word.FFMA_IMMEDIATE | word.ALWAYS << 12
@@ -78,10 +81,13 @@ def streams(
     runs_on = between is not None and len(np.unique(segment)) == segments
     turn = np.zeros(count, dtype=np.int64)
     if between is not None and runs_on:
-        # The last chunk goes through its inputs once for each pass.
         turn = np.where(chunk == chunks - 1, between.finish.pass_of_sum[number], 0)
         order = np.argsort(segment * PASSES + turn, kind="stable")
-        slot, value, number, turn = slot[order], value[order], number[order], turn[order]
+        load = template.slot_load[slot]
+        if _runs(load[order], segment) - _runs(load, segment) <= MOST_MORE_LOADS * count:
+            slot, value, number, turn = slot[order], value[order], number[order], turn[order]
+        else:
+            turn[:] = 0
     fetched = fetches(template, skeleton, Products(segment, slot, chunk), running=runs_on)
     placed = None
     if between is not None and runs_on:
@@ -170,6 +176,11 @@ def streams(
         loads=loads,
         inserted=None if placed is None else placed.inserted(np.append(0, ends)[:-1:chunks]),
     )
+
+
+def _runs(load: NDArray[np.int64], segment: NDArray[np.int64]) -> int:
+    """How many loads neighbours that have the same one need."""
+    return int(changes(load, segment).sum())
 
 
 def _make_room(placed: Places, between: Between, stall: NDArray[np.int64], sets: NDArray[np.int64]) -> None:
