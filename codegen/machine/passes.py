@@ -59,9 +59,9 @@ class Finish:
             none = np.zeros(0, dtype=np.int64)
             return Finish(words, np.arange(len(words)), none, np.zeros(len(sums), dtype=np.int64))
         words = words.copy()
-        waits = 0
+        waits = _waits_for_others(words, chains)
         for chain in chains:
-            waits |= chain.finish_in_place(words, used)
+            chain.finish_in_place(words, used, waits)
         order: list[int] = []
         passes: list[int] = []
         pass_of_sum = np.full(len(sums), PASSES - 1)
@@ -73,7 +73,9 @@ class Finish:
             order += _in_turn([early[each].places for each in chosen.tolist()])
             passes += [number] * (len(order) - len(passes))
         rest = np.setdiff1d(np.arange(len(words)), order)
-        words[rest[:1]] = _waiting(words[rest[:1]], waits)
+        first = words[rest[:1]]
+        word.WAIT.put(first, word.WAIT.get(first) | np.bitwise_or.reduce(waits[order]))
+        words[rest[:1]] = first
         moved = words[[*order, *rest.tolist()]]
         _keep_operands(moved)
         _settle(moved, end)
@@ -90,19 +92,18 @@ class _Chain:
     early: bool
     """Whether it needs nothing that is computed behind the last chunk."""
 
-    def finish_in_place(self, words: Words, used: Operands) -> int:
-        """Leaves the sum in its register, where no other store has to be waited for; returns what it waited for."""
+    def finish_in_place(self, words: Words, used: Operands, waits: NDArray[np.int64]) -> None:
+        """Leaves the sum in its register, where no other store has to be waited for; `waits` [words] are left then."""
         own = words[self.places]
-        waits = int(np.bitwise_or.reduce(word.WAIT.get(own)))
         is_store = np.arange(len(own)) == len(own) - 1
         computes = ~is_store & ~used.named(_FSETP)[self.places]
         word.DESTINATION.put(own, np.where(computes, self.register, word.DESTINATION.get(own)))
         word.SOURCE_A.put(own, np.where(is_store, word.SOURCE_A.get(own), self.register))
         word.SOURCE_B.put(own, np.where(is_store, self.register, word.SOURCE_B.get(own)))
-        for field, value in ((word.REUSE, 0), (word.WAIT, 0), (word.READ_SCOREBOARD, NO_SCOREBOARD)):
+        word.WAIT.put(own, 0 if self.early else waits[self.places])
+        for field, value in ((word.REUSE, 0), (word.READ_SCOREBOARD, NO_SCOREBOARD)):
             field.put(own, value)
         words[self.places] = own
-        return waits
 
     def take_predicate(self, words: Words, used: Operands, predicate: int) -> None:
         own = words[self.places]
@@ -180,6 +181,20 @@ def _free_predicates(words: Words, used: Operands, chains: list[_Chain]) -> list
     return [each for each in _PREDICATES if PREDICATES + each not in taken]
 
 
+def _waits_for_others(words: Words, chains: list[_Chain]) -> NDArray[np.int64]:
+    """[words]: the scoreboards that each waits for but for those that only the stores of these sums have set."""
+    stores = {chain.places[-1] for chain in chains}
+    waits, boards = word.WAIT.get(words), word.READ_SCOREBOARD.get(words).tolist()
+    set_by_others = {int(board) for place, board in enumerate(boards) if place not in stores}
+    set_by_others |= set(word.WRITE_SCOREBOARD.get(words).tolist())
+    set_here = 0
+    for place, board in enumerate(boards):
+        waits[place] &= ~set_here
+        if place in stores and board not in {NO_SCOREBOARD, *set_by_others}:
+            set_here |= 1 << board
+    return waits
+
+
 def _in_turn(chains: list[list[int]]) -> list[int]:
     """The places of several sums' words, the steps of each so far apart that none waits."""
     steps = len(chains[0])
@@ -246,9 +261,3 @@ def _by_word(accesses: Accesses, count: int) -> list[list[int]]:
     for place, resource in zip(accesses.word.tolist(), accesses.resource.tolist(), strict=True):
         found[place].append(resource)
     return found
-
-
-def _waiting(words: Words, boards: int) -> Words:
-    words = words.copy()
-    word.WAIT.put(words, word.WAIT.get(words) | boards)
-    return words
