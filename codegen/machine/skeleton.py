@@ -271,7 +271,8 @@ def _jumps(
 
 def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
     """Whether anything between the markers of a chunk [chunks, markers] writes what one of them has named."""
-    for first, last in zip(markers[:, 0].tolist(), markers[:, -1].tolist(), strict=True):
+    apart = markers[(np.diff(markers, axis=1) > 1).any(axis=1)]
+    for first, last in zip(apart[:, 0].tolist(), apart[:, -1].tolist(), strict=True):
         used = operands(words[first : last + 1])
         named = np.isin(used.reads.word + first, markers)
         if np.isin(used.writes.resource, used.reads.resource[named]).any():
