@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
@@ -19,8 +18,7 @@ from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.splice import Frame, GroupValues, splice
 from codegen.machine.stream import streams
-from codegen.operators import launch_of, tiled
-from codegen.operators.registers import REGISTERS, allocated
+from codegen.operators import tiled
 from codegen.operators.stream import bits, values
 from codegen.rewrite import added_up_after, may_have_constants
 from codegen.spec import LayerSpec
@@ -32,11 +30,6 @@ SPILL_BYTES = 64
 """Most that a skeleton may move to local memory and back, for each chunk: addresses beside hundreds of products."""
 RUNNING_SPILL_BYTES = 12
 """The same of one whose streams run on from chunk to chunk, which is worth a little: more, and another is better."""
-REGISTERS_OF_RING = 24
-"""About how many a skeleton saves with a smaller ring, and by holding its sums."""
-LANES = 32
-SHARED_BYTES = 227 * 1024
-"""Shared memory of a multiprocessor that blocks may have."""
 
 
 def make_skeleton(
@@ -70,7 +63,7 @@ def make_skeleton(
         except MachineCodeError as error:
             refusal = error
             continue
-        if not cubin.spill_bytes and not (skeleton.runs_on and _nearly_two_blocks(template, cubin.registers)):
+        if not cubin.spill_bytes:
             return cubin
         if skeleton.runs_on and cubin.spill_bytes <= RUNNING_SPILL_BYTES * marked.chunks:
             running.append(cubin)
@@ -78,16 +71,7 @@ def make_skeleton(
             others.append(cubin)
     if not running and not others:
         raise refusal
-    return min(running or others, key=lambda cubin: (_nearly_two_blocks(template, cubin.registers), cubin.spill_bytes))
-
-
-def _nearly_two_blocks(template: Template, registers: int) -> bool:
-    """Whether with so many registers one block fits on a multiprocessor, and with a smaller ring there may be two."""
-    launch = launch_of(template.spec, template.tiling, Part(0, 1))
-    lanes = -(-math.prod(launch.block) // LANES) * LANES
-    enough = REGISTERS // (2 * lanes)
-    near = enough < allocated(registers) and registers <= enough + REGISTERS_OF_RING
-    return near and 2 * launch.shared_bytes <= SHARED_BYTES
+    return min(running or others, key=lambda cubin: cubin.spill_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +101,7 @@ class DirectAssembler:
         nonzero = (kernels != 0) & (patterns != 0)
         never = np.zeros((*nonzero.shape[:2], len(marked.sums.registers)), dtype=np.bool_)
         added = added_up_after(layer, nonzero) if marked.sums.wide else never
-        made = streams(marked, skeleton, patterns, nonzero, added, self.frame.leaf.between)
+        made = streams(marked, skeleton, patterns, nonzero, added, self.frame.leaf.between, self.frame.leaf.finish)
         alone = layer.tiling.cluster == 1  # what other blocks have added up, ptxas cannot know
         if marked.sums.packed and alone and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(

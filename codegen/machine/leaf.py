@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ class Leaf:
     """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
     between: Between | None
     """What streams that run on are put around."""
+    finish: Finish | None
+    """The words behind the last chunk where that is in passes, if it can be."""
 
     @staticmethod
     def of(skeleton: Skeleton, words: Words) -> Leaf:
@@ -71,26 +74,24 @@ class Leaf:
         word.WAIT.put(words, waits)
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
-        words = words[~gone]
-        cuts = place_of[skeleton.splices - start]
-        between = None
-        if skeleton.runs_on or _has_one_chunk(skeleton):
+        words, cuts = words[~gone], place_of[skeleton.splices - start]
+        between = finish = None
+        if skeleton.runs_on:
             last = int(cuts[-1])
             jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
             branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
+            between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry)
             finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
-            words = np.concatenate([words[:last], finish.words])
-            now = np.arange(len(words) + 1)
-            now[last + finish.order] = np.arange(last, len(words))
-            place_of = now[place_of]
-            between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry, finish)
-        return Leaf(words, cuts, entry, place_of, between)
+        return Leaf(words, cuts, entry, place_of, between, finish)
 
-
-def _has_one_chunk(skeleton: Skeleton) -> bool:
-    """Whether there is one of float32 inputs alone, so that streams are as if they ran on."""
-    template = skeleton.template
-    return template.chunks == 1 and template.gates is None and not template.sums.packed and not len(skeleton.copies)
+    @cached_property
+    def in_passes(self) -> Leaf:
+        """The same whose last chunk is in passes."""
+        if self.finish is None:
+            return self
+        last, now = int(self.cuts[-1]), np.arange(len(self.words) + 1)
+        now[last + self.finish.order] = np.arange(last, len(self.words))
+        return replace(self, words=np.concatenate([self.words[:last], self.finish.words]), place=now[self.place])
 
 
 def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:

@@ -45,19 +45,18 @@ class Finish:
     """[sums]"""
 
     @staticmethod
-    def of(words: Words, sums: NDArray[np.int64], end: int) -> Finish:
+    def of(words: Words, sums: NDArray[np.int64], end: int) -> Finish | None:
         """Of the words behind the last chunk, `end` of which run one after the other; `sums` are registers.
 
-        Where less than a sum for each pass can be finished early, all words stay as they are.
+        None where less than a sum for each pass can be finished early.
         """
         used = operands(words)
         chains = _undisturbed(_chains(words, used, sums, end), used)
         early = [chain for chain in chains if chain.early][: len(sums) * (PASSES - 1) // PASSES]
         free = _free_predicates(words, used, chains)
         enough = len(free) >= _LEAST_PREDICATES or not used.named(_FSETP).any()
-        if PASSES < 2 or len(early) < PASSES or not enough:
-            none = np.zeros(0, dtype=np.int64)
-            return Finish(words, np.arange(len(words)), none, np.zeros(len(sums), dtype=np.int64))
+        if len(early) < PASSES or not enough:
+            return None
         words = words.copy()
         waits = _waits_for_others(words, chains)
         for chain in chains:

@@ -6,7 +6,7 @@ way, and the multiply-adds of those that are in the ring issue in the shade of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,6 @@ class Between:
     """[words]: scoreboards that each waits for, of those that these words set."""
     entry_waits: NDArray[np.int64]
     """[chunks]: what the first load of each waits for."""
-    finish: Finish
-    """What comes behind the last chunk, some of it in its midst."""
 
     @staticmethod
     def of(
@@ -55,7 +53,6 @@ class Between:
         jumps: NDArray[np.int64],
         pointers: NDArray[np.int64],
         entry_waits: NDArray[np.int64],
-        finish: Finish,
     ) -> Between:
         """Of a leaf without markers, which chunks [chunks] cut; `jumps` [branches, 2] are places in it: from, to.
 
@@ -79,7 +76,7 @@ class Between:
             of_loads = pointers[np.maximum(chunk[writes.word] - back, 0)]
             frees[writes.word[(of_loads == writes.resource[:, np.newaxis]).any(axis=1)]] = True
         waits = _needed_waits(inner, passed)
-        return Between(chunk, stall, least, room, frees, waits, entry_waits, finish)
+        return Between(chunk, stall, least, room, frees, waits, entry_waits)
 
 
 def _needed_waits(words: Words, passed: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -139,17 +136,6 @@ def woven(
     return whole, place
 
 
-def _finishing(loads: NDArray[np.int64], finish: Finish, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[groups, words]: the instruction before which each word goes that finishes a sum amid the last chunk."""
-    at = np.zeros((len(bounds), len(finish.passes)), dtype=np.int64)
-    for number in range(bounds.shape[1] - 1):
-        own = finish.passes == number
-        begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, bounds[:, -1:])
-        end = np.maximum(begin, bounds[:, number + 1 : number + 2])
-        at[:, own] = begin + (end - begin) * np.arange(own.sum()) // max(1, int(own.sum()))
-    return at + np.searchsorted(loads, at)
-
-
 @dataclass(frozen=True, eq=False)
 class Places:
     """Where loads and the words between chunks go."""
@@ -168,11 +154,8 @@ class Places:
     """[groups * chunks]: the first load of each chunk."""
 
     @staticmethod
-    def of(fetched: Fetches, between: Between, chunks: int, count: int, bounds_of_passes: NDArray[np.int64]) -> Places:
-        """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn.
-
-        `bounds_of_passes` [groups, passes] are where the multiply-adds of each pass through the last chunk end.
-        """
+    def of(fetched: Fetches, between: Between, chunks: int, count: int) -> Places:
+        """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn."""
         begins = np.flatnonzero(np.diff(fetched.segment, prepend=-1))
         first = begins.reshape(-1, chunks)
         last = np.append(begins[1:], len(fetched.segment)).reshape(-1, chunks) - 1
@@ -201,21 +184,32 @@ class Places:
             at[:, chosen], following[:, chosen] = reached[:, :-1] + before, reached[:, 1:] + before
             over = reached[:, -1]
         boards = 1 << fetched.scoreboard[last]
-        finishing = _finishing(loads, between.finish, bounds_of_passes)
-        amid = between.finish.words[: len(between.finish.passes)]
-        always = np.ones((groups, 1), dtype=np.int64)
         return Places(
             before=loads,
-            between=np.concatenate([at, finishing], axis=1),
-            following=np.concatenate([following, finishing], axis=1),
-            stalls=np.concatenate(
-                [np.where(following > at, between.least, between.stall), always * word.STALL.get(amid)], axis=1
-            ),
-            waits=np.concatenate(
-                [between.waits | np.where(between.frees, boards[:, between.chunk], 0), always * word.WAIT.get(amid)],
-                axis=1,
-            ),
+            between=at,
+            following=following,
+            stalls=np.where(following > at, between.least, between.stall),
+            waits=between.waits | np.where(between.frees, boards[:, between.chunk], 0),
             first=begins,
+        )
+
+    def finishing(self, finish: Finish, bounds: NDArray[np.int64]) -> Places:
+        """These and the words that finish sums amid the last chunk, whose passes end [groups, passes] there."""
+        words = finish.words[: len(finish.passes)]
+        at = np.zeros((len(bounds), len(words)), dtype=np.int64)
+        for number in range(bounds.shape[1] - 1):
+            own = finish.passes == number
+            begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, bounds[:, -1:])
+            end = np.maximum(begin, bounds[:, number + 1 : number + 2])
+            at[:, own] = begin + (end - begin) * np.arange(own.sum()) // own.sum()
+        at += np.searchsorted(self.before, at)
+        stalls, waits = (np.broadcast_to(field.get(words), at.shape) for field in (word.STALL, word.WAIT))
+        return replace(
+            self,
+            between=np.concatenate([self.between, at], axis=1),
+            following=np.concatenate([self.following, at], axis=1),
+            stalls=np.concatenate([self.stalls, stalls], axis=1),
+            waits=np.concatenate([self.waits, waits], axis=1),
         )
 
     def inserted(self, begins: NDArray[np.int64]) -> Inserted:

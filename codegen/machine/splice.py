@@ -139,6 +139,8 @@ class _Code:
     def append_leaf(self, parts: Streams, values: GroupValues, group: int) -> NDArray[np.int64]:
         """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
         leaf, start, begin = self.frame.leaf, self.skeleton.branch + 1, self.length
+        if parts.in_passes:
+            leaf = leaf.in_passes
         words = leaf.words.copy()
         places = leaf.place[self.skeleton.biases.words - start]
         adds = words[places]

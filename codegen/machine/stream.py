@@ -16,16 +16,16 @@ from codegen.machine import word
 from codegen.machine.fetches import Products, changes, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
-from codegen.machine.passes import PASSES
+from codegen.machine.passes import PASSES, Finish
 from codegen.machine.running import Between, Inserted, Places
 from codegen.machine.schedule import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.machine.shapes import UNIFORM_ADDRESS
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import NO_SCOREBOARD, ZERO_REGISTER, Words
 
-MOST_MORE_LOADS = 0.02
-"""By how many, for each multiply-add, passes through the last chunk may have more loads: they share a unit that kernels
-with few multiply-adds for each input keep busy."""
+MOST_LOADS = 0.25
+"""How many there may be for a multiply-add where the last chunk is in passes, which need more: while a multiprocessor
+loads for one warp it can multiply and add for four."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
 _FMA = word.FFMA_IMMEDIATE | word.ALWAYS << 12
@@ -50,6 +50,8 @@ class Streams:
     loads: int
     inserted: Inserted | None = None
     """Where the words between chunks go, if the streams run on."""
+    in_passes: bool = False
+    """Whether the last chunk is in passes, and `inserted` has the words that finish sums amid it."""
 
 
 def streams(
@@ -59,10 +61,12 @@ def streams(
     nonzero: NDArray[np.bool_],
     added: NDArray[np.bool_],
     between: Between | None = None,
+    finish: Finish | None = None,
 ) -> Streams:
     """The streams of weights [groups, chunks, slots]: their bits, and which count.
 
-    They run on from chunk to chunk over the words `between`, if every chunk has a product.
+    They run on from chunk to chunk over the words `between`, if every chunk has a product, and then finish sums amid
+    the last chunk, where that needs few more loads.
 
     `added` [groups, chunks, sums] says after which chunks a packed sum is added to those of float32.
     """
@@ -79,21 +83,21 @@ def streams(
     number = template.slot_sum[slot]
     chunk = segment % chunks
     runs_on = between is not None and len(np.unique(segment)) == segments
-    turn = np.zeros(count, dtype=np.int64)
-    if between is not None and runs_on:
-        turn = np.where(chunk == chunks - 1, between.finish.pass_of_sum[number], 0)
-        order = np.argsort(segment * PASSES + turn, kind="stable")
-        load = template.slot_load[slot]
-        if _runs(load[order], segment) - _runs(load, segment) <= MOST_MORE_LOADS * count:
-            slot, value, number, turn = slot[order], value[order], number[order], turn[order]
+    passes = np.where(chunk == chunks - 1, finish.pass_of_sum[number], 0) if finish is not None and runs_on else None
+    if passes is not None:
+        order = np.argsort(segment * PASSES + passes, kind="stable")
+        if changes(template.slot_load[slot[order]], segment).sum() <= MOST_LOADS * count:
+            slot, value, number, passes = slot[order], value[order], number[order], passes[order]
         else:
-            turn[:] = 0
+            passes = None
     fetched = fetches(template, skeleton, Products(segment, slot, chunk), running=runs_on)
     placed = None
     if between is not None and runs_on:
-        last_of = np.arange(1, groups + 1)[:, np.newaxis] * chunks - 1
-        bounds = np.searchsorted(segment * PASSES + turn, last_of * PASSES + np.arange(PASSES), side="right")
-        placed = Places.of(fetched, between, chunks, count, bounds)
+        placed = Places.of(fetched, between, chunks, count)
+        if finish is not None and passes is not None:
+            last_chunk = np.arange(1, groups + 1)[:, np.newaxis] * chunks - 1
+            ends = np.searchsorted(segment * PASSES + passes, last_chunk * PASSES + np.arange(PASSES), side="right")
+            placed = placed.finishing(finish, ends)
         fetched = replace(fetched, before=placed.before)
 
     # Operations are the multiply-adds, and where there are gates the multiplications by them.
@@ -175,12 +179,8 @@ def streams(
         untouched=~touched.reshape(groups, -1),
         loads=loads,
         inserted=None if placed is None else placed.inserted(np.append(0, ends)[:-1:chunks]),
+        in_passes=passes is not None,
     )
-
-
-def _runs(load: NDArray[np.int64], segment: NDArray[np.int64]) -> int:
-    """How many loads neighbours that have the same one need."""
-    return int(changes(load, segment).sum())
 
 
 def _make_room(placed: Places, between: Between, stall: NDArray[np.int64], sets: NDArray[np.int64]) -> None:
