@@ -21,7 +21,10 @@ def file_of(name: str, data_type: str, sparsity: float, seed: int, folder: Path)
     known = {each.replace("_", ""): each for each in NETWORKS}
     shipped = known.get(name.replace("_", "").replace("-", "").lower())
     if shipped is None:
-        raise UsageError(f"{name}: it is an ONNX file, or a network that ships: {', '.join(NETWORKS)}")
+        raise UsageError(
+            f"{name} is neither an ONNX file nor a network that ships: give the path of a file, or one of "
+            f"{', '.join(NETWORKS)}"
+        )
     made = NETWORKS[shipped](sparsity, seed)
     path = folder / f"{shipped}.onnx"
     write_network(path, in_float16(made) if data_type == "float16" else made)

@@ -41,3 +41,16 @@ def chosen(which: Which) -> ColumnElement[bool]:
 
 CLAIMED = and_(jobs.c.status == Status.RUNNING, jobs.c.started_at.is_(None))
 """As Job.claimed says it."""
+
+
+def why_none(prefix: str) -> str:
+    """What to tell who asks for a job, by the beginning of its id or as the `latest`, where there is none."""
+    if prefix == "latest":
+        return "there are no jobs yet: farm compile makes one"
+    none = f"there is no job '{prefix}'"
+    if prefix.endswith(".onnx"):
+        plan = f"farm plan {prefix} says what is in it, and farm compile makes a job"
+        return f"{none}, and a model is none: {plan}"
+    if prefix.endswith(".farm"):
+        return f"{none}, and a bundle is none: farm bundle show {prefix} says what is in it; farm status lists jobs"
+    return f"{none}: farm status lists them"

@@ -13,7 +13,7 @@ from farm.jobs import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, New
 from farm.ledger.admission import AdmissionTable
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.engine import insert_or_replace, one_at_a_time, patient, reading, writing
-from farm.ledger.filters import CLAIMED, Which, chosen
+from farm.ledger.filters import CLAIMED, Which, chosen, why_none
 from farm.ledger.moves import held_by, locked, state_values
 from farm.ledger.neighbours import Neighbours
 from farm.ledger.retention import Retention
@@ -294,8 +294,7 @@ class Ledger:
         with self._reading() as connection:
             found = [job_of_row(row) for row in connection.execute(query.limit(1 if prefix == "latest" else 5))]
         if not found:
-            missing = "there are no jobs yet" if prefix == "latest" else f"there is no job '{prefix}'"
-            raise NotFoundError(f"{missing}: farm status lists them")
+            raise NotFoundError(why_none(prefix))
         if len(found) > 1 and found[0].id != prefix:
             ids = ", ".join(job.id for job in found)
             raise UsageError(f"'{prefix}' begins more than one job's id ({ids}): give more of it")

@@ -89,7 +89,10 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
     path = tmp_path / "net.onnx"
     write_network(path, lenet5(0.9, 0))
     for arguments, said in (
-        (["resnet7"], "resnet7: it is an ONNX file, or a network that ships: lenet5"),
+        (
+            ["resnet7"],
+            "resnet7 is neither an ONNX file nor a network that ships: give the path of a file, or one of",
+        ),
         (["lenet5", "--precision", "int8"], "--precision int8: it is float32 or float16"),
         ([str(path), "--precision", "float16"], "net.onnx is a file, which has a data type of its own"),
         ([str(path), str(path)], "net is named twice"),
