@@ -21,6 +21,7 @@ from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
 from codegen.prediction import Stream, predict_microseconds
 from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
+from codegen.tables import with_tables
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
 STREAM_MULTIPLY_ADDS = 20_000
@@ -49,11 +50,9 @@ SPLIT_ROWS = 64
 SPLIT_POSITIONS = 8_192
 """Most positions of all images, by bands, with which a convolution is: more give all multiprocessors work without."""
 TABLE_ROWS = 4
-"""Most rows, by bands, with which the weights of a linear layer may be a table: of more, they are used more often."""
+"""Most rows or images, by bands, with which weights may be a table: of more, they are used more often."""
 TABLE_DENSITY = 0.5
 """Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
-TABLE_GAIN = 1.2
-"""How much faster a table must be predicted than code, which a small layer has in the caches' reach."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -72,7 +71,7 @@ def choose_tiling(
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
     `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
-    has them; `tables`: whether the weights of a linear layer may be one.
+    has them; `tables`: whether the weights of a layer may be one.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
     with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
@@ -181,7 +180,7 @@ def _fitting(
         ranking = _with_clusters(layer.spec, *bands, ranking)
     ranking = (*_with_unstaged(layer, *bands, ranking), *behind)
     if tables and bands[0] <= TABLE_ROWS and bands[1] <= TABLE_DENSITY:
-        ranking = _with_tables(layer, *bands, kind, ranking)
+        ranking = with_tables(layer, *bands, kind, ranking, clusters=clusters)
     for tiling in (*ranking, *_last_resort(layer, kind)):
         divided = layer.tiled(tiling)
         streams = layer_instructions(divided, nonzeros)
@@ -297,20 +296,6 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[T
     fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
     times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
-
-
-def _with_tables(
-    layer: Lowered[LayerSpec], batch: int, density: float, accumulate: Accumulator, ranking: tuple[Tiling, ...]
-) -> tuple[Tiling, ...]:
-    """The ranking with the tilings whose weights are a table before it, where these are clearly faster, or behind."""
-    if layer.tabled is None:
-        return ranking
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.tabled.candidates(layer)]
-    times = {tiling: predict_microseconds(layer.tiled(tiling), batch, density) for tiling in (*tilings, *ranking[:1])}
-    tables = sorted(tilings, key=lambda tiling: times[tiling])
-    if ranking and TABLE_GAIN * times[tables[0]] > times[ranking[0]]:
-        return (*ranking, *tables)
-    return (*tables, *ranking)
 
 
 def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:

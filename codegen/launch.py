@@ -58,6 +58,8 @@ class Launch:
     """Data type of the elements."""
     output_step: int | None = None
     """What the argument of this name is for a contiguous output; None of kernels without the argument."""
+    waits: bool = False
+    """Whether the kernel itself waits for what ran before it: from sm_90 on it may begin before that has ended."""
 
     @property
     def images_limit(self) -> int:
@@ -91,6 +93,7 @@ class Launch:
             "block": list(self.block),
             "shared_bytes": self.shared_bytes,
             "arguments": [self._argument(name) for name in self.arguments],
+            **({"waits": True} if self.waits else {}),
         }
 
     def _argument(self, name: str) -> dict[str, Any]:
@@ -116,4 +119,5 @@ class Launch:
             arguments=tuple(types),
             data_type=cast("DataType", data_type),
             output_step=steps[0] if steps else None,
+            waits=bool(value.get("waits", False)),
         )

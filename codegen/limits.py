@@ -6,8 +6,10 @@ from codegen.operators import AnyTiled
 from codegen.operators.geometry import fits
 from codegen.operators.pooling import has_whole_windows
 from codegen.operators.registers import REGISTERS
+from codegen.operators.tabled_conv2d import TABLE_SHARED_BYTES
 from codegen.operators.work import CLUSTER_SHARED_BYTES, SHARED_BYTES
 from codegen.prediction import registers_of
+from codegen.spec import Conv2d
 
 OFFSET_BYTES = 2**31
 """What an address in PTX may add to a register."""
@@ -21,14 +23,18 @@ BODY_RESULTS = 1_600
 
 def comes_out_even(layer: AnyTiled) -> bool:
     """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
-    return layer.tiling.rows * layer.sums <= SUMS and fits(layer.geometry, layer.tiling) and has_whole_windows(layer)
+    tiling = layer.tiling
+    if tiling.form == "table":  # its threads have a sum for each of their rows, its units any of the channels
+        return layer.layer.tabled is not None and tiling.group_kernels % tiling.cluster == 0
+    return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
 
 
 def block_fits(layer: AnyTiled) -> bool:
     """Threads, registers, shared memory, and the size of the loop body."""
     if not layer.tiling.stages and layer.layer.unstaged is None:
         return False
-    if layer.tiling.cluster > 1 and (layer.layer.stationary is None or layer.tiling.stages < 2):
+    table = layer.tiling.form == "table"
+    if layer.tiling.cluster > 1 and not table and (layer.layer.stationary is None or layer.tiling.stages < 2):
         return False
     work = layer.work
     return (
@@ -43,4 +49,6 @@ def block_fits(layer: AnyTiled) -> bool:
 
 
 def _shared_limit(layer: AnyTiled) -> int:
+    if layer.tiling.form == "table" and isinstance(layer.spec, Conv2d):
+        return TABLE_SHARED_BYTES
     return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES

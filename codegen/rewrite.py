@@ -21,7 +21,6 @@ from codegen.launch import Launch
 from codegen.layers import Weights
 from codegen.operators import AnyTiled, tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
-from codegen.operators.tabled import table
 from codegen.ptx_table import declared
 from codegen.spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh, is_bounded
 from codegen.substitute import substitute
@@ -67,9 +66,12 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
         return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
     if layer.tiling.form == "table":
+        tabled = layer.layer.tabled
+        if tabled is None:
+            raise ValueError(f"weights in a table are not for {spec}")
         before, after = template.around_table()
         kept = weights.nonzeros
-        text = b"".join([before.encode("ascii"), declared(table(layer, weights)), after.encode("ascii")])
+        text = b"".join([before.encode("ascii"), declared(tabled.table(layer, weights)), after.encode("ascii")])
         return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
     if layer.tiling.order == "place" and part != Part(0, count):
         raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")

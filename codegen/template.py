@@ -109,12 +109,13 @@ class Template:
         """The text before and behind the place of the table. Raises TemplateError if the kernel takes no such."""
         if len(_TABLE.findall(self.ptx)) != 1 or self.ptx.count(_ENTRY) != 1:
             raise TemplateError("a template of weights in a table has one kernel, which takes the table's address once")
-        before, entry, after = self.ptx.partition(_ENTRY)
+        before, entry, after = _TABLE.sub(r"\1farm_table; // farm.table", self.ptx).partition(_ENTRY)
         return before, entry + after
 
 
 _ENTRY = ".visible .entry "
-_TABLE = re.compile(r"^mov\.u64 %rd\d+,farm_table; // farm\.table$", re.MULTILINE)
+_TABLE = re.compile(r"^(mov\.u64 %rd\d+,)(?:farm_table|0); // farm\.table$", re.MULTILINE)
+"""From compute_90 on nvcc has ptxas read its PTX, in which the table is not declared yet."""
 _LABEL = re.compile(r"^(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _LOAD = re.compile(r"^ld\.(?:shared|global\.nc)(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")

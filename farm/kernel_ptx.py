@@ -9,6 +9,7 @@ from itertools import groupby
 from codegen.arch import arch_number, virtual_arch
 from codegen.errors import TemplateError
 from codegen.layers import Weights
+from codegen.operators import is_newest
 from codegen.rewrite import rewrite
 from codegen.template import Template
 from farm.errors import BlobLostError, UsageError
@@ -66,4 +67,4 @@ def _of_layer(
                 f"{build.layer}: the rewriter gives other PTX than was assembled (it has changed): "
                 "run farm compile again"
             )
-        yield KernelPtx(result, virtual_arch(newest, clusters=build.tiling.cluster > 1), made)
+        yield KernelPtx(result, virtual_arch(newest, clusters=is_newest(build.spec, build.tiling)), made)

@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.launch import Launch
 from codegen.layers import Weights
-from codegen.operators import conv2d, linear, split_conv2d, split_linear, stationary, tabled, unstaged
+from codegen.operators import conv2d, linear, split_conv2d, split_linear, stationary, tabled, tabled_conv2d, unstaged
 from codegen.operators.geometry import canonical, geometry_of
 from codegen.operators.lowered import AnyTiled, GeneralOperator, Lowered, Tiled
 from codegen.operators.stream import PRODUCTS_TOGETHER
@@ -21,6 +21,7 @@ __all__ = [
     "Lowered",
     "Tiled",
     "canonical",
+    "is_newest",
     "launch_of",
     "lower",
     "products_together",
@@ -43,7 +44,7 @@ def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
         _OPERATORS[type(spec)],
         unstaged if unstaged.applies(spec, geometry) else None,
         next((split for split in (stationary, split_conv2d, split_linear) if split.applies(spec, geometry)), None),
-        tabled if tabled.applies(spec, geometry) else None,
+        next((each for each in (tabled, tabled_conv2d) if each.applies(spec, geometry)), None),
     )
 
 
@@ -55,6 +56,11 @@ def tiled(spec: LayerSpec, tiling: Tiling) -> AnyTiled:
 def source_path(spec: LayerSpec, tiling: Tiling) -> Path:
     """Where the operator's CUDA source lies."""
     return Path(str(files("codegen.operators").joinpath(tiled(spec, tiling).operator.SOURCE)))
+
+
+def is_newest(spec: LayerSpec, tiling: Tiling) -> bool:
+    """Whether its kernels are made for architectures with clusters only."""
+    return tiling.cluster > 1 or (tiling.form == "table" and not isinstance(spec, Linear))
 
 
 def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:

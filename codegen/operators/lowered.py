@@ -7,7 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codegen.launch import Launch
+from codegen.layers import Weights
 from codegen.operators.geometry import Geometry, Streams
 from codegen.operators.input_tile import InputTile, input_tile
 from codegen.operators.pairing import Pairing, pairing
@@ -41,6 +45,16 @@ class Operator(Protocol):
         """Tilings worth a look, in a fixed order, whether they fit or not."""
 
 
+class TabledOperator(Operator, Protocol):
+    """An operator of kernels whose weights are a table beside the code."""
+
+    def table(self, layer: Tiled[Any], weights: Weights) -> NDArray[np.uint64]:
+        """The weights as its kernels read them."""
+
+    def table_bytes(self, layer: Tiled[Any], nonzeros: float) -> float:
+        """About how large that is, were the non-zeros spread evenly."""
+
+
 class GeneralOperator(Operator, Protocol):
     """An operator that every layer of its specs can be given to; the others are for layers that suit them."""
 
@@ -60,7 +74,7 @@ class Lowered(Generic[Spec]):
     """The operator of tilings without stages, for layers that have them."""
     stationary: Operator | None = field(default=None, repr=False)
     """The operator of tilings with clusters, for layers that have them."""
-    tabled: Operator | None = field(default=None, repr=False)
+    tabled: TabledOperator | None = field(default=None, repr=False)
     """The operator of tilings whose weights are a table, for layers that have them."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
@@ -144,7 +158,8 @@ class Tiled(Generic[Spec]):
         """Blocks per image and K group: down and across. The rows of a Linear's batch are images, of one tile each."""
         geometry, tiling = self.geometry, self.tiling
         down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
-        return down, -(-geometry.positions_width // (tiling.tile_width * self.pairing.columns))
+        rows = tiling.rows if tiling.form == "table" and geometry.is_pointwise else 1  # side by side in the one row
+        return down, -(-geometry.positions_width // (tiling.tile_width * rows * self.pairing.columns))
 
     def block_region(self, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""

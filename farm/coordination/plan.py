@@ -11,7 +11,7 @@ from codegen.assemble import level_of, ptxas_options
 from codegen.code_size import average_instructions
 from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
-from codegen.operators import template_cost
+from codegen.operators import is_newest, template_cost
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 from codegen.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
@@ -74,8 +74,9 @@ def plan(
     cubin_fields: dict[str, Mapping[str, str]] = {}
     for job, builds in work:
         for build in builds:
-            clusters = build.tiling.cluster > 1
-            options = ptxas_options(job.options.optimisation, clusters=clusters)
+            clusters = is_newest(build.spec, build.tiling)
+            split = build.tiling.cluster > 1 and build.tiling.form == "rolled"
+            options = ptxas_options(job.options.optimisation, clusters=split)
             for (number, part), arch in _parts(build, job.options):
                 virtual = virtual_arch(arch, clusters=clusters)
                 of_template, template = template_of(build.spec, build.tiling, virtual)

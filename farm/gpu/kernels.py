@@ -18,7 +18,7 @@ from codegen.errors import CodegenError
 from codegen.keys import cubin_key, template_key
 from codegen.launch import Launch
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions, Assembler, AssemblerChoice, assembler_for
-from codegen.operators import template_cost, tiled
+from codegen.operators import is_newest, template_cost, tiled
 from codegen.prediction import predict_microseconds
 from codegen.rewrite import rewrite
 from codegen.spec import LayerSpec
@@ -164,7 +164,7 @@ class KernelPool:
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
-            newest = tiling.cluster > 1 or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
+            newest = is_newest(spec, tiling) or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
             virtual = virtual_arch(self._arch, clusters=newest)
             key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
@@ -246,7 +246,9 @@ class KernelPool:
     ) -> CubinFacts:
         if not wanted():
             raise NotBuiltError(GIVEN_UP)
-        options = ptxas_options(self._optimisation, clusters=template.tiling.cluster > 1)
+        options = ptxas_options(
+            self._optimisation, clusters=template.tiling.cluster > 1 and template.tiling.form == "rolled"
+        )
         version = self._toolchain.ptxas_version
         key = cubin_key(template.key, weights, part, self._arch, options, version, made_by=assembler)
         request = CubinRequest(

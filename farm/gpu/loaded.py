@@ -87,6 +87,17 @@ def launch(
     if not overlapping:
         call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
         return
+    _overlapping(function, grid, block, shared_bytes, pointers, stream)
+
+
+def _overlapping(
+    function: ctypes.c_void_p,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    pointers: ctypes.Array[ctypes.c_void_p],
+    stream: int,
+) -> None:
     attribute = _Attribute(id=_OVERLAP, value=(ctypes.c_int * 16)(1))
     how = _Configuration((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream)
     how.attributes, how.count = ctypes.pointer(attribute), 1
@@ -100,12 +111,17 @@ def launch_numbers(
     shared_bytes: int,
     arguments: Sequence[int],
     stream: int,
+    *,
+    overlapping: bool = False,
 ) -> None:
     """As `launch`, of addresses and int32s: in half the time, while the GPU waits. Raises DeviceError."""
     count = len(arguments)
     slots = (ctypes.c_uint64 * count)(*arguments)  # an int32 is the first half of one
     first = ctypes.addressof(slots)
     pointers = (ctypes.c_void_p * count)(*range(first, first + SLOT_BYTES * count, SLOT_BYTES))
+    if overlapping:
+        _overlapping(function, grid, block, shared_bytes, pointers, stream)
+        return
     call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
 
 
@@ -138,9 +154,8 @@ class Part:
         images, grid = self._last_grid
         if images != values["images"]:
             images, grid = self._last_grid = values["images"], how.grid_at(values["images"])
-        launch_numbers(
-            self._function, grid, how.block, how.shared_bytes, [values[name] for name in how.arguments], stream
-        )
+        numbers = [values[name] for name in how.arguments]
+        launch_numbers(self._function, grid, how.block, how.shared_bytes, numbers, stream, overlapping=how.waits)
 
 
 def _loaded(image: bytes) -> tuple[Module, Code | None]:

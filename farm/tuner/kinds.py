@@ -74,6 +74,9 @@ BY_PLACE = 4
 SPLIT = 6
 """So many of a float16 layer's tilings with clusters are tried behind those: they are not predicted either."""
 
+TABLES = 6
+"""So many of a convolution's tilings whose weights are a table are tried after its first few."""
+
 AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
 """Who makes a layer's machine code."""
 
@@ -106,7 +109,10 @@ def _kind(
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
     found = ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch))
-    ranked = _also_by_place(spec, _also_split(spec, spread(found)))
+    tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
+    others = [each for each in found if each not in tables] if tables else found
+    ranked = _also_by_place(spec, _also_split(spec, spread(others)))
+    ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
         return Kind(key, case, also, (), 0.0, 1.0)

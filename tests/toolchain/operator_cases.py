@@ -25,6 +25,7 @@ from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.half_cases import HALF_CASES
 from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 from tests.toolchain.pool_cases import POOL_CASES
+from tests.toolchain.table_cases import TABLE_CASES
 
 _CONVOLUTIONS = {
     "channels and kernels that do not divide": Case(Conv2d(5, 9, 11, 7, 3, 3, padding=PAD), Tiling(8, 4, 1, 4, 2, 2)),
@@ -300,4 +301,5 @@ CASES: dict[str, Case] = {
     **CLUSTER_CASES,
     **GATE_CASES,
     **POOL_CASES,
+    **TABLE_CASES,
 }

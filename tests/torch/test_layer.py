@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +56,17 @@ def played(
     found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
     found._loaded[0] = [loaded.Part(b"code", how)], []
     return found, driver
+
+
+def test_a_kernel_that_waits_itself_may_begin_before_the_one_ahead_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(loaded, "call", lambda name, *_: called.append(name))
+    how = Launch("k", (GridSize(2), GridSize(), GridSize()), (32, 1, 1), 0)
+    for waits in (False, True):
+        part = loaded.Part(b"code", replace(how, waits=waits))
+        called.clear()
+        part.enqueue({"input": 16, "output": 32, "images": 1}, 7)
+        assert called == (["cuLaunchKernelEx"] if waits else ["cuLaunchKernel"])
 
 
 CONV_ARGUMENTS = ("input", "output", "residual", "images", "output_step")

@@ -51,7 +51,8 @@ def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_th
     assert choose_tiling(spec, 1, nonzeros).cluster == 1
     with_clusters = ranked_tilings(spec, 1, nonzeros, clusters=True)
     assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
-    assert tuple(each for each in with_clusters if each.cluster == 1) == ranked_tilings(spec, 1, nonzeros)
+    others = tuple(each for each in with_clusters if each.cluster == 1 and each.form == "rolled")
+    assert others == ranked_tilings(spec, 1, nonzeros)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -154,7 +155,8 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
     assert misfit_of(spec, replace(BLOCKS_OF_FOUR, cluster=8), nonzeros)
-    assert all(each.cluster == 1 or each.cluster < 8 for each in ranked_tilings(spec, 1, nonzeros, clusters=True))
+    split = [each for each in ranked_tilings(spec, 1, nonzeros, clusters=True) if each.form == "rolled"]
+    assert all(each.cluster < 8 for each in split)
 
 
 def test_convolutions_of_float16_are_split_by_records_not_by_the_cost_model() -> None:

@@ -32,7 +32,7 @@ KEY = "5a" * 32
 def test_a_launch_is_read_back_as_it_was_written(data_type: DataType) -> None:
     names = ("input", "output", "residual", "images")
     placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4_800)
-    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type), placed):
+    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type), placed, replace(LAUNCH, waits=True)):
         assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
 
 

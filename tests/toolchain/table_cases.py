@@ -1,0 +1,36 @@
+"""Small convolutions whose weights are a table: what a tile copies, how kernels, lanes and blocks share the weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from codegen.spec import Conv2d, Swish
+from codegen.tiling import Tiling
+from tests.toolchain.operator_case import PAD, RESIDUAL, Case
+
+_Table = partial(Tiling, form="table")
+_Case = partial(Case, virtual_arch="compute_90")
+_SQUARE = Conv2d(10, 14, 14, 13, 3, 3, padding=PAD)
+
+TABLE_CASES = {
+    "table, 1x1, copies of 16 bytes, kernels that do not divide": _Case(
+        Conv2d(24, 6, 8, 13, 1, 1, epilogue=RESIDUAL), _Table(24, 1, 1, 5, 24, 1)
+    ),
+    "table, 1x1, a tile that does not divide, several positions of a thread": _Case(
+        Conv2d(24, 7, 7, 13, 1, 1), _Table(13, 1, 2, 5, 24, 1)
+    ),
+    "table, 1x1, four kernels of a warp, over a cluster": _Case(
+        Conv2d(30, 7, 7, 19, 1, 1, epilogue=RESIDUAL), _Table(7, 1, 1, 8, 8, 1, cluster=4)
+    ),
+    "table, rows of a thread": _Case(_SQUARE, _Table(14, 2, 2, 4, 10, 1)),
+    "table, chunks that do not divide, tiles across": _Case(_SQUARE, _Table(5, 4, 1, 6, 4, 1)),
+    "table, one slice of each kernel, an activation": _Case(
+        Conv2d(6, 9, 11, 33, 3, 3, padding=PAD, epilogue=(Swish(),)), _Table(11, 1, 1, 33, 6, 1)
+    ),
+    "table, strides, dilation, a rectangular kernel, uneven padding, over a cluster": _Case(
+        Conv2d(12, 19, 21, 7, 3, 5, stride=(2, 3), padding=(1, 0, 2, 1), dilation=(2, 1)),
+        _Table(6, 3, 1, 4, 3, 1, cluster=2),
+    ),
+    "table, 1x1 with a stride": _Case(Conv2d(9, 13, 13, 8, 1, 1, stride=(2, 2)), _Table(7, 4, 2, 3, 9, 1), batch=3),
+    "table, kernels of many units": _Case(Conv2d(300, 4, 4, 2, 3, 3, padding=PAD), _Table(4, 4, 1, 1, 300, 1)),
+}

@@ -1,0 +1,132 @@
+"""Convolutions whose weights are a table: what it holds, which layers have one, what is read when."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen.choice import misfit_of, ranked_tilings
+from codegen.launch import Launch
+from codegen.machine.admission import assembler_for
+from codegen.machine.elf import CubinFile
+from codegen.networks.pruning import random_weights
+from codegen.operators import is_newest, launch_of, lower, tiled
+from codegen.operators.tabled_conv2d import TABLE_SHARED_BYTES, table, tile_of
+from codegen.rewrite import rewrite
+from codegen.spec import AddResidual, Conv2d, LayerSpec, Linear
+from codegen.tiling import Tiling
+from codegen.toolchain import find_toolchain
+from tests.templates import shared_cubin, shared_template
+
+SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))
+TILING = Tiling(24, 1, 1, 5, 24, 1, form="table")
+DEEP = Conv2d(512, 7, 7, 2048, 1, 1)
+WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
+
+
+def share(spec: Conv2d) -> NDArray[np.int64]:
+    return np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_table_has_each_weight_once_with_the_place_of_its_input(cluster: int) -> None:
+    tiling = Tiling(14, 2, 1, 4, 3, 1, form="table", cluster=cluster)
+    layer = tiled(WIDE, tiling)
+    weights, tile, chunks = random_weights(WIDE, 0.7, seed=1), tile_of(layer), layer.streams.chunks * cluster
+    words = table(layer, weights).view(np.uint32)
+    starts = words[: WIDE.kernels * chunks + 1].astype(np.int64)
+    first = len(words) - 8 * starts[-1]
+    pairs = words[first:].reshape(-1, 2)
+    found = np.zeros_like(weights.kernel)
+    for kernel in range(WIDE.kernels):
+        for chunk in range(chunks):
+            begin, end = starts[kernel * chunks + chunk : kernel * chunks + chunk + 2] * 4
+            for bits, place in pairs[begin:end]:
+                channel, within = divmod(int(place) // 4, tile.plane)
+                if channel == tiling.chunk_channels:
+                    assert bits == 0
+                else:
+                    row, column = divmod(within, tile.row_places)
+                    found[kernel, chunk * tiling.chunk_channels + channel, row, column] = bits.view(np.float32)
+    np.testing.assert_array_equal(found, weights.kernel)
+
+
+def test_the_code_of_a_layer_is_the_same_for_all_weights() -> None:
+    template = shared_template(SPEC, TILING, "compute_90")
+    codes = {
+        CubinFile.read(
+            shared_cubin(rewrite(template, random_weights(SPEC, 0.9, seed)).ptx, "sm_90", find_toolchain())
+        ).words.tobytes()
+        for seed in (1, 2)
+    }
+    assert len(codes) == 1
+
+
+def test_a_kernel_reads_nothing_but_its_table_before_it_waits() -> None:
+    ptx = rewrite(shared_template(SPEC, TILING, "compute_90"), random_weights(SPEC, 0.9)).ptx.decode()
+    before, _, after = ptx.partition("griddepcontrol.wait;")
+    assert "griddepcontrol.launch_dependents;" in before
+    assert "griddepcontrol" not in after
+    tensors = re.findall(r"^ld\.param\.u64\s+(%rd\d+),\s*\[\w+_param_[012]\];$", before, re.MULTILINE)
+    assert len(tensors) == 3
+    reached = set(tensors)
+    for line in before.splitlines():
+        names = re.findall(r"%rd\d+", line)
+        if names and names[0] not in reached and reached & set(names[1:]):
+            reached.add(names[0])
+    reads = [line for line in before.splitlines() if re.match(r"(?:\{ .*)?(?:@\w+ )?(?:ld\.global|cp\.async)", line)]
+    assert reads
+    assert not [line for line in reads if reached & set(re.findall(r"%rd\d+", line))]
+
+
+def test_its_launch_says_that_it_waits_and_others_do_not() -> None:
+    launch = launch_of(SPEC, TILING)
+    assert launch.waits
+    assert Launch.from_json(launch.to_json()) == launch
+    assert not launch_of(SPEC, Tiling(24, 1, 1, 5, 8, 2)).waits
+    assert not launch_of(Linear(64, 8), Tiling(128, 1, 1, 4, 64, 1, form="table")).waits
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(SPEC, data_type="float16", epilogue=()),
+        replace(SPEC, groups=1, bounded=True),
+        replace(SPEC, gated=True),
+        Conv2d(8, 6, 6, 8, 3, 3, groups=8),
+    ],
+    ids=["float16", "bounds", "gates", "groups"],
+)
+def test_other_layers_have_no_such_kernel(spec: LayerSpec) -> None:
+    assert lower(spec).tabled is None
+
+
+def test_it_is_for_architectures_with_clusters_and_made_by_ptxas() -> None:
+    assert is_newest(SPEC, TILING)
+    assert not is_newest(SPEC, Tiling(24, 1, 1, 5, 8, 2))
+    assert not is_newest(Linear(64, 8), Tiling(128, 1, 1, 4, 64, 1, form="table"))
+    made_by, reason = assembler_for("auto", SPEC, TILING, "sm_90", "13.0.88")
+    assert made_by == "ptxas"
+    assert "table" in reason
+
+
+def test_what_does_not_fit_a_multiprocessor_or_a_cluster_is_refused() -> None:
+    good = Tiling(25, 1, 1, 32, 256, 1, form="table", cluster=2)
+    assert misfit_of(DEEP, good, share(DEEP)) == ""
+    assert launch_of(DEEP, good).shared_bytes <= TABLE_SHARED_BYTES
+    for bad in (replace(good, group_kernels=33, cluster=2), replace(good, group_kernels=40), replace(good, rows=60)):
+        assert misfit_of(DEEP, bad, share(DEEP)) == "it needs more threads, registers or shared memory than there are"
+
+
+def test_it_is_tried_but_not_chosen_without_a_record() -> None:
+    ranked = ranked_tilings(DEEP, 1, share(DEEP), clusters=True)
+    assert ranked[0].form == "rolled"
+    tables = [each for each in ranked if each.form == "table"]
+    assert tables
+    assert all(misfit_of(DEEP, each, share(DEEP)) == "" for each in tables)
+    assert all(each.form == "rolled" for each in ranked_tilings(DEEP, 1, share(DEEP)))
+    assert all(each.form == "rolled" for each in ranked_tilings(DEEP, 64, share(DEEP), clusters=True))
