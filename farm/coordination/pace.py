@@ -78,7 +78,9 @@ class Pace:
         """Done in that time, in the seconds that it took."""
         self._recent_work = 0.0
         self._recent_seconds = 0.0
-        """In which the recent work was done."""
+        """Of all slots together, in which the recent work was done, while there was something for them to do."""
+        self._usable = 0
+        """Slots that had something since the last look."""
 
     def expected_seconds(self, request: Request) -> float:
         """What a request will take."""
@@ -100,7 +102,7 @@ class Pace:
         if self._observed_at is not None:
             passed = now - self._observed_at
             keep = math.exp(-passed / MEMORY_SECONDS)
-            self._recent_seconds = keep * self._recent_seconds + passed
+            self._recent_seconds = keep * self._recent_seconds + passed * self._usable
             self._recent_work *= keep
         for event in events:
             self._learn(event)
@@ -109,9 +111,10 @@ class Pace:
             if (piece := flying.get(key)) is not None and piece.runs_since is None:
                 piece.runs_since = now
         self._slots = max(self._slots, len(running))
+        self._usable = min(self._slots, len(flying) + sum(1 for _ in self._pieces.in_state(State.READY)))
         self._observed_at = now if flying else None
         if not self._pieces.busy:
-            self._slots, self._work, self._recent_work, self._recent_seconds = 1, 0.0, 0.0, 0.0
+            self._slots, self._usable, self._work, self._recent_work, self._recent_seconds = 1, 0, 0.0, 0.0, 0.0
 
     def _learn(self, event: Event) -> None:
         taken = 0.0
@@ -156,7 +159,7 @@ class Pace:
     def _ends(self, left: Mapping[Piece, float], begun: float) -> dict[Piece, float]:
         """In how many seconds each piece will be built, in the order in which they are begun."""
         work = PRIOR_SECONDS * self._slots + self._recent_work + begun
-        idle = (PRIOR_SECONDS + self._recent_seconds) * self._slots / work
+        idle = (PRIOR_SECONDS * self._slots + self._recent_seconds) / work
         slots = [0.0] * self._slots
         ends = {}
         for piece in sorted(left, key=lambda piece: (piece.runs_since is None, piece.rank)):

@@ -16,6 +16,7 @@ from cli.standing import remaining
 from codegen.choice import choose_parts, choose_tiling
 from codegen.networks import random_weights
 from codegen.spec import Conv2d
+from codegen.tiling import Part
 from farm.coordination.coordinator import Coordinator
 from farm.coordination.progress import Progress, Standing
 from farm.jobs import Build, BuildOptions, Job, NewJob, NewSubmission, Status
@@ -218,6 +219,20 @@ def test_from_a_tenth_of_the_work_on_the_end_is_known_to_a_factor_of_one_and_a_h
             assert 1 / 1.5 < standing.prospect.left_seconds / (end - at) < 1.5, (at, standing)
             told += 1
     assert told > 20
+
+
+def test_slots_that_have_nothing_left_to_do_make_the_last_kernel_no_slower(farm: Farmyard, clock: PlayedClock) -> None:
+    spec = Conv2d(256, 14, 14, 256, 3, 3, padding=(1, 1, 1, 1))
+    [last] = checkpoint_of("last", [spec]).builds
+    whole = replace(last, parts=(Part(0, last.parts[-1].end),))
+    watch, tools = Watch(clock), Tools(farm, clock, nvcc=10, ptxas=10)
+    job = replace(SWEEP[0], builds=(*SWEEP[0].builds, whole), options=BuildOptions(("sm_90",)))
+    seconds = serve(farm, tools, watch, [job])
+    late = [(at, each) for at, each in watch.said if 0.1 * seconds < clock.now() - at < 0.4 * seconds]
+    assert len(late) > 10
+    for at, standing in late:
+        assert standing.prospect.left_seconds is not None
+        assert 1 / 1.2 < standing.prospect.left_seconds / (clock.now() - at) < 1.2
 
 
 def test_each_job_s_end_is_predicted_and_written_to_the_ledger(farm: Farmyard, clock: PlayedClock) -> None:
