@@ -1,11 +1,9 @@
 """Predicts how long a kernel runs, well enough to rank tilings.
 
 The terms: instructions to issue, loads from shared memory, the instruction stream against three levels of instruction
-caches, latency of a lone warp, L2 and DRAM traffic. The constants were fitted to 1,300 kernels of the ten operators of
-Dong et al. and of layers of ResNet-50 measured on one H200 with their code in the caches (two batches, sparsity 0.9).
-In a network it is not, as other layers run between two runs of one: then the first blocks fetch all of theirs, at a
-rate fitted to kernels of five networks timed so; of float16, where half as many threads follow a stream, at one fitted
-to 108 kernels of ResNet-18. BENCHMARKS.md says how well the first choice does.
+caches, latency of a lone warp and of copies, L2 and DRAM traffic. In a network other layers run between two runs of
+one: then the first blocks fetch all of their code, from the L2 cache where the network's graph has brought it ahead.
+`terms.py` has the constants, BENCHMARKS.md how well the first choice does.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from codegen.operators import AnyTiled
 from codegen.operators.conv2d import ELEMENT_BYTES
@@ -21,9 +18,13 @@ from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.tabled import table_bytes
 from codegen.operators.work import Work
-from codegen.spec import Conv2d
+from codegen.spec import AddResidual, Conv2d
+from codegen.terms import OF_CONVOLUTIONS, OF_FLOAT16, OF_FLOAT32, OF_LINEAR_LAYERS, Terms
+from codegen.tiling import Order
 
 MULTIPROCESSORS = 132
+GPC = 16.5
+"""Multiprocessors that lie together, on average."""
 CLOCKS_PER_MICROSECOND = 1755.0
 WARPS = 64
 BLOCKS = 32
@@ -31,66 +32,30 @@ SHARED_BYTES = 220_000
 
 ISSUE_PER_CLOCK = 4.0
 """Warp instructions a multiprocessor issues."""
-NEAR_INSTRUCTIONS, NEAR_PER_CLOCK = 2275, 1.97
-"""Instructions that the caches next to a multiprocessor's schedulers hold (about 36 KB), and how fast they come."""
-CACHED_INSTRUCTIONS, CACHED_PER_CLOCK = 6517, 0.303
-"""What the multiprocessor's own cache holds (about 104 KB), and how fast the rest of that comes."""
-DISTANT_PER_CLOCK = 0.168
-"""How fast what is beyond comes, from the L2 cache."""
-COLD_PER_CLOCK = 0.11
-"""How fast all of it comes to a multiprocessor's first blocks in a network, where other layers ran before."""
-PACKED_COLD_PER_CLOCK = 0.07
-"""The same of float16 for each of those blocks: while one waits for its code, others fetch theirs."""
-WARP_CLOCKS = 2.0
-"""Clocks per instruction of a warp that has its scheduler to itself."""
-LOAD_CLOCKS = 0.706
-"""Clocks per access of a warp to shared memory."""
 UNSTAGED_LOAD_CLOCKS = 2.0
 """Of a warp to global memory, of inputs that pass no shared memory: what its cache gives, not fitted."""
 ACCUMULATE_INSTRUCTIONS = 4.0
 """Instructions per packed sum that is accumulated in float32: two conversions, two additions."""
 CHUNK_INSTRUCTIONS = 4.7
 PROLOGUE_INSTRUCTIONS = 112.0
-CHUNK_CLOCKS, DEEP_CHUNK_CLOCKS = 56.0, 33.0
-"""Waiting for a chunk and its barrier, which the blocks of a multiprocessor share; with more than two stages."""
-LONE_BLOCK, LONE_BLOCK_WARPS = 1.08, 8
-"""How much longer a large block takes that has nobody to fill its waits at barriers."""
-OVERLAP = 1.66
-"""How issue, loads, fetch and latency combine: a norm between sum (1) and maximum (infinity)."""
-L2_BYTES_PER_MICROSECOND = 4.7e6
-DRAM_BYTES_PER_MICROSECOND = 4.0e6
-MEMORY_OVERLAP = 2.64
-LAUNCH_MICROSECONDS = 1.23
-TABLE_BYTES_PER_MICROSECOND = 4.2e6
-"""How fast a table of weights comes from DRAM: fitted, with the next, to eight layers of one to four rows."""
+TABLE_BYTES_PER_MICROSECOND, TABLE_BYTES_AGAIN = 4.2e6, 4.7e6
+"""How fast a table of weights comes from DRAM, and then from the L2 cache: fitted, with the next, to eight layers of
+one to four rows."""
 SPREAD_MICROSECONDS = 7e-5
 """Of an input, to put those of several rows side by side in shared memory: by the square of the rows, for the banks."""
-TABLE_MICROSECONDS = 1.25
-"""Until its first weights are there, and for the sums of the lanes at its end."""
+TABLE_MICROSECONDS = 2.48
+"""Until its first weights are there, and for the sums of the lanes at its end, with the launch."""
+POOL_BYTES_PER_MICROSECOND, POOL_MICROSECONDS = 4.0e6, 1.23
+"""What a max pool of its own moves, and its launch."""
 CLUSTERS_AT_ONCE = {2: 66, 4: 30, 8: 15}
 """Of so many blocks, for each that a multiprocessor has room for: fewer than its multiprocessors have room for blocks,
 because those of a cluster share one of the GPU's parts. So cuOccupancyMaxActiveClusters says of an H200."""
-ONE_STREAM_PER_CLOCK = 0.25
-"""How fast a stream of clusters comes that all multiprocessors follow."""
 
 
-@dataclass(frozen=True)
-class ClusterTerms:
-    """What is fitted to kernels with clusters."""
-
-    block_per_clock: float
-    """Instructions of a stream that come in a network while one block of a multiprocessor waits for them."""
-    streams_to_halve: float
-    """How many different streams halve what comes to each multiprocessor."""
-    most_different: float
-    """Beyond so many, more are not slower."""
-    exchange_clocks: float
-    """Waiting for the input, and for the sums of a cluster's other blocks."""
-
-
-OF_CONVOLUTIONS = ClusterTerms(0.065, 110, math.inf, 5000.0)
-OF_LINEAR_LAYERS = ClusterTerms(0.07, 75, MULTIPROCESSORS, 500.0)
-"""Fitted to 24 kernels on an H200, halfway between code from L2 and from DRAM."""
+PACKED_COLD_PER_CLOCK = 0.07
+"""Of float16, how fast code comes to each of a multiprocessor's first blocks: while one waits, others fetch theirs."""
+LONE_BLOCK_WARPS = 8
+"""From how many on a block is large."""
 
 
 @dataclass(frozen=True)
@@ -154,23 +119,26 @@ def registers_of(work: Work) -> int:
     return min(work.most_registers, registers_wanted(work.sums, work.pointers, work.held))
 
 
-def _fetch_clocks(code: float) -> float:
+def _fetch_clocks(code: float, of: Terms, *, apart: bool) -> float:
     """For so many instructions, however many warps follow them."""
-    near = min(code, NEAR_INSTRUCTIONS)
-    cached = min(code, CACHED_INSTRUCTIONS) - near
-    return near / NEAR_PER_CLOCK + cached / CACHED_PER_CLOCK + (code - near - cached) / DISTANT_PER_CLOCK
+    near = min(code, of.near_instructions)
+    cached = min(code, of.cached_instructions) - near
+    distant = of.apart_per_clock if apart else of.distant_per_clock
+    return near / of.near_per_clock + cached / of.cached_per_clock + (code - near - cached) / distant
 
 
-def _cold_fetch_clocks(code: float, per_clock: float) -> float:
-    return max(_fetch_clocks(code), code / per_clock)
+def predict_microseconds(
+    layer: AnyTiled, batch: int, density: float, *, cold: bool = True, fetched: bool = True, order: Order | None = None
+) -> float:
+    """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches.
 
-
-def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool = True) -> float:
-    """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches."""
+    In a network its code comes from the L2 cache, or, unless it was `fetched` ahead, from DRAM. `order`: of blocks, if
+    not the tiling's.
+    """
     if layer.tiling.form == "table":
         return _table_microseconds(layer, batch, density)
     if layer.tiling.cluster > 1:
-        return _stationary_microseconds(layer, batch, density, cold=cold)
+        return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
     work, launch = layer.work, layer.launch
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
@@ -185,46 +153,77 @@ def predict_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: b
 
     # More stages gain packed sums with those of float32 nothing, and take registers, which they are short of.
     deep = layer.tiling.stages > 2 and not work.packed_sums
-    load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else LOAD_CLOCKS
+    of = OF_FLOAT32 if layer.spec.data_type == "float32" else OF_FLOAT16
+    load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else of.load_clocks
     tile_bytes = 4 * work.threads * stream.loads if work.unstaged else work.tile_bytes
 
-    def wave_clocks(blocks_here: int, fetch_clocks: Callable[[float], float] = _fetch_clocks) -> float:
+    by_place = (order or layer.tiling.order) == "place"
+    chunk_copy_clocks = 0.0 if work.unstaged else tile_bytes / stream.chunks / of.copied_per_clock
+
+    def wave_clocks(blocks_here: int, cold_clocks: Callable[[float], float] | None = None) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
-        streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / blocks_per_group))
+        followed = 1 if by_place else blocks_per_group
+        streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / followed))
         issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
         loads = stream.loads * work.conflicts * warps * blocks_here * load_clocks
-        terms = (issue, loads, fetch_clocks(stream.code * streams), stream.instructions * WARP_CLOCKS)
-        together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
+        fetch = _fetch_clocks(stream.code * streams, of, apart=by_place)
+        if cold_clocks is not None:
+            fetch = max(fetch, cold_clocks(stream.code * streams))
+        copy_clocks = (of.copy_clocks + chunk_copy_clocks * blocks_here) if not work.unstaged else 0.0
+        copies = stream.chunks * copy_clocks / max(1, layer.tiling.stages - 1)
+        terms = (issue, loads, fetch, stream.instructions * of.warp_clocks, copies)
+        together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
-            together *= LONE_BLOCK
-        return together + stream.chunks * (DEEP_CHUNK_CLOCKS if deep else CHUNK_CLOCKS) / blocks_here
+            together *= of.lone_block
+        waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
+        return together + (waits if of.waits_together else waits / blocks_here)
 
     full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
     rest = blocks - full_waves * MULTIPROCESSORS * resident
     last = math.ceil(rest / MULTIPROCESSORS)
     first = resident if full_waves else last
-    per_clock = COLD_PER_CLOCK
-    if layer.spec.data_type == "float16":
-        per_clock = min(per_clock, PACKED_COLD_PER_CLOCK * first)
-    clocks = wave_clocks(first, partial(_cold_fetch_clocks, per_clock=per_clock) if cold else _fetch_clocks)
+    # Of different streams of one part of the GPU: those beside each other follow one, or one each.
+    different = min(groups, GPC * first if by_place else max(1.0, GPC * first / blocks_per_group))
+    clocks = wave_clocks(first, _cold_clocks(layer, of, first, different, fetched=fetched) if cold else None)
+    clocks += of.block_clocks * math.ceil(blocks / MULTIPROCESSORS) + chunk_copy_clocks * first
     if full_waves:
         clocks += wave_clocks(last)
     if full_waves > 1:
         clocks += (full_waves - 1) * wave_clocks(resident)
-    moved = blocks * tile_bytes + batch * work.output_bytes
-    l2 = moved / L2_BYTES_PER_MICROSECOND
-    dram = batch * (work.input_bytes + work.output_bytes) / DRAM_BYTES_PER_MICROSECOND
-    compute = clocks / CLOCKS_PER_MICROSECOND
-    return (
-        float(sum(term**MEMORY_OVERLAP for term in (compute, l2, dram)) ** (1 / MEMORY_OVERLAP)) + LAUNCH_MICROSECONDS
-    )
+    l2 = (blocks * tile_bytes + batch * work.output_bytes) / of.l2_bytes_per_microsecond
+    share = stream.loads / work.inputs if work.unstaged else 1.0
+    again = 0 if by_place or layer.geometry.groups > 1 else groups - 1
+    dram = _memory_bytes(layer, batch, share * again, of) / of.dram_bytes_per_microsecond
+    if layer.geometry.groups > 1 and not by_place:
+        dram *= of.scattered
+    times = (clocks / CLOCKS_PER_MICROSECOND, l2, dram)
+    return float(sum(time**of.memory_overlap for time in times) ** (1 / of.memory_overlap)) + of.launch_microseconds
+
+
+def _cold_clocks(
+    layer: AnyTiled, of: Terms, first: int, different: float, *, fetched: bool
+) -> Callable[[float], float]:
+    """For so many instructions of a multiprocessor's first so many blocks, of which its caches have none."""
+    if layer.spec.data_type == "float16":
+        per_clock = min(of.cold_per_clock, PACKED_COLD_PER_CLOCK * first)
+        return lambda code: code / per_clock
+    if not fetched or layer.geometry.is_linear:
+        return lambda code: code / of.cold_per_clock
+
+    prefetched_per_clock = of.prefetched_per_clock / (1 + (different - 1) / of.streams_to_halve)
+
+    def clocks(code: float) -> float:
+        ahead = min(code, of.prefetched_instructions)
+        return ahead / max(prefetched_per_clock, of.fetched_per_clock) + (code - ahead) / of.fetched_per_clock
+
+    return clocks
 
 
 def pool_microseconds(spec: Conv2d, batch: int) -> float:
     """The time of the max pool of a pooled layer where a kernel of its own reads and writes the maps."""
     elements = spec.kernels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
     moved = batch * elements * ELEMENT_BYTES[spec.data_type]
-    return moved / DRAM_BYTES_PER_MICROSECOND + LAUNCH_MICROSECONDS
+    return moved / POOL_BYTES_PER_MICROSECOND + POOL_MICROSECONDS
 
 
 def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
@@ -232,14 +231,23 @@ def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
     x, _, groups = (size.at(batch) for size in layer.launch.grid)
     table = table_bytes(layer, density * layer.spec.weights_count)
     inputs = x * groups * layer.work.tile_bytes + batch * layer.work.output_bytes
-    moved = table / TABLE_BYTES_PER_MICROSECOND + ((x - 1) * table + inputs) / L2_BYTES_PER_MICROSECOND
+    moved = table / TABLE_BYTES_PER_MICROSECOND + ((x - 1) * table + inputs) / TABLE_BYTES_AGAIN
     images, here = layer.tiling.images, math.ceil(x * groups / MULTIPROCESSORS)
     spread = SPREAD_MICROSECONDS * layer.geometry.channels * images**2 * here if images > 1 else 0.0
-    return moved + spread + TABLE_MICROSECONDS + LAUNCH_MICROSECONDS
+    return moved + spread + TABLE_MICROSECONDS
 
 
-def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool) -> float:
-    """Of short streams that differ from block to block: in a network their code comes from DRAM."""
+def _memory_bytes(layer: AnyTiled, batch: int, again: float, of: Terms) -> float:
+    """What comes from DRAM and goes there: the input so many times again, where no cache holds it."""
+    work = layer.work
+    inputs, outputs = batch * work.input_bytes, batch * work.output_bytes
+    more = max(0.0, inputs - of.held_bytes) * of.read_again * again
+    added = sum(isinstance(each, AddResidual) for each in layer.spec.epilogue) * outputs
+    return float(inputs + more + outputs + added)
+
+
+def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool, fetched: bool) -> float:
+    """Of short streams that differ from block to block."""
     work, launch = layer.work, layer.launch
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
@@ -250,18 +258,20 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
         here = math.ceil(x * y * streams / layer.tiling.cluster / CLUSTERS_AT_ONCE[layer.tiling.cluster])
     registers = allocated(registers_of(work)) * warps * 32
     resident = max(1, min(BLOCKS, REGISTERS // registers, WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)))
-    at_once = min(here, resident)
-    terms_of = OF_LINEAR_LAYERS if layer.geometry.is_linear else OF_CONVOLUTIONS
-    different = min(streams, terms_of.most_different, math.ceil(MULTIPROCESSORS * at_once / (x * y)))
-    rate = ONE_STREAM_PER_CLOCK / (1 + different / terms_of.streams_to_halve)
-    rate = min(terms_of.block_per_clock * at_once, rate) if cold else rate
+    rounds = math.ceil(here / resident)
+    of = OF_LINEAR_LAYERS if layer.geometry.is_linear else OF_CONVOLUTIONS
+    fetch = stream.code * here / of.most_per_clock
+    if cold:
+        # While some of its blocks wait for their code, the others' comes too.
+        fetch = max(fetch, stream.code * rounds / (of.fetched_per_clock if fetched else of.block_per_clock))
     terms = (
         stream.instructions * warps * here / ISSUE_PER_CLOCK,
-        stream.loads * work.conflicts * warps * here * LOAD_CLOCKS,
-        stream.code * here / rate,
-        stream.instructions * WARP_CLOCKS,
+        stream.loads * work.conflicts * warps * here * of.load_clocks,
+        fetch,
+        stream.instructions * of.warp_clocks,
+        stream.chunks * rounds * of.copy_clocks / max(1, layer.tiling.stages - 1),
     )
-    together = float(sum(term**OVERLAP for term in terms) ** (1 / OVERLAP))
-    clocks = together + terms_of.exchange_clocks * math.ceil(here / resident)
-    l2 = (x * y * streams * work.tile_bytes + batch * work.output_bytes) / L2_BYTES_PER_MICROSECOND
-    return clocks / CLOCKS_PER_MICROSECOND + l2 + LAUNCH_MICROSECONDS
+    together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
+    clocks = together + of.once_clocks + (of.exchange_clocks + stream.chunks * of.chunk_clocks) * rounds
+    l2 = (x * y * streams * work.tile_bytes + batch * work.output_bytes) / of.l2_bytes_per_microsecond
+    return clocks / CLOCKS_PER_MICROSECOND + l2 + OF_FLOAT32.launch_microseconds

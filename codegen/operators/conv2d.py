@@ -323,7 +323,7 @@ def _blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int
 
 def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
     """Kernels of a stream and channels of a chunk."""
-    shares = (1, 2, 4, 8, 16, 32, 64, geometry.group_kernels)
+    shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_kernels)
     chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
     for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):

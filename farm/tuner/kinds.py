@@ -69,10 +69,10 @@ class Effort:
 
 
 BY_PLACE = 4
-"""So many of a layer's first tilings are tried with their blocks in the other order too, which is not predicted."""
+"""So many of a layer's first tilings are tried with their blocks in the other order too, behind them."""
 
 SPLIT = 6
-"""So many of a float16 layer's tilings with clusters are tried behind those: they are not predicted either."""
+"""So many of a float16 layer's tilings with clusters are tried behind those: they are not predicted."""
 
 TABLES = 6
 """So many of a convolution's tilings whose weights are a table are tried after its first few."""
@@ -111,7 +111,7 @@ def _kind(
     found = ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch))
     tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
     others = [each for each in found if each not in tables] if tables else found
-    ranked = _also_by_place(spec, _also_split(spec, spread(others)))
+    ranked = _in_both_orders(spec, _also_split(spec, spread(others)))
     ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
@@ -137,11 +137,12 @@ def _also_split(spec: LayerSpec, tilings: Sequence[Tiling]) -> Sequence[Tiling]:
     return [*others[:BY_PLACE], *split[:SPLIT], *others[BY_PLACE:], *split[SPLIT:]]
 
 
-def _also_by_place(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
-    """Behind each of the first few tilings that may have it, the same with all K groups of a place side by side."""
+def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
+    """Behind each of the first few tilings that may have it, the same with its blocks in the other order."""
     found: list[Tiling] = []
     for i, tiling in enumerate(tilings):
         found.append(tiling)
         if i < BY_PLACE and not isinstance(spec, Linear) and tiling.stages and tiling.cluster == 1:
-            found += [replace(tiling, order="place")] * (tiled(spec, tiling).streams.count > 1)
-    return found
+            other = replace(tiling, order="place" if tiling.order == "group" else "group")
+            found += [other] * (tiled(spec, tiling).streams.count > 1)
+    return list(dict.fromkeys(found))

@@ -70,9 +70,9 @@ def test_a_tuner_tries_the_first_tilings_with_their_groups_side_by_side_too() ->
     [case] = model_cases(checkpoint(layer("wide", spec=Conv2d(64, 28, 28, 512, 1, 1))), [], Choice(batches=(64,)))
     [kind] = kinds_of([case], "sm_90", "float32", 3, lambda spec, tiling: "direct")
     first, *others = kind.ranked
-    assert first.order == "group"
-    assert any(each.order == "place" for each in others[:BY_PLACE])
-    assert any(replace(each, order="group") == first for each in others if each.order == "place")
+    assert {each.order for each in kind.ranked[: BY_PLACE + 1]} == {"group", "place"}
+    assert replace(first, order="place" if first.order == "group" else "group") in others
+    assert len(set(kind.ranked)) == len(kind.ranked)
 
 
 def test_the_deep_and_strided_1x1_layers_of_resnet50_have_records_for_batch_64() -> None:

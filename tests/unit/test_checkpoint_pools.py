@@ -106,9 +106,10 @@ def test_a_pool_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
 
 
 def test_a_pool_that_saves_little_joins_no_layer_that_needs_another_tiling_for_it() -> None:
-    # As conv3_3 of VGG-16 at batch 8: predicted 3 % faster together, measured 34 % slower.
-    spec = Conv2d(256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
+    # Predicted 6 % faster together; conv3_3 of VGG-16, once predicted 3 % faster so, was measured 34 % slower.
+    spec = Conv2d(128, 112, 112, 128, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=8)).spec == spec
+    spec = Conv2d(256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     # Nor one whose exchange of sums would take as long as the pool.
     assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == spec
 

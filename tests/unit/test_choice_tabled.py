@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from numpy.typing import NDArray
 
-from codegen.choice import TABLE_ROWS, choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.choice import choose_parts, choose_tiling, misfit_of, ranked_tilings
 from codegen.code_size import stream_instructions
 from codegen.errors import TilingError
 from codegen.launch import Launch
@@ -19,6 +19,7 @@ from codegen.machine.admission import assembler_for
 from codegen.operators import launch_of, stream_count, tiled
 from codegen.operators.work import SHARED_BYTES
 from codegen.prediction import predict_microseconds
+from codegen.ranking import TABLE_ROWS
 from codegen.spec import Conv2d, DataType, Linear
 from codegen.tiling import Part, Tiling
 from farm.submission import new_job

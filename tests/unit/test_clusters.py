@@ -51,8 +51,8 @@ def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_th
     assert choose_tiling(spec, 1, nonzeros).cluster == 1
     with_clusters = ranked_tilings(spec, 1, nonzeros, clusters=True)
     assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
-    others = tuple(each for each in with_clusters if each.cluster == 1 and each.form == "rolled")
-    assert others == ranked_tilings(spec, 1, nonzeros)
+    others = [each for each in with_clusters if (each.cluster, each.form, each.order) == (1, "rolled", "group")]
+    assert tuple(others) == ranked_tilings(spec, 1, nonzeros)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -68,10 +68,10 @@ def test_linear_layers_of_few_rows_are_split_where_there_are_clusters_and_only_t
 
 
 @pytest.mark.parametrize("spec", [SHALLOW, *DEEP.values()], ids=["64 x 56 x 56", *DEEP])
-def test_large_batches_and_shallow_layers_keep_their_tilings(spec: LayerSpec) -> None:
+def test_large_batches_and_shallow_layers_are_not_split(spec: LayerSpec) -> None:
     for batch in (64, 256) if spec != SHALLOW else (1, 64):
         nonzeros = tenth(spec)
-        assert choose_tiling(spec, batch, nonzeros, clusters=True) == choose_tiling(spec, batch, nonzeros)
+        assert choose_tiling(spec, batch, nonzeros, clusters=True).cluster == 1
 
 
 def test_clusters_are_looked_at_only_where_positions_are_few() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,40 +12,69 @@ from codegen.prediction import predict_microseconds
 from codegen.spec import Conv2d
 from codegen.tiling import Tiling
 from tests.benchmarks.cost_model.fit import layers_of, quality
-from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, read_points, write_points
+from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, Point, read_points, write_points
+
+NETWORKS = {"resnet18", "resnet50", "vgg16", "mobilenet_v2", "unet"}
+PAD = (1, 1, 1, 1)
 
 
-def test_the_first_choice_is_within_15_percent_of_the_fastest_measured_tiling_in_nine_layers_of_ten() -> None:
-    found = quality(layers_of(read_points()), "warm")
+def tuned(data_type: str = "float32") -> list[Point]:
+    """Of five networks' layers with their code fetched ahead, as graphs of networks do."""
+    return [each for each in read_points(MORE_POINTS) if each.fetched_ahead and each.spec.data_type == data_type]
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_of_five_networks_layers_the_choice_is_within_15_percent_of_the_fastest_tiling_in_four_of_five(
+    batch: int,
+) -> None:
+    layers = layers_of(point for point in tuned() if point.images % 64 == batch % 64)
+    assert len(layers) >= 95
+    assert {layer.points[0].network for layer in layers} == NETWORKS
+    found = quality(layers)
+    assert np.mean(found.slower <= 1.15) >= 0.8
+    assert np.exp(np.log(found.slower).mean()) <= 1.1
+    assert 0.9 < np.exp(found.error.mean()) < 1.1
+
+
+def test_with_code_in_the_caches_it_is_so_in_nine_layers_of_ten() -> None:
+    found = quality(layers_of(read_points(), warm=True))
     assert np.mean(found.slower <= 1.15) >= 0.9
     assert np.exp(np.log(found.slower).mean()) <= 1.06
 
 
 def test_so_it_is_of_layers_in_a_network_where_other_code_runs_between_two_runs() -> None:
-    found = quality(layers_of(read_points()), "cold")
+    found = quality(layers_of(read_points()))
     assert np.mean(found.slower <= 1.15) >= 0.88
     assert np.exp(np.log(found.slower).mean()) <= 1.05
     assert 0.9 < np.exp(found.error.mean()) < 1.1
 
 
 def test_so_it_is_of_float16_in_a_network() -> None:
-    found = quality(layers_of([point for point in read_points() if point.spec.data_type == "float16"]), "cold")
+    found = quality(layers_of(point for point in read_points() if point.spec.data_type == "float16"))
     assert np.mean(found.slower <= 1.15) >= 0.9
     assert np.exp(np.log(found.slower).mean()) <= 1.04
     assert 0.85 < np.exp(found.error.mean()) < 1.1
 
 
+def test_blocks_side_by_side_of_all_k_groups_read_their_input_once_and_follow_streams_of_their_own() -> None:
+    wide, large = Conv2d(256, 56, 56, 512, 1, 1, stride=(2, 2)), Conv2d(256, 56, 56, 256, 3, 3, padding=PAD)
+    once = Tiling(28, 14, 1, 86, 8, 3)
+    small_blocks, lone_blocks = Tiling(56, 4, 1, 43, 8, 3), Tiling(56, 14, 1, 43, 4, 2)
+
+    def by_place(spec: Conv2d, tiling: Tiling) -> float:
+        """How much longer than K group after K group."""
+        in_turn, beside = (tiled(spec, replace(tiling, order=order)) for order in ("group", "place"))
+        return predict_microseconds(beside, 64, 0.1) / predict_microseconds(in_turn, 64, 0.1)
+
+    assert by_place(wide, once) < 0.8  # measured: 0.59
+    assert by_place(large, lone_blocks) < 1.0  # 0.91
+    assert by_place(large, small_blocks) > 1.2  # 2.4
+
+
 @pytest.mark.parametrize("batch", [1, 64])
 def test_measured_layers_are_of_five_networks_and_the_ten_operators(batch: int) -> None:
     points = [point for point in read_points() if point.images % 64 == batch % 64]
-    assert {point.network for point in points} == {
-        "ten operators",
-        "resnet18",
-        "resnet50",
-        "vgg16",
-        "mobilenet_v2",
-        "unet",
-    }
+    assert {point.network for point in points} == NETWORKS | {"ten operators"}
 
 
 def test_points_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -55,9 +86,6 @@ def test_points_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathF
 
 def split(width: int, height: int, kernels: int, channels: int, stages: int, cluster: int = 8) -> Tiling:
     return Tiling(width, height, 1, kernels, channels, stages, cluster=cluster)
-
-
-PAD = (1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -86,4 +114,4 @@ def test_more_tilings_were_measured_with_code_from_dram_and_with_code_fetched_ah
         (ahead, n) for ahead in (False, True) for n in (0, 1)
     }
     assert {point.tiling.order for point in points} == {"group", "place"}
-    assert len(quality(layers_of(points), "cold").error) == len(points) > 1400
+    assert len(points) > 3200

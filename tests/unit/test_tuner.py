@@ -152,7 +152,7 @@ def test_a_record_whose_tiling_no_longer_does_is_made_anew() -> None:
     table = KeptRecords()
     whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     [record] = table.records()
-    table.put(replace(record, tiling=replace(record.tiling, stages=64)))
+    table.put(replace(record, tiling=replace(record.tiling, stages=4096)))
     [outcome] = whole_tuning(PlayedRig(slower_with_rank), PlayedBuilder(), table, CASES[:1], PLAN, TuneProgress())
     assert not outcome.known
     assert table.records() == [outcome.record]

@@ -1,21 +1,22 @@
-"""Fits the constants of the cost model (`codegen/prediction.py`) to the measured kernels, by random search.
+"""Fits the constants of the cost model (`codegen/terms.py`) to the measured kernels, by random search.
 
-    python -m tests.benchmarks.cost_model.fit [FILE] [--figure warm|cold] [--steps 3000] [--seed 0]
+    python -m tests.benchmarks.cost_model.fit [--steps 3000] [--seed 0] [--leave-out vgg16] [--worst 20]
 
 With `--steps 0` it only says how well today's constants do: how much slower the first choice among a layer's measured
-tilings is than the fastest of them, and how far predictions are off. What it finds it prints as lines for the module;
-whether they go in is for a person to decide, who looks at layers that were left out of the fit (every third) first.
+tilings is than the fastest of them, and how far predictions are off; with `--worst`, which choices are the worst. A fit
+is judged by a network that was left out of it: it says how well the constants found do on that one, and those of today.
+What it finds it prints as lines for the module; whether they go in is for a person to decide.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -23,34 +24,61 @@ from numpy.typing import NDArray
 
 from codegen import prediction
 from codegen.operators import tiled
-from tests.benchmarks.cost_model.points import POINTS, Point, read_points
+from codegen.tiling import Tiling
+from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, Point, read_points
 
-FITTED = (
-    "NEAR_INSTRUCTIONS",
-    "NEAR_PER_CLOCK",
-    "CACHED_INSTRUCTIONS",
-    "CACHED_PER_CLOCK",
-    "DISTANT_PER_CLOCK",
-    "COLD_PER_CLOCK",
-    "WARP_CLOCKS",
-    "LOAD_CLOCKS",
-    "CHUNK_INSTRUCTIONS",
-    "PROLOGUE_INSTRUCTIONS",
-    "CHUNK_CLOCKS",
-    "DEEP_CHUNK_CLOCKS",
-    "LONE_BLOCK",
-    "OVERLAP",
-    "L2_BYTES_PER_MICROSECOND",
-    "DRAM_BYTES_PER_MICROSECOND",
-    "MEMORY_OVERLAP",
-    "LAUNCH_MICROSECONDS",
-)
-ERROR_WEIGHT = 0.2
-"""Of the spread of predictions around the truth, beside the loss of the choice: that alone has no slope to follow."""
-
+FITTED = ("OF_FLOAT32", "OF_CONVOLUTIONS")
+"""Values of the module, whose numbers are fitted: of float16 too little is measured yet."""
+MOST = {"OF_FLOAT32.overlap": 6.0, "OF_FLOAT32.memory_overlap": 6.0, "OF_CONVOLUTIONS.overlap": 6.0}
+"""Norms beyond are maxima."""
+CLOSE = 0.04
+"""Logarithm of a ratio of predictions: of tilings that are so close, the choice may be either."""
+CLEARLY_SLOWER = 0.1
+"""The same of measured times: beyond, a choice counts as wrong, not only as slower."""
+WRONG = 0.09
+ERROR_WEIGHT = 0.12
+"""Of predictions' distance from the truth, beside the loss of the choice."""
+DRIFT_WEIGHT = 0.004
+"""Of how far constants go from where they begin: what the measurements do not say stays."""
 
 divided = lru_cache(maxsize=None)(tiled)
 """What does not depend on the constants is computed once for each kernel."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The tilings of one layer at one batch that were measured in one way."""
+
+    points: tuple[Point, ...]
+    warm: bool
+
+    @property
+    def microseconds(self) -> NDArray[np.float64]:
+        """[points]"""
+        times = (point.warm_microseconds if self.warm else point.cold_microseconds for point in self.points)
+        return np.array([*times], dtype=np.float64)
+
+    @property
+    def predicted(self) -> NDArray[np.float64]:
+        """[points]: by the constants that the module has now."""
+        return np.array([_predicted(each, cold=not self.warm) for each in self.points])
+
+    @property
+    def weight(self) -> float:
+        """In a fit: networks run with their code fetched ahead, which was measured last and most."""
+        return 3.0 if self.points[0].fetched_ahead and not self.warm else 1.0
+
+    @property
+    def slower(self) -> float:
+        """Time of the first choice over the time of the fastest."""
+        measured = self.microseconds
+        return float(measured[self.predicted.argmin()] / measured.min())
+
+
+def _predicted(point: Point, *, cold: bool) -> float:
+    layer = divided(point.spec, point.tiling)
+    fetched = point.fetched_ahead
+    return prediction.predict_microseconds(layer, point.images, point.density, cold=cold, fetched=fetched)
 
 
 @dataclass(frozen=True)
@@ -62,10 +90,6 @@ class Quality:
     error: NDArray[np.float64]
     """[points]: logarithm of predicted over measured."""
 
-    @property
-    def objective(self) -> float:
-        return float(np.log(self.slower).mean() + ERROR_WEIGHT * (self.error.std() + abs(self.error.mean())))
-
     def __str__(self) -> str:
         loss, within = np.exp(np.log(self.slower).mean()), np.mean(self.slower <= 1.15)
         offset, spread = np.exp(self.error.mean()), np.exp(self.error.std())
@@ -75,72 +99,132 @@ class Quality:
         )
 
 
-def layers_of(points: Sequence[Point]) -> list[list[Point]]:
-    """The tilings of each layer at each batch that were measured in the same way."""
-    found: dict[tuple[object, ...], list[Point]] = defaultdict(list)
+def layers_of(points: Iterable[Point], *, warm: bool = False) -> list[Measured]:
+    """The tilings of each layer at each batch that were measured in the same way; `warm`: where they were so too."""
+    found: dict[tuple[object, ...], dict[Tiling, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
-        how = point.as_in_network, point.fetched_ahead
-        found[point.network, point.layer, point.images, point.spec.data_type, how].append(point)
-    return list(found.values())
+        if not warm or point.warm_microseconds is not None:
+            how = point.as_in_network, point.fetched_ahead
+            layer = point.network, point.layer, point.images, point.spec.data_type, how
+            found[layer][point.tiling].append(point)
+    return [Measured(tuple(map(_mean, tilings.values())), warm) for tilings in found.values()]
 
 
-def quality(layers: Sequence[Sequence[Point]], figure: str) -> Quality:
+def _mean(points: Sequence[Point]) -> Point:
+    """Of one tiling that was measured on several days."""
+    return replace(points[0], cold_microseconds=float(np.mean([point.cold_microseconds for point in points])))
+
+
+def quality(layers: Sequence[Measured]) -> Quality:
     """Of the constants that the module has now."""
-    slower, error = [], []
-    for layer in layers:
-        tilings = [each for each in layer if getattr(each, f"{figure}_microseconds") is not None]
-        if not tilings:
-            continue
-        measured = np.array([getattr(each, f"{figure}_microseconds") for each in tilings])
-        predicted = np.array(
-            [
-                prediction.predict_microseconds(divided(p.spec, p.tiling), p.images, p.density, cold=figure == "cold")
-                for p in tilings
-            ]
-        )
-        slower.append(measured[predicted.argmin()] / measured.min())
-        error.append(np.log(predicted / measured))
-    return Quality(np.array(slower), np.concatenate(error))
+    error = [np.log(layer.predicted / layer.microseconds) for layer in layers]
+    return Quality(np.array([layer.slower for layer in layers]), np.concatenate(error))
 
 
-def search(
-    layers: Sequence[Sequence[Point]], figure: str, start: Mapping[str, float], steps: int, seed: int
-) -> dict[str, float]:
+def objective(layers: Sequence[Measured]) -> float:
+    """What a fit makes small, of the constants that the module has now: smooth in the predictions."""
+    losses = [_loss(layer.microseconds, layer.predicted) for layer in layers]
+    return float(np.average(losses, weights=[layer.weight for layer in layers]))
+
+
+def _loss(measured: NDArray[np.float64], predicted: NDArray[np.float64]) -> float:
+    close = np.exp(-np.log(predicted / predicted.min()) / CLOSE)
+    slower = np.log(measured / measured.min())
+    wrong = WRONG * np.clip((slower - CLEARLY_SLOWER) / CLEARLY_SLOWER, 0, 1)
+    error = ERROR_WEIGHT * np.abs(np.log(predicted / measured)).mean()
+    return float(np.average(slower + wrong, weights=close) + error)
+
+
+def constants_now() -> dict[str, float]:
+    """By the names of their values and, behind a dot, their own."""
+    values = {name: getattr(prediction, name) for name in FITTED}
+    return {
+        f"{name}.{each.name}": float(number)
+        for name, value in values.items()
+        for each in fields(value)
+        if not isinstance(number := getattr(value, each.name), bool)
+    }
+
+
+def in_module(constants: Mapping[str, float]) -> dict[str, object]:
+    """What the module is given for them."""
+    numbers: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, number in constants.items():
+        value, _, own = name.partition(".")
+        numbers[value][own] = number
+    return {value: replace(getattr(prediction, value), **own) for value, own in numbers.items()}
+
+
+def search(layers: Sequence[Measured], start: Mapping[str, float], steps: int, seed: int) -> dict[str, float]:
     """The constants that do best: a few are moved at a time, by ever smaller factors."""
     rng = random.Random(seed)
+
+    def judged(constants: Mapping[str, float]) -> float:
+        drift = sum(math.log(value / start[name]) ** 2 for name, value in constants.items() if start[name])
+        with patch.multiple(prediction, **in_module(constants)):
+            return objective(layers) + DRIFT_WEIGHT * drift / len(start)
+
     best = dict(start)
-    with patch.multiple(prediction, **best):
-        least = quality(layers, figure).objective
+    least = judged(best)
     for step in range(steps):
-        width = 0.4 * (1 - step / steps) + 0.02
+        width = 0.35 * (1 - step / steps) + 0.02
         moved = rng.sample(sorted(best), rng.choice((1, 1, 2, 3)))
-        tried = {name: value * np.exp(rng.gauss(0, width)) if name in moved else value for name, value in best.items()}
-        with patch.multiple(prediction, **tried):
-            found = quality(layers, figure).objective
-        if found < least:
+        tried = {
+            name: value * math.exp(rng.gauss(0, width)) if name in moved else value for name, value in best.items()
+        }
+        if all(value <= MOST.get(name, math.inf) for name, value in tried.items()) and (found := judged(tried)) < least:
             best, least = tried, found
     return best
 
 
+def worst(layers: Sequence[Measured], count: int) -> list[str]:
+    """The choices that lose most, with predicted and measured times of what is chosen and of the fastest."""
+    lines = []
+    for layer in sorted(layers, key=lambda layer: -layer.slower)[:count]:
+        measured, predicted = layer.microseconds, layer.predicted
+        point = layer.points[0]
+        lines.append(
+            f"{layer.slower:.2f}x  {point.network} {point.layer}, {point.images} images, {point.spec.data_type}"
+        )
+        for name, at in (("chosen", predicted.argmin()), ("fastest", measured.argmin())):
+            tiling = _words(layer.points[int(at)].tiling)
+            lines.append(f"       {name:8}{predicted[at]:8.1f} us predicted{measured[at]:8.1f} measured  {tiling}")
+    return lines
+
+
+def _words(tiling: Tiling) -> str:
+    shape = f"{tiling.tile_width}x{tiling.tile_height}x{tiling.images} r{tiling.rows}"
+    streams = f"k{tiling.group_kernels} c{tiling.chunk_channels} s{tiling.stages}"
+    return f"{shape} {streams} cluster {tiling.cluster} by {tiling.order}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, nargs="?", default=POINTS)
-    parser.add_argument("--figure", choices=("warm", "cold"), default="warm")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--leave-out", metavar="NETWORK")
+    parser.add_argument("--worst", type=int, default=0)
     arguments = parser.parse_args()
-    layers = layers_of(read_points(arguments.file))
-    fitted = [layer for i, layer in enumerate(layers) if i % 3]
-    held_out = layers[::3]
-    now = {name: float(getattr(prediction, name)) for name in FITTED}
-    print(f"today, {arguments.figure}: {quality(layers, arguments.figure)}")
+    points = read_points(POINTS) + read_points(MORE_POINTS)
+    every = {
+        "in networks, code fetched ahead": layers_of(point for point in points if point.fetched_ahead),
+        "code from DRAM": layers_of(point for point in points if not point.fetched_ahead),
+        "code in the caches": layers_of(points, warm=True),
+    }
+    for name, layers in every.items():
+        print(f"today, {name}: {quality(layers)}")
+        print(*worst(layers, arguments.worst), sep="\n", end="\n" * bool(arguments.worst))
     if not arguments.steps:
         return
-    best = search(fitted, arguments.figure, now, arguments.steps, arguments.seed)
-    with patch.multiple(prediction, **best):
-        print(f"fitted to {len(fitted)} layers: {quality(fitted, arguments.figure)}")
-        print(f"on {len(held_out)} held out:   {quality(held_out, arguments.figure)}")
-    print(f"there today:        {quality(held_out, arguments.figure)}")
+    layers = [layer for each in every.values() for layer in each]
+    fitted = [layer for layer in layers if layer.points[0].network != arguments.leave_out]
+    left_out = [layer for layer in layers if layer not in fitted]
+    best = search(fitted, constants_now(), arguments.steps, arguments.seed)
+    for name, each in (("fitted to", fitted), (f"{arguments.leave_out}, left out", left_out)):
+        if each:
+            print(f"{name}, today: {quality(each)}")
+            with patch.multiple(prediction, **in_module(best)):
+                print(f"{name}, with these: {quality(each)}")
     for name, value in best.items():
         print(f"{name} = {value:.4g}")
 

@@ -1,0 +1,182 @@
+"""Tilings of a layer by their predicted times: for a band of batch sizes and densities, not yet for its weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from codegen.limits import block_fits, comes_out_even
+from codegen.operators import AnyTiled, Lowered, lower
+from codegen.operators.geometry import Geometry
+from codegen.parts import CLUSTERED_INSTRUCTIONS
+from codegen.prediction import Stream, predict_microseconds
+from codegen.spec import Conv2d, LayerSpec
+from codegen.tables import with_tables
+from codegen.tiling import Accumulator, Tiling
+
+STREAM_MULTIPLY_ADDS = 20_000
+"""Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
+STREAM_BYTES = 500_000
+"""Machine code that one block runs, at most."""
+LOOPED_STREAMS = 2.5
+"""How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
+LAYER_INSTRUCTIONS = 60_000
+"""Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
+MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
+"""How much more code than the smallest such a layer may have; and a convolution of float16, of which half as many
+threads follow each stream: K groups of fewer kernels are more code in all, and less for each of them to wait for."""
+LARGE_CODE = 1.5
+"""Instructions for each non-zero weight, which such a layer has no more of where a tiling does with fewer."""
+UNSTAGED_DENSITY = 0.05
+"""Up to which tilings without stages are looked at: of denser layers every input is used often."""
+UNSTAGED_GAIN = 1.25
+"""How much faster such a tiling must be predicted than all others: its terms are not fitted."""
+MOST_BY_PLACE = 60
+"""So many of a convolution's tilings have their blocks in the other order too, those predicted to be fastest so."""
+SPLIT_CODE = 1.5
+"""How much more code a layer over clusters may have than the smallest: its time has the fetching of it all."""
+SPLIT_ROWS = 64
+"""Most rows, by bands, with which a linear layer is split over clusters: its prediction is fitted to no more."""
+SPLIT_POSITIONS = 8_192
+"""Most positions of all images, by bands, with which a convolution is: more give all multiprocessors work without."""
+TABLE_ROWS = 4
+"""Most rows or images, by bands, with which weights may be a table: of more, they are used more often."""
+TABLE_DENSITY = 0.5
+"""Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
+
+
+def ranking_of(
+    layer: Lowered[LayerSpec],
+    batch: int,
+    density: float,
+    accumulate: Accumulator,
+    *,
+    clusters: bool,
+    tables: bool,
+    behind: tuple[Tiling, ...],
+) -> tuple[Tiling, ...]:
+    """The one predicted to be fastest first; `behind`: tilings that are not predicted."""
+    ranking = _ranking(layer.spec, batch, density, accumulate)
+    if clusters and layer.spec.data_type != "float16":
+        ranking = _also_by_place(layer.spec, batch, density, ranking)
+        if layer.stationary is not None and _may_be_split(layer.geometry, batch):
+            ranking = _with_clusters(layer.spec, batch, density, ranking)
+    ranking = (*_with_unstaged(layer, batch, density, ranking), *behind)
+    if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
+        ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
+    return ranking
+
+
+def _may_be_split(geometry: Geometry, batch: int) -> bool:
+    """Whether tilings with clusters are looked at: they cost as much time here as all others together."""
+    if geometry.is_linear:
+        return batch <= SPLIT_ROWS
+    return batch * geometry.positions_height * geometry.positions_width <= SPLIT_POSITIONS
+
+
+@lru_cache(maxsize=1024)
+def split_halves(spec: LayerSpec, accumulate: Accumulator) -> tuple[Tiling, ...]:
+    """Tilings of a float16 layer with clusters: for tuning and its records, as no prediction is fitted to them."""
+    layer = lower(spec)
+    tilings = layer.stationary.candidates(layer) if layer.stationary else ()
+    every = (layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in tilings)
+    return tuple(each.tiling for each in every if comes_out_even(each) and block_fits(each))
+
+
+@lru_cache(maxsize=1024)
+def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
+    layer = lower(spec)
+    sizes: list[tuple[AnyTiled, float]] = []
+    packed = spec.data_type == "float16" and not layer.geometry.is_linear
+    limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
+    for candidate in layer.candidates():
+        tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
+        divided = layer.tiled(tiling)
+        if not comes_out_even(divided):
+            continue
+        stream = Stream.of(divided.work, density)
+        size = stream.code * divided.work.streams
+        if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
+            sizes.append((divided, size))
+            # A layer that is larger whatever its tiling is given the smaller ones.
+            dense = LARGE_CODE * density * spec.weights_count
+            most = more * size if packed or size > dense else min(more * size, dense)
+            limit = min(limit, max(LAYER_INSTRUCTIONS, most))
+    times = {each.tiling: predict_microseconds(each, batch, density) for each, size in sizes if size <= limit}
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
+@lru_cache(maxsize=1024)
+def _also_by_place(spec: LayerSpec, batch: int, density: float, ranking: tuple[Tiling, ...]) -> tuple[Tiling, ...]:
+    """The ranking with a convolution's tilings whose blocks begin place after place among it.
+
+    They make a layer one kernel: only for architectures that need no ptxas for it, as those with clusters do not.
+    """
+    if not isinstance(spec, Conv2d):
+        return ranking
+    every = [lower(spec).tiled(tiling) for tiling in ranking]
+    times = {each.tiling: predict_microseconds(each, batch, density) for each in every}
+    beside = {
+        replace(each.tiling, order="place"): predict_microseconds(each, batch, density, order="place")
+        for each in every
+        if each.tiling.stages and each.streams.count > 1 and _code(each, density) <= CLUSTERED_INSTRUCTIONS
+    }
+    times |= {tiling: beside[tiling] for tiling in sorted(beside, key=lambda tiling: beside[tiling])[:MOST_BY_PLACE]}
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
+def _with_unstaged(
+    layer: Lowered[LayerSpec], batch: int, density: float, ranking: tuple[Tiling, ...]
+) -> tuple[Tiling, ...]:
+    """The ranking with the tilings without stages before it, where these are clearly faster, or behind it."""
+    unstaged = () if layer.unstaged is None else _unstaged(layer.spec, batch, density)
+    if not unstaged or not ranking:
+        return (*unstaged, *ranking)
+    best, other = (predict_microseconds(layer.tiled(each[0]), batch, density) for each in (unstaged, ranking))
+    return (*unstaged, *ranking) if UNSTAGED_GAIN * best <= other else (*ranking, *unstaged)
+
+
+@lru_cache(maxsize=1024)
+def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+    """Tilings without stages that fit the layer, the one predicted to be fastest first."""
+    layer = lower(spec)
+    if layer.unstaged is None or density > UNSTAGED_DENSITY:
+        return ()
+    times = {
+        tiling: predict_microseconds(divided, batch, density)
+        for tiling in layer.unstaged.candidates(layer)
+        if comes_out_even(divided := layer.tiled(tiling)) and block_fits(divided)
+    }
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
+@lru_cache(maxsize=1024)
+def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[Tiling, ...]) -> tuple[Tiling, ...]:
+    """The ranking with the tilings with clusters among it."""
+    layer = lower(spec)
+    split = [layer.tiled(tiling) for tiling in (layer.stationary.candidates(layer) if layer.stationary else ())]
+    every = [layer.tiled(tiling) for tiling in ranking]
+    every += [each for each in split if comes_out_even(each) and block_fits(each)]
+    sizes = [_code(each, density) for each in every]
+    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min(sizes[: len(ranking)], default=math.inf))
+    fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
+    times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+
+
+def _code(layer: AnyTiled, density: float) -> float:
+    """Instructions of all its streams."""
+    return Stream.of(layer.work, density).code * layer.work.streams
+
+
+def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
+    """Whether an average K group is within the limits of one."""
+    multiply_adds, code_bytes = stream_limits(layer)
+    return stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes
+
+
+def stream_limits(layer: AnyTiled) -> tuple[float, float]:
+    """Multiply-adds and bytes of a K group, at most."""
+    more = LOOPED_STREAMS if layer.work.loop_instructions else 1
+    return more * STREAM_MULTIPLY_ADDS, more * STREAM_BYTES
