@@ -2,8 +2,9 @@
 //
 // Columns are rows of the batch, in tiles: element [neuron][column] of tile t lies at (t * NEURONS + neuron) * WIDTH + column.
 // WIDTH, NEURONS and CLIP are given on the command line.
-#define LISTERS 256
-#define LISTED 16  // columns of a thread of list_columns: the bytes of a uint4
+#define LISTERS 1024
+#define LISTED 4  // columns of a thread of list_columns: the bytes of a word
+#define COUNTED 16  // marks that a thread counts at once: the bytes of a uint4
 
 // Each mark is a byte of 0 or 1.
 __device__ int marked(unsigned word) { return word * 0x01010101u >> 24; }
@@ -19,19 +20,23 @@ extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __
                                                                   const int* __restrict__ names, int* __restrict__ kept) {
     __shared__ unsigned long long sums[LISTERS];
     const int columns = *count, first = blockIdx.x * (LISTERS * LISTED), begin = first + threadIdx.x * LISTED;
-    if (first && first >= columns) return;
-    int earlier = 0, found = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x * LISTED; i < first; i += LISTERS * LISTED) earlier += marked(*(const uint4*)(marks + i));
-    unsigned here[LISTED / 4];
+    int earlier = 0;
+    for (int i = threadIdx.x * COUNTED; i < first; i += 4 * LISTERS * COUNTED) {
 #pragma unroll
-    for (int i = 0; i < LISTED / 4; ++i) {
-        const int inside = columns - begin - 4 * i;
-        const unsigned word = inside > 0 ? *(const unsigned*)(marks + begin + 4 * i) : 0;
-        here[i] = inside > 0 && inside < 4 ? word & (1u << 8 * inside) - 1 : word;
-        if (inside > 0) *(unsigned*)(others + begin + 4 * i) = 0;
-        found += marked(here[i]);
+        for (int j = i; j < i + 4 * LISTERS * COUNTED; j += LISTERS * COUNTED)
+            if (j < first) earlier += marked(*(const uint4*)(marks + j));
     }
+    if (first && first >= columns) return;
+    const int inside = columns - begin;
+    unsigned here = 0;
+    int4 name = {};
+    if (inside > 0) {
+        const unsigned word = *(const unsigned*)(marks + begin);
+        here = inside < LISTED ? word & (1u << 8 * inside) - 1 : word;
+        name = *(const int4*)(names + begin);
+        *(unsigned*)(others + begin) = 0;
+    }
+    const int found = marked(here);
     // Sums over the threads up to each: of what is before the block above, of what is in it below.
     unsigned long long sum = (unsigned long long)earlier << 32 | found;
     for (int distance = 1; distance < LISTERS; distance *= 2) {
@@ -44,11 +49,12 @@ extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __
     __syncthreads();
     const unsigned long long all = sums[LISTERS - 1];
     int next = (int)(all >> 32) + (int)sum - found;
+    const int held[LISTED] = {name.x, name.y, name.z, name.w};
 #pragma unroll
     for (int i = 0; i < LISTED; ++i)
-        if (here[i / 4] >> i % 4 * 8 & 1) {
+        if (here >> i * 8 & 1) {
             places[next] = begin + i;
-            kept[next++] = names[begin + i];
+            kept[next++] = held[i];
         }
     if (threadIdx.x == 0 && first + LISTERS * LISTED >= columns) *left = (int)(all >> 32) + (int)all;
 }

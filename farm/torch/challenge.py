@@ -33,8 +33,8 @@ from farm.gpu.loaded import Module, launch
 from farm.torch.challenge_reference import reference_of
 from farm.torch.challenge_timing import replayed
 
-THREADS, NEURONS_OF_BLOCK, LISTED = 256, 32, 16
-"""Threads of a block of challenge.cu's kernels, neurons of one, and columns that a thread lists."""
+THREADS, NEURONS_OF_BLOCK, LISTERS, LISTED = 256, 32, 1024, 4
+"""Threads of a block of challenge.cu's kernels, neurons of one; threads that list columns, and how many each does."""
 
 Enqueue = Callable[[], None]
 
@@ -94,7 +94,7 @@ class ChallengeGpu:
         self._identity = torch.arange(columns, dtype=torch.int32, device="cuda")
         self._places = torch.zeros(columns, dtype=torch.int32, device="cuda")
         self._names = [torch.zeros(columns, dtype=torch.int32, device="cuda") for _ in range(2)]
-        self._marks = torch.zeros((2, columns + LISTED), dtype=torch.uint8, device="cuda")
+        self._marks = torch.zeros((2, columns), dtype=torch.uint8, device="cuda")
         """Those of layers before an odd number of lists, and the others."""
         lists = sum(map(challenge.compacts, range(len(self._layers))))
         self._counts = torch.zeros(lists + 1, dtype=torch.int32, device="cuda")
@@ -306,8 +306,8 @@ class ChallengeGpu:
         before, after = self._counts[number:], self._counts[number + 1 :]
         (marks, names), (others, kept) = ((self._marks[i % 2], self._names[i % 2]) for i in (number, number + 1))
         arguments = [_pointer(each) for each in (before, marks, others, self._places, after, names, kept)]
-        blocks = -(-len(self._identity) // (THREADS * LISTED))
-        launch(self._list, (blocks, 1, 1), (THREADS, 1, 1), 0, arguments, self._stream.cuda_stream)
+        blocks = -(-len(self._identity) // (LISTERS * LISTED))
+        launch(self._list, (blocks, 1, 1), (LISTERS, 1, 1), 0, arguments, self._stream.cuda_stream)
 
     def _measured(self, enqueue: Enqueue, values: Callable[[int], torch.Tensor]) -> Run:
         with torch.inference_mode(), torch.cuda.stream(self._stream):

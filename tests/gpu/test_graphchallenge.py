@@ -1,27 +1,73 @@
-"""`farm bench graphchallenge` on a GPU: every contender gives the rows and the values of float64."""
+"""`farm bench graphchallenge` on a GPU: every contender gives the rows and the values of float64.
+
+Of few neurons, so that ptxas is quick; three layers follow one another without a compaction between them.
+"""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
-pytest.importorskip("sklearn", reason="needs scikit-learn: pip install scikit-learn")
 
 from cli.exit_codes import OK
 from cli.main import run
+from codegen.assemble import Cubin
+from codegen.layers import FloatArray
+from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.toolchain import Toolchain
+from codegen.tsv.network import write_tsv_network
+from codegen.tsv.triples import write_rows
+from farm.bench.challenge_benchmark import ChallengeSession, wrongness
+from farm.bench.challenge_kernels import INDEX_KERNELS, chain_of, compile_chain, compile_kernels
+from farm.gpu.challenge import COMPACTED, Challenge
 from farm.gpu.device import Device
+from farm.torch.challenge import ChallengeGpu
+
+NEURONS, ROWS, LAYERS, BIAS = 64, 3000, COMPACTED + 4, -0.3
 
 
-@pytest.mark.parametrize("network", ["radix-net", "random"])
-def test_all_contenders_compute_the_challenge(network: str, device: Device, inline_farm: None, tmp_path: Path) -> None:
-    file = tmp_path / "r.json"
-    arguments = [network, "--layers", "14", "--rows", "1000", "--local", "-q", "--json", str(file)]
-    assert run(["bench", "graphchallenge", *arguments]) == OK
-    found = json.loads(file.read_text())["measurements"]
+def network(random: bool) -> tuple[list[SparseMatrix], float]:
+    """Its layers until they repeat, and its bias."""
+    return (random_layers(NEURONS, 3), 0.0) if random else (radix_net(NEURONS), BIAS)
+
+
+def inputs() -> FloatArray:
+    return (np.random.default_rng(2).random((ROWS, NEURONS)) < 0.2).astype(np.float32)
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["RadiX-Net", "random"])
+def test_all_contenders_compute_the_challenge(random: bool, device: Device, inline_farm: None, tmp_path: Path) -> None:
+    matrices, bias = network(random)
+    net = write_tsv_network(tmp_path / "net", matrices, NEURONS, LAYERS, bias, CLIP)
+    write_rows(tmp_path / "rows.tsv", inputs())
+    options = ["--inputs", str(tmp_path / "rows.tsv"), "--rows", str(ROWS), "--local", "-q"]
+    assert run(["bench", "graphchallenge", str(net), *options, "--json", str(tmp_path / "r.json")]) == OK
+    found = json.loads((tmp_path / "r.json").read_text())["measurements"]
     assert [each["contender"] for each in found] == ["generated", "index", "cusparse"]
     for each in found:
         assert each["microseconds"] > 0, each["reason"]
         assert each["relative_error"] < 1e-4
+        assert each["facts"]["rows_left"] > 0
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["RadiX-Net", "random"])
+def test_layers_in_one_launch_compute_the_challenge(random: bool, device: Device, toolchain: Toolchain) -> None:
+    matrices, bias = network(random)
+    in_turn = tuple(matrices[i % len(matrices)] for i in range(LAYERS))
+    challenge = Challenge("small", NEURONS, in_turn, (bias,) * LAYERS, CLIP, inputs())
+    checkpoint = challenge.checkpoint()
+    how = chain_of(challenge, checkpoint)
+    assert how is not None
+    compiled: Future[Cubin] = Future()
+    compiled.set_result(compile_chain(challenge, checkpoint, how, device.arch, toolchain))
+    groups = {group for _, group in INDEX_KERNELS}
+    helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
+    gpu = ChallengeGpu(challenge, checkpoint, helpers)
+    session = ChallengeSession(challenge, checkpoint, gpu)
+    variants = [*session.chained((how, compiled), []), *session.indexed_chain()]
+    assert [wrongness(run(), gpu.reference) for _, run in variants] == [""] * 3
