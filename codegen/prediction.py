@@ -17,6 +17,7 @@ from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.tabled import table_bytes
+from codegen.operators.tabled_conv2d import threads_of, tile_of
 from codegen.operators.work import Work
 from codegen.spec import AddResidual, Conv2d
 from codegen.terms import OF_CONVOLUTIONS, OF_FLOAT16, OF_FLOAT32, OF_LINEAR_LAYERS, Terms
@@ -47,6 +48,9 @@ TABLE_MICROSECONDS = 2.48
 """Until its first weights are there, and for the sums of the lanes at its end, with the launch."""
 POOL_BYTES_PER_MICROSECOND, POOL_MICROSECONDS = 4.0e6, 1.23
 """What a max pool of its own moves, and its launch."""
+TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
+"""Of a convolution whose weights are a table, fitted to 135 kernels of one image: an access of a warp to shared memory,
+a byte of the tile on its way there, and what a wave of blocks, a launch or a cluster waits for."""
 CLUSTERS_AT_ONCE = {2: 66, 4: 30, 8: 15}
 """Of so many blocks, for each that a multiprocessor has room for: fewer than its multiprocessors have room for blocks,
 because those of a cluster share one of the GPU's parts. So cuOccupancyMaxActiveClusters says of an H200."""
@@ -136,7 +140,8 @@ def predict_microseconds(
     not the tiling's.
     """
     if layer.tiling.form == "table":
-        return _table_microseconds(layer, batch, density)
+        of = _table_microseconds if layer.geometry.is_linear else _tile_table_microseconds
+        return of(layer, batch, density)
     if layer.tiling.cluster > 1:
         return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
     work, launch = layer.work, layer.launch
@@ -244,6 +249,19 @@ def _memory_bytes(layer: AnyTiled, batch: int, again: float, of: Terms) -> float
     more = max(0.0, inputs - of.held_bytes) * of.read_again * again
     added = sum(isinstance(each, AddResidual) for each in layer.spec.epilogue) * outputs
     return float(inputs + more + outputs + added)
+
+
+def _tile_table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
+    """Of a convolution's: a weight is an access to shared memory for each position of a thread, and half of one."""
+    tile, tiling, launch = tile_of(layer), layer.tiling, layer.launch
+    x, y, streams = (size.at(batch) for size in launch.grid)
+    here = math.ceil(x * y * streams / (CLUSTERS_AT_ONCE.get(tiling.cluster, MULTIPROCESSORS) * tiling.cluster))
+    resident = max(1, min(WARPS * 32 // threads_of(layer), SHARED_BYTES // (launch.shared_bytes + 1024)))
+    weights = density * layer.spec.weights_count / layer.geometry.kernels / tiling.cluster * tiling.group_kernels
+    accesses = weights * (tiling.rows + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
+    clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * layer.work.tile_bytes
+    waits = TILE_WAVE_MICROSECONDS * (math.ceil(here / resident) + 1 + (tiling.cluster > 1))
+    return here * clocks / CLOCKS_PER_MICROSECOND + waits
 
 
 def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool, fetched: bool) -> float:
