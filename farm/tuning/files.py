@@ -19,7 +19,7 @@ SHIPPED = ("h200.json", "h200_networks.json")
 
 Records without cubins are of the measurements in tests/benchmarks/cost_model: of each layer the best of six tilings,
 where the cost model's present choice is one of them; cold was made by writing to the L2 cache. Those of float16 are of
-kernels measured as `farm tune` does, with tilings that it was given, two of them in the network.
+kernels measured as `farm tune` does, with tilings that it was given, six of them in the network.
 """
 
 
