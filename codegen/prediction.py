@@ -140,8 +140,9 @@ def predict_microseconds(
     not the tiling's.
     """
     if layer.tiling.form == "table":
-        of = _table_microseconds if layer.geometry.is_linear else _tile_table_microseconds
-        return of(layer, batch, density)
+        if not layer.geometry.is_linear:
+            return _tile_table_microseconds(layer, batch, density)
+        return _table_microseconds(layer, batch, density)
     if layer.tiling.cluster > 1:
         return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
     work, launch = layer.work, layer.launch
