@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from codegen.choice import choose_tiling
+from codegen.limits import block_fits, comes_out_even
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
 from codegen.spec import Clip, Linear
@@ -207,3 +208,10 @@ def test_options_say_whether_records_are_used_and_old_ones_mean_yes() -> None:
     old = {name: value for name, value in options.to_json().items() if name != "tuning"}
     assert BuildOptions.from_json(old).tuning
     assert submitted(options=options).request_digest != submitted(options=BuildOptions(("sm_90",))).request_digest
+
+
+def test_blocks_of_every_tiling_that_ships_fit() -> None:
+    for each in shipped_records():
+        layer_of_record = tiled(each.key.spec, each.tiling)
+        assert comes_out_even(layer_of_record), each
+        assert block_fits(layer_of_record), each
