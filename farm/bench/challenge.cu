@@ -171,10 +171,10 @@ struct Tables {
 // index_layer for layers that follow one another, under the same launch as compiled ones: a block has a group of outputs
 // of all layers and a tile of the columns, which goes on once all groups have done it, as `done` counts, CHAINED apart.
 // The first layer reads `input` and writes `output`, the second reads that and writes `spare`, and these two take turns;
-// only the last one marks.
+// only the last one marks. A thread has two columns, so that weights from shared memory serve both.
 // Of `kept` layers number `first_layer` is the first; number `again` follows the last. All blocks must run at once.
 #define CHAINED 32
-extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* input, float* output,
+extern "C" __global__ void __launch_bounds__(256, 2) index_chain(const float* input, float* output,
                                                                 const int* __restrict__ count, const int* __restrict__ places,
                                                                 unsigned char* __restrict__ marks, float* spare,
                                                                 unsigned* done, int first_layer, int layers, int again,
@@ -203,19 +203,32 @@ extern "C" __global__ void __launch_bounds__(256, 4) index_chain(const float* in
         const float4* const weights = held + layer % 2 * of_layer;
         const int* const from = offsets + layer % 2 * most;
         const float* const biases = tables[number].biases + group * GROUP;
-        for (int column = FIRST_COLUMN; column < columns; column += gridDim.x * 256) {
-            const int place = places ? places[column] : column;
-            const float* const in = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
-            float sum[GROUP];
+        const int step = gridDim.x * 256;
+        for (int column = FIRST_COLUMN; column < columns; column += 2 * step) {
+            const int both[] = {column, column + step};
+            const float* in[2];
+            float sum[2][GROUP];
 #pragma unroll
-            for (int k = 0; k < GROUP; ++k) sum[k] = biases[k];
+            for (int c = 0; c < 2; ++c) {
+                const int at = both[c] < columns ? both[c] : column, place = places ? places[at] : at;
+                in[c] = input + (size_t)(place / WIDTH) * (NEURONS * WIDTH) + place % WIDTH;
+#pragma unroll
+                for (int k = 0; k < GROUP; ++k) sum[c][k] = biases[k];
+            }
 #pragma unroll 8
             for (int e = 0; e < entries; ++e) {
-                add_products(sum, __ldcg(in + from[e]), weights + e * (GROUP / 4));
+                const float x = __ldcg(in[0] + from[e]), y = __ldcg(in[1] + from[e]);
+                add_products(sum[0], x, weights + e * (GROUP / 4));
+                add_products(sum[1], y, weights + e * (GROUP / 4));
             }
-            float* const out = output + (size_t)(column / WIDTH) * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + column % WIDTH;
-            const bool any = store_clipped(sum, out);
-            if (any && layer + 1 == layers) marks[column] = 1;
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+                if (both[c] < columns) {
+                    const int tile = both[c] / WIDTH;
+                    float* const out = output + (size_t)tile * (NEURONS * WIDTH) + group * (GROUP * WIDTH) + both[c] % WIDTH;
+                    const bool any = store_clipped(sum[c], out);
+                    if (any && layer + 1 == layers) marks[both[c]] = 1;
+                }
         }
         __syncthreads();
         if (threadIdx.x == 0) {

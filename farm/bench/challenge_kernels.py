@@ -28,7 +28,7 @@ CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 512, 2
 """Outputs of a K group of a chain, threads of a part of a block, parts of a block: one block fills a multiprocessor."""
 MOST_CHAINED = 16
 """Different layers of a chain, which ptxas has as one function."""
-INDEX_CHAIN, INDEX_CHAIN_BLOCKS = "index_chain", 4
+INDEX_CHAIN, INDEX_CHAIN_BLOCKS = "index_chain", 2
 """The index kernel that goes over layers, and its blocks that a multiprocessor runs at once."""
 CHUNK_CHANNELS = 32
 INDEX_THREADS = 256
