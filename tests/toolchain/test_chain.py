@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from codegen import emulate
 from codegen.assemble import assemble
 from codegen.chain import DONE_BYTES, KERNEL, Chain, chained
+from codegen.errors import TemplateError
 from codegen.layers import FloatArray, Weights
 from codegen.spec import Clip, Conv2d
 from codegen.template import Template, make_template
@@ -86,6 +88,43 @@ def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said
     assert np.isnan(columns_of(last)[COLUMNS:]).all()
     assert given.done[0] == count
     assert np.array_equal(given.marks[:COLUMNS] != 0, (wanted > 0).any(axis=1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_what_a_block_made_in_the_layer_before_it_has_in_registers(
+    templates: dict[int, Template], layers: list[Weights], count: int
+) -> None:
+    chain = Chain(1, 5)  # room for all columns at once
+    given = Buffers(chain.tiles)
+    ptx = chained(templates[NEURONS], layers, 1, chain)
+    assert re.search(r"@!%kept ld\.global\.cg\.f32 %own\d+", ptx.decode())
+    emulate.run(ptx, (5, 1, 1), (THREADS, 1, 1), 0, given.arguments(given.output, 0, count), kernel=KERNEL)
+    last = given.output if count % 2 else given.spare
+    in_turn = [layers[0], *([layers[1], layers[2]] * 4)][:count]
+    wanted = expected(columns_of(given.input)[given.places], in_turn)
+    np.testing.assert_allclose(columns_of(last)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_has_the_group_that_reads_what_it_made(templates: dict[int, Template]) -> None:
+    half = np.ones((16, 16), np.float32)
+    none = np.zeros_like(half)
+    straight, crossed = (np.block(blocks) for blocks in ([[half, none], [none, half]], [[none, half], [half, none]]))
+    shape, bias = (NEURONS, NEURONS, 1, 1), np.zeros(NEURONS, np.float32)
+    layers = [Weights(each.reshape(shape), bias) for each in (straight, crossed, crossed)]
+    loads = chained(templates[16], layers, 0, Chain(1, 1)).decode().count("ld.global.cg.f32")
+    assert loads == len(layers) * NEURONS  # none for what others made
+    mixed = [Weights(np.ones(shape, np.float32), bias)] * 2
+    text = chained(templates[16], mixed, 0, Chain(1, 1)).decode()
+    assert text.count("@!%kept ld.global.cg.f32") == text.count("ld.global.cg.f32 \t") == len(mixed) * NEURONS
+
+
+def test_a_layer_with_more_inputs_than_outputs_is_no_chain() -> None:
+    spec = Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
+    tiling = Tiling(THREADS, 1, 1, 16, NEURONS, stages=0, listed=True)
+    template = make_template(spec, tiling, "compute_90", find_toolchain(), DEFAULT_LIMITS)
+    wide = Weights(np.ones((NEURONS, 2 * NEURONS, 1, 1), np.float32), np.zeros(NEURONS, np.float32))
+    with pytest.raises(TemplateError, match="as many inputs as outputs"):
+        chained(template, [wide], 0, Chain(1, 1))
 
 
 @pytest.mark.parametrize("count", [1, 2])
