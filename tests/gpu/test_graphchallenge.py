@@ -69,5 +69,5 @@ def test_layers_in_one_launch_compute_the_challenge(random: bool, device: Device
     helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
     gpu = ChallengeGpu(challenge, checkpoint, helpers)
     session = ChallengeSession(challenge, checkpoint, gpu)
-    variants = [*session.chained((how, compiled), []), *session.indexed_chain()]
-    assert [wrongness(run(), gpu.reference) for _, run in variants] == [""] * 3
+    variants = [*session.chained((how, compiled)), *session.indexed_chain()]
+    assert [wrongness(run(), gpu.reference) for _, run in variants] == ["", ""]
