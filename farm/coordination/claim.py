@@ -27,7 +27,8 @@ class Claim:
     template_seconds: dict[str, float] = field(default_factory=dict)
     """What its templates took, by their keys, once they are there: 0 of those that it found."""
     faults: list[Fault] = field(default_factory=list)
-    first_failure: str = ""
+    failures: list[tuple[int, str, int, str]] = field(default_factory=list)
+    """Build, architecture, part, and what is said of it; the reason names the first in this order, not in time."""
     running: int = 0
     """As the ledger was told; and when it was told that the job will end, by the clock."""
     ends_at: float = math.inf
@@ -45,7 +46,7 @@ class Claim:
         worst = next(
             (fault for fault in (Fault.LOST, *self.faults) if fault in self.faults and not fault.of_input), None
         )
-        reason = f"{len(self.faults)} of {self.total} cubins failed: {self.first_failure}"
+        reason = f"{len(self.faults)} of {self.total} cubins failed: {min(self.failures)[-1]}"
         return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, self.faults[0])
 
     def cut(self, build_id: int, arch: str) -> Build:

@@ -214,7 +214,7 @@ class Claims:
                 made = replace(made, message=f"{made.message}, at -O{known.optimisation} too")
             build_result = replace(known, outcome=Outcome.FAILED, error=made.message, command=made.command)
             claim.faults.append(made.fault)
-            claim.first_failure = claim.first_failure or f"{name}: {made.message}"
+            claim.failures.append((target.build, target.arch, target.part, f"{name}: {made.message}"))
             self._say(claim, "error", made.about(name))
         else:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds

@@ -72,7 +72,11 @@ def tuning(
 
 
 def benchmark(
-    settings: Settings, cases: Sequence[StoredCase], plan: Plan, records: Sequence[TuningRecord]
+    settings: Settings,
+    cases: Sequence[StoredCase],
+    plan: Plan,
+    records: Sequence[TuningRecord],
+    admissions: Admissions,
 ) -> Generator[Results | CaseMeasured, None, None]:
     """In place of `benchmark_work`: the time of a layer is the number of its weights that are not zero."""
     yield Results({"gpu": gpus_here()}, plan.to_json())
