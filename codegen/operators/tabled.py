@@ -15,7 +15,7 @@ from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.geometry import Geometry
 from codegen.operators.lowered import AnyTiled, LoweredLinear, TiledLinear
 from codegen.operators.region import Region
-from codegen.operators.work import SHARED_BYTES, Work
+from codegen.operators.work import SHARED_BYTES, Work, work_of_table
 from codegen.spec import LayerSpec
 from codegen.tiling import Part, Tiling
 
@@ -171,25 +171,16 @@ def sources(layer: TiledLinear) -> dict[str, str]:
 
 def work(layer: TiledLinear) -> Work:
     """The share of a warp's group in code that all run: no weights are in it."""
-    spec, count = layer.spec, layer.streams.count
+    spec = layer.spec
     element = ELEMENT_BYTES[spec.data_type]
-    return Work(
-        streams=count,
+    return work_of_table(
+        streams=layer.streams.count,
         threads=layer.tiling.tile_width,
         sums=layer.tiling.images,
-        terms=0,
-        inputs=0,
-        pointers=4,
-        copies=0,
-        chunks=1,
-        stores=max(1, CODE_INSTRUCTIONS // count),
-        slots=0,
-        results=0,
+        instructions=CODE_INSTRUCTIONS,
         tile_bytes=layer.tiling.images * element * spec.inputs,
         input_bytes=element * spec.inputs,
         output_bytes=element * spec.outputs,
-        largest_offset_bytes=0,
-        conflicts=1,
     )
 
 

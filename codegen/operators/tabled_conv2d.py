@@ -16,7 +16,7 @@ from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.geometry import Geometry
 from codegen.operators.lowered import AnyTiled, LoweredConvolution, TiledConvolution
 from codegen.operators.region import Region
-from codegen.operators.work import Work
+from codegen.operators.work import Work, work_of_table
 from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated, is_pooled
 from codegen.tiling import Part, Tiling
 
@@ -254,25 +254,16 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
 
 def work(layer: TiledConvolution) -> Work:
     """The share of a stream in code that all run: no weights are in it."""
-    spec, count, tile = layer.spec, layer.streams.count, tile_of(layer)
+    spec, tile = layer.spec, tile_of(layer)
     element = ELEMENT_BYTES[spec.data_type]
-    return Work(
-        streams=count,
+    return work_of_table(
+        streams=layer.streams.count,
         threads=threads_of(layer),
         sums=layer.tiling.rows,
-        terms=0,
-        inputs=0,
-        pointers=4,
-        copies=0,
-        chunks=1,
-        stores=max(1, CODE_INSTRUCTIONS // count),
-        slots=0,
-        results=0,
+        instructions=CODE_INSTRUCTIONS,
         tile_bytes=layer.streams.channels * tile.plane * element,
         input_bytes=element * layer.geometry.image_elements,
         output_bytes=element * spec.kernels * spec.output_height * spec.output_width,
-        largest_offset_bytes=0,
-        conflicts=1,
     )
 
 

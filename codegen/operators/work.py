@@ -88,3 +88,27 @@ def average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) 
     ]
     warps = [words[first : first + 32] for first in range(0, len(words), 32)]
     return sum(map(bank_conflicts, warps)) / len(warps)
+
+
+def work_of_table(
+    *, streams: int, threads: int, sums: int, instructions: int, tile_bytes: float, input_bytes: int, output_bytes: int
+) -> Work:
+    """Of a kernel that reads its weights from a table: a stream's share in code that all run, no weights in it."""
+    return Work(
+        streams=streams,
+        threads=threads,
+        sums=sums,
+        terms=0,
+        inputs=0,
+        pointers=4,
+        copies=0,
+        chunks=1,
+        stores=max(1, instructions // streams),
+        slots=0,
+        results=0,
+        tile_bytes=tile_bytes,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        largest_offset_bytes=0,
+        conflicts=1,
+    )

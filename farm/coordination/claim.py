@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from farm.coordination.plan import Target
 from farm.jobs import Build, Job, Status, count_cubins
 from farm.worker.requests import Fault
+
+
+class FailedCubin(NamedTuple):
+    """In the order of the network's layers."""
+
+    build: int
+    arch: str
+    part: int
+    fault: Fault
+    message: str
 
 
 @dataclass
@@ -26,9 +37,8 @@ class Claim:
     """For a store that is away."""
     template_seconds: dict[str, float] = field(default_factory=dict)
     """What its templates took, by their keys, once they are there: 0 of those that it found."""
-    faults: list[Fault] = field(default_factory=list)
-    failures: list[tuple[int, str, int, str]] = field(default_factory=list)
-    """Build, architecture, part, and what is said of it; the reason names the first in this order, not in time."""
+    failed: list[FailedCubin] = field(default_factory=list)
+    """As they came."""
     running: int = 0
     """As the ledger was told; and when it was told that the job will end, by the clock."""
     ends_at: float = math.inf
@@ -41,13 +51,13 @@ class Claim:
     @property
     def end(self) -> tuple[Status, str, str]:
         """The final state, once nothing is left, the reason in words, and the fault."""
-        if not self.faults:
+        if not self.failed:
             return Status.SUCCEEDED, "", ""
-        worst = next(
-            (fault for fault in (Fault.LOST, *self.faults) if fault in self.faults and not fault.of_input), None
-        )
-        reason = f"{len(self.faults)} of {self.total} cubins failed: {min(self.failures)[-1]}"
-        return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, self.faults[0])
+        failed = sorted(self.failed)  # in the network's order: which ended first says nothing
+        faults = [each.fault for each in failed]
+        worst = next((fault for fault in (Fault.LOST, *faults) if fault in faults and not fault.of_input), None)
+        reason = f"{len(failed)} of {self.total} cubins failed: {failed[0].message}"
+        return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, faults[0])
 
     def cut(self, build_id: int, arch: str) -> Build:
         """A layer is no longer one cubin for an architecture."""

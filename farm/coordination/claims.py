@@ -12,7 +12,7 @@ from codegen.assemble import level_of
 from codegen.errors import CodegenError
 from codegen.machine.admission import NOTHING_ADMITTED, Admissions
 from codegen.toolchain import Toolchain
-from farm.coordination.claim import Claim
+from farm.coordination.claim import Claim, FailedCubin
 from farm.coordination.clock import Clock
 from farm.coordination.pace import Prospect
 from farm.coordination.plan import Plan, Target, no_longer_whole, plan, plan_of
@@ -213,8 +213,8 @@ class Claims:
             if result.instead_of:
                 made = replace(made, message=f"{made.message}, at -O{known.optimisation} too")
             build_result = replace(known, outcome=Outcome.FAILED, error=made.message, command=made.command)
-            claim.faults.append(made.fault)
-            claim.failures.append((target.build, target.arch, target.part, f"{name}: {made.message}"))
+            message = f"{name}: {made.message}"
+            claim.failed.append(FailedCubin(target.build, target.arch, target.part, made.fault, message))
             self._say(claim, "error", made.about(name))
         else:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds
