@@ -10,7 +10,7 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE
 from cli.layers import shape_of
 from cli.options import input_shapes_of
-from cli.render import archs_text, counted, duration, print_json, size, skipped_json, stdout
+from cli.render import archs_text, counted, duration, print_json, print_warning, size, skipped_json, stdout
 from cli.skipped import skipped_lines
 from cli.submission import (
     Accumulate,
@@ -69,6 +69,7 @@ def plan(
     """Show what compiling checkpoints would make, find in the store and take; starts no tool, writes nothing."""
     from farm.api import Farm
     from farm.settings import load_settings
+    from farm.submission import dense_warnings
 
     options = build_options_of(
         arch,
@@ -87,6 +88,8 @@ def plan(
         if not checkpoints:
             return USAGE
         found = farm.forecast(checkpoints, options)
+    for warning in dict.fromkeys(each for model in found.models for each in dense_warnings(model.job.builds)):
+        print_warning(warning)
     if as_json:
         print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})
     else:
