@@ -9,7 +9,7 @@ Extra = Literal["gpu", "metrics", "peers", "plots", "postgres", "reference", "to
 
 def how_to_install(extra: Extra) -> str:
     """A command for a checkout of this program, where it has to be: no package index has it."""
-    return "make gpu" if extra == "gpu" else f"pip install '.[{extra}]'"
+    return f"make {extra}" if extra in ("gpu", "torch") else f"pip install '.[{extra}]'"
 
 
 def way_out(extra: Extra) -> str:

@@ -31,7 +31,6 @@ from farm.bench.results import CHALLENGE_KIND, WRONG, Measurement, Results, writ
 from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.extras import way_out
 from farm.gpu.challenge import MULTIPROCESSORS, Challenge, Outcome, Run, cycle_of, edge_table, grouped_table, launchings
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
@@ -99,7 +98,7 @@ def challenge_work(
         from farm.torch.challenge import ChallengeGpu
         from farm.torch.measuring import NetworkGpu
     except ImportError as error:
-        raise UsageError(f"cuSPARSE is called by PyTorch, which is missing ({error}): {way_out('torch')}") from None
+        raise UsageError(f"cuSPARSE is called by PyTorch: {error}") from None
     device = NetworkGpu()
     yield network_environment(device.facts(), device.versions())
     store = open_store(settings)

@@ -18,7 +18,6 @@ from farm.bench.results import NETWORKS_KIND, Measurement, Results, write_result
 from farm.errors import UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.extras import way_out
 from farm.gpu.workload import CaseKey
 from farm.runtime.bundle import Bundle
 from farm.settings import Settings
@@ -121,5 +120,5 @@ def _network_gpu() -> Any:
     try:
         from farm.torch.measuring import NetworkGpu
     except ImportError as error:
-        raise UsageError(f"whole networks run in PyTorch, which is missing ({error}): {way_out('torch')}") from None
+        raise UsageError(f"whole networks are measured in PyTorch: {error}") from None
     return NetworkGpu()

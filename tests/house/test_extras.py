@@ -38,5 +38,6 @@ def test_messages_know_the_extras_that_users_need() -> None:
     assert set(get_args(Extra)) == EXTRAS - {"dev"}
     assert way_out("postgres") == "in a checkout of this program, pip install '.[postgres]'"
     makefile = (ROOT / "Makefile").read_text()
-    assert way_out("gpu").endswith("make gpu")
-    assert re.search(r"^gpu:", makefile, re.M)
+    for extra in ("gpu", "torch"):
+        assert way_out(extra).endswith(f"make {extra}")
+        assert re.search(rf"^{extra}:", makefile, re.M)

@@ -52,9 +52,7 @@ def test_a_plan_starts_no_process_and_leaves_nothing_in_the_store(
     assert not list((tmp_path / "data").rglob("v1"))
 
 
-def test_a_plan_warns_of_layers_that_are_too_dense_to_gain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_warns_of_layers_that_are_too_dense_to_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_network(tmp_path / "dense.onnx", lenet5(0.3, 0))
     assert run(["plan", "dense.onnx", "lenet5.onnx", "--arch", "sm_90", "--json"]) == 0
     out, err = capsys.readouterr()

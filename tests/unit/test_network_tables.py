@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -123,12 +125,26 @@ def test_the_results_file_is_json_that_reads_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["options"] == {"kind": "networks"}
 
 
-def test_without_torch_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "farm.torch.measuring", None)
-    assert run(["bench", "network", "lenet5", "--local"]) == USAGE
-    said = capsys.readouterr().err
-    assert "whole networks run in PyTorch, which is missing" in said
-    assert "pip install '.[torch]'" in said
+def run_without_torch(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """In a Python in which it cannot be imported, as where it is not installed."""
+    hidden = f"import sys; sys.modules['torch'] = None; {program}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder)}
+    return subprocess.run([sys.executable, "-c", hidden], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import farm.torch", "ModuleNotFoundError: PyTorch is missing here"),
+        (
+            "from cli.main import run; sys.exit(run(['bench', 'network', 'lenet5', '--local']))",
+            "farm: whole networks are measured in PyTorch: PyTorch is missing here",
+        ),
+    ],
+)
+def test_without_torch_the_way_to_get_it_is_named(program: str, said: str, tmp_path: Path) -> None:
+    done = run_without_torch(program, tmp_path)
+    assert done.returncode == (USAGE if "bench" in program else 1)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(said)
+    assert last.endswith("in a checkout of this program, make torch")
