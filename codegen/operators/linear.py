@@ -130,8 +130,8 @@ def work(layer: TiledLinear) -> Work:
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_kernels, layer.streams.channels
     stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
-    exchanged = exchange_instructions(sums, tiling.cluster)
-    adds_up = pairs(layer) == 2 and tiling.accumulate == "float32"
+    exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
+    adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Work(
         streams=layer.streams.count,

@@ -21,7 +21,7 @@ CHUNKS = (1, 2, 4, 8, 16)
 
 def applies(spec: LayerSpec, geometry: Geometry) -> bool:
     """Whether there is such a kernel for a layer."""
-    return geometry.is_linear and spec.data_type == "float32"
+    return geometry.is_linear and spec.data_type in ("float32", "float16")
 
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
