@@ -34,7 +34,8 @@ class Tiling:
 
     images: int = 1
     """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,
-    two columns where it is odd."""
+    two columns where it is odd; with a 1x1 kernel, of a map with an even number of positions, two neighbouring columns,
+    which `tile_width` counts as one."""
 
     listed: bool = False
     """Of a kernel without stages: it computes as many columns as a list has, from where that says, and marks those that

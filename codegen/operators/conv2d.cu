@@ -16,6 +16,8 @@
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS (KERNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
+// Where two neighbouring columns of float16 are one word, that is the element here, and columns are counted in words.
+#define OUTPUT_STEP (output_step >> (NEIGHBOURS - 1))
 #define ENABLED(channel, c) (channel + (c) < SHARE_CHANNELS)
 #define GIVEN_UP_FIRST 1
 #include "stream.cuh"
@@ -97,7 +99,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
     const long long of_image = (long long)first_kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
     Element* out[PAIR_IMAGES];
 #pragma unroll
-    for (int i = 0; i < PAIR_IMAGES; ++i) out[i] = output + (long long)(first_image + image + i) * output_step + of_image;
+    for (int i = 0; i < PAIR_IMAGES; ++i) out[i] = output + (long long)(first_image + image + i) * OUTPUT_STEP + of_image;
 #if HAS_RESIDUAL
     const Element* residual = added + (long long)(first_image + image) * IMAGE_OUTPUTS + of_image;
 #endif

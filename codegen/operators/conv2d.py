@@ -14,7 +14,7 @@ from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolutio
 from codegen.operators.order import order_parameters
 from codegen.operators.pooling import WINDOW, pool_parameters, pooled_epilogue, stores_of, with_windows
 from codegen.operators.region import Region
-from codegen.operators.registers import held, most_registers, resident_blocks, sum_registers
+from codegen.operators.registers import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
 from codegen.spec import is_pooled, prepares_inputs
@@ -60,7 +60,8 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     # A stream at the end of a span has fewer kernels than the others.
     end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
     window = WINDOW if is_pooled(spec) else 1
-    rows, columns = tiling.tile_height * tiling.rows, tiling.tile_width * layer.pairing.columns
+    columns = tiling.tile_width * layer.pairing.columns * layer.pairing.neighbours
+    rows = tiling.tile_height * tiling.rows
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
         slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
@@ -115,6 +116,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "RESIDENT_BLOCKS": resident_blocks(layer),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
+        "NEIGHBOURS": pair.neighbours,
         "HEIGHT": geometry.height,
         "WIDTH": geometry.width,
         "STRIDE_Y": geometry.stride[0],
@@ -128,7 +130,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "CROP_Y": geometry.crop[0],
         "CROP_X": geometry.crop[1],
         "OUTPUT_HEIGHT": spec.output_height,
-        "OUTPUT_WIDTH": spec.output_width,
+        "OUTPUT_WIDTH": spec.output_width // pair.neighbours,
         "TILES_X": layer.tiles[1],
         "WHOLE_ROWS": int(tile.whole_rows),
         "ROW_STEP": geometry.row_step,
@@ -181,13 +183,13 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
     up_y, up_x = geometry.phases
     window = WINDOW if is_pooled(layer.spec) else 1
     for p in range(tiling.rows):
-        for q in range(pair.halves):
+        for q in range(pair.images * pair.columns):
             image, column = (q, 0) if pair.images == 2 else (0, q)
             for k in range(layer.streams.stored_kernels):
                 for phase in range(geometry.phase_count):
                     down, across = p * up_y + phase // up_x, column * tiling.tile_width // window * up_x + phase % up_x
                     yield Store(
-                        p * pair.halves + q,
+                        p * pair.images * pair.columns + q,
                         k * geometry.phase_count + phase,
                         f"IN_RANGE({image}, {down}, {across})",
                         image,
@@ -214,6 +216,7 @@ def work(layer: TiledConvolution) -> Work:
     sums = tiling.rows * layer.sums
     outputs = spec.kernels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
+    word = element * pair.neighbours
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
     return Work(
         streams=streams.count,
@@ -233,20 +236,18 @@ def work(layer: TiledConvolution) -> Work:
         * used_rows
         * tiling.chunk_channels
         // (stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
-        tile_bytes=streams.channels
-        * tiling.images
-        * height
-        * _row_bytes(geometry, tile, element * pair.columns, width),
-        input_bytes=element * geometry.image_elements,
+        tile_bytes=streams.channels * tiling.images * height * _row_bytes(geometry, tile, word * pair.columns, width),
+        input_bytes=word * geometry.image_elements,
         output_bytes=element * outputs,
         largest_offset_bytes=element
         * max(
             pair.images * outputs,
-            (pair.images - 1) * geometry.image_elements + tiling.chunk_channels * geometry.channel_step,
+            pair.neighbours
+            * ((pair.images - 1) * geometry.image_elements + tiling.chunk_channels * geometry.channel_step),
         ),
         conflicts=_conflicts(layer),
         packed_sums=sums if layer.adds_up_in_float32 else 0,
-        held=0 if spec.data_type == "float32" else held(layer),
+        held=carried(layer),
         most_registers=most_registers(layer),
         copy_instructions=_copy_instructions(layer),
     )
@@ -254,7 +255,7 @@ def work(layer: TiledConvolution) -> Work:
 
 def _copy_instructions(layer: TiledConvolution) -> float:
     """Instructions per copy of 16-bit elements through registers: zeros and a load per output, packing, a store."""
-    if layer.spec.data_type == "float32":
+    if layer.spec.data_type == "float32" or layer.pairing.whole_words:
         return ASYNCHRONOUS_COPY
     return 1.5 + 2 * layer.pairing.halves + layer.input_tile.unit
 
@@ -277,7 +278,7 @@ def _conflicts(layer: TiledConvolution) -> float:
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = layer.geometry
-    paired = layer.spec.data_type == "float16"
+    paired = layer.spec.data_type == "float16" and geometry.neighbours == 1
     blocks = _paired_blocks(geometry) if paired else _blocks(geometry, geometry.positions_width)
     for width, height, rows, images in blocks:
         for kernels, channels in _divisions(geometry):

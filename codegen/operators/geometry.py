@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.layers import FloatArray, Weights
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair, is_pooled
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair, is_pooled, prepares_inputs
 from codegen.tiling import Tiling
 
 QUAD = 4
@@ -52,6 +52,8 @@ class Geometry:
     """Input rows of a channel below those of the last patch."""
     is_linear: bool = False
     """Whether the positions are the rows of a linear layer's batch."""
+    neighbours: int = 1
+    """Columns that are one here, a word of float16: the map has so many times as many."""
 
     @cached_property
     def channel_step(self) -> int:
@@ -141,7 +143,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
                 rows_left=spec.height % spec.kernel_height,
             )
         case Conv2d():
-            return Geometry(
+            geometry = Geometry(
                 spec.channels,
                 spec.kernels,
                 spec.groups,
@@ -156,6 +158,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
                 spec.map_height,
                 spec.map_width,
             )
+            return _in_words(geometry) if _has_words(spec, geometry) else geometry
         case ConvTranspose2d():
             down = _Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)
             across = _Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
@@ -176,6 +179,17 @@ def geometry_of(spec: LayerSpec) -> Geometry:
             )
         case _:
             assert_never(spec)
+
+
+def _has_words(spec: Conv2d, geometry: Geometry) -> bool:
+    """Whether two neighbouring columns of float16 are what one thread reads and writes, as they lie in memory."""
+    plain = spec.data_type == "float16" and not prepares_inputs(spec) and not is_pooled(spec)
+    return plain and geometry.is_pointwise and geometry.height == 1 and geometry.width % 2 == 0
+
+
+def _in_words(geometry: Geometry) -> Geometry:
+    width = geometry.width // 2
+    return replace(geometry, width=width, positions_width=width, neighbours=2)
 
 
 def _has_patch_rows(spec: Conv2d) -> bool:

@@ -96,9 +96,17 @@
 #else
 #define total sum
 #endif
+#if NEIGHBOURS == 2
+#define STORE(p, j, bias, ok, image, offset)   \
+    ADD_BIAS(total[2 * (p)][j], j, bias);      \
+    ADD_BIAS(total[2 * (p) + 1][j], j, bias);  \
+    FINISH_WORD(total[2 * (p)][j], total[2 * (p) + 1][j], j, ok, offset); \
+    NEVER_STORE(j, offset)
+#else
 #define STORE(p, j, bias, ok, image, offset) \
     ADD_BIAS(total[p][j], j, bias);          \
     FINISH(total[p][j], j, ok, image, offset)
+#endif
 #endif
 #if POOLED
 #include "pooling.cuh"

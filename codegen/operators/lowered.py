@@ -174,7 +174,7 @@ class Tiled(Generic[Spec]):
     @cached_property
     def pairing(self) -> Pairing:
         """Which outputs a lane computes at once."""
-        return pairing(self.spec.data_type, self.tiling)
+        return pairing(self.spec.data_type, self.tiling, self.geometry.neighbours)
 
     @property
     def adds_up_in_float32(self) -> bool:

@@ -42,7 +42,7 @@ def resident_blocks(layer: TiledConvolution) -> int:
         return min(blocks, BLOCKS) if blocks > 1 else 0
     if layer.spec.data_type != "float16":
         return 0
-    wanted = registers_wanted(sums, pointers, held(layer))
+    wanted = registers_wanted(sums, pointers, carried(layer))
     if sums >= PACKED_GROUP and wanted <= TWENTY_SIX_WARPS + FEW_SPILLED:
         blocks = REGISTERS // (TWENTY_SIX_WARPS * _lanes(layer))
         return blocks if blocks > 1 else 0
@@ -60,9 +60,9 @@ def most_registers(layer: TiledConvolution) -> int:
     unused = sums // 3 if sums > layer.tiling.rows * layer.sums else 0
     room = REGISTERS // _lanes(layer)
     if layer.tiling.cluster > 1:
-        wanted = registers_wanted(sums, layer.input_tile.pointers_held, held(layer))
+        wanted = registers_wanted(sums, layer.input_tile.pointers_held, carried(layer))
         return room if wanted - FEW_SPILLED <= room < wanted else 255
-    wanted = registers_wanted(sums, layer.input_tile.pointers, held(layer))
+    wanted = registers_wanted(sums, layer.input_tile.pointers, carried(layer))
     return room if wanted - unused <= room < wanted else 255
 
 
@@ -86,4 +86,9 @@ def held(layer: TiledConvolution) -> int:
     """Registers of a thread for what it copies of a chunk, where that passes registers."""
     tile = layer.input_tile
     per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
-    return tile.copies * per_copy[layer.spec.data_type]
+    return tile.copies * (tile.unit if layer.pairing.whole_words else per_copy[layer.spec.data_type])
+
+
+def carried(layer: TiledConvolution) -> int:
+    """The same through a chunk's multiply-adds: none where copies are asynchronous."""
+    return 0 if layer.spec.data_type == "float32" or layer.pairing.whole_words else held(layer)

@@ -37,7 +37,9 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     """Tilings worth a look, of whole maps, whether they fit or not; as a rule the faster ones first."""
     geometry = layer.geometry
     width, height = geometry.positions_width, geometry.positions_height
-    blocks = [images for images in IMAGES if THREADS[0] <= width * height * images // 2 <= THREADS[1]]
+    blocks = [
+        images for images in IMAGES if THREADS[0] <= width * height * images * geometry.neighbours // 2 <= THREADS[1]
+    ]
     for kernels, images, cluster, chunk in product(GROUP_KERNELS, blocks, CLUSTERS, CHUNKS):
         chunks, rest = divmod(geometry.channels, cluster * chunk)
         if chunks >= 2 and not rest:

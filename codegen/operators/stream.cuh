@@ -6,11 +6,18 @@
 #define FLOAT16 1
 #define BFLOAT16 2
 
+// Whether what is copied is words, as they lie in memory: of float32, or two neighbours of float16.
+#define WHOLE_WORDS (DATA_TYPE == FLOAT32 || NEIGHBOURS == 2)
+
 #if DATA_TYPE == FLOAT32
 typedef float Element;
 #define ELEMENT_BYTES 4
 #define GET_RESIDUAL "mov.f32 r,0f00000000; @p ld.global.nc.f32 r,[%4+%5]; "
 #define PUT "@p st.global.cs.f32 [%1+%3],v; "
+#elif WHOLE_WORDS
+typedef unsigned Element;
+#define ELEMENT_BYTES 4
+#define GET_RESIDUAL "cvt.f32.f16 r,l; "
 #else
 typedef unsigned short Element;
 #define ELEMENT_BYTES 2
@@ -36,7 +43,7 @@ typedef unsigned short Element;
 // PAIR_OFFSET elements apart.
 #define PAIRS (DATA_TYPE == FLOAT16 ? 2 : 1)
 
-#if DATA_TYPE == FLOAT32 && __CUDA_ARCH__ >= 800
+#if WHOLE_WORDS && __CUDA_ARCH__ >= 800
 #define ASYNCHRONOUS 1
 #else
 #define ASYNCHRONOUS 0
@@ -107,7 +114,7 @@ struct Copies {
     __device__ __forceinline__ void commit(int channel, unsigned stage, unsigned nothing) const {}
 #else
     // Through registers: `fetch` before a chunk's multiply-adds, `commit` after them.
-#if DATA_TYPE == FLOAT32
+#if WHOLE_WORDS
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #define COPY_WORD(j, i, c, from)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"     \
@@ -269,3 +276,22 @@ __device__ __forceinline__ float larger(float a, float b) {
                  "setp.ne.b32 p,%2,0; " steps PUT "} // farm.store " #j                                               \
                  :: "f"(value), "l"(out[image]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)                        \
                  RESIDUAL_OPERANDS((image) * IMAGE_OUTPUTS + (offset)) : "memory")
+// The same for both halves of a word: what is added to them comes in one, and they are stored as one.
+#if HAS_RESIDUAL
+#define GET_WORD "mov.b32 a,0; @p ld.global.nc.b32 a,[%5+%6]; mov.b32 {l,h},a; "
+#define SECOND_HALF "mov.b16 l,h; "
+#else
+#define GET_WORD
+#define SECOND_HALF
+#endif
+#define FINISH_WORD(first, second, j, ok, offset) STORE_WORD_AFTER(STEPS, first, second, j, ok, offset)
+#define STORE_WORD_AFTER(steps, first, second, j, ok, offset)                                                         \
+    asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 l,h,z; .reg .b32 a; mov.f32 v,%0; setp.ne.b32 p,%3,0; "  \
+                 GET_WORD steps "cvt.rn.f16.f32 z,v; mov.f32 v,%1; " SECOND_HALF steps "cvt.rn.f16.f32 h,v; "         \
+                 "mov.b32 a,{z,h}; @p st.global.cs.b32 [%2+%4],a; } // farm.store " #j                                \
+                 :: "f"(first), "f"(second), "l"(out[0]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)               \
+                 RESIDUAL_OPERANDS(offset) : "memory")
+// The assembler counts a store for each bias: one that is never run, as there are no fewer images than none.
+#define NEVER_STORE(j, offset)                                                                                        \
+    asm volatile("{ .reg .pred q; .reg .b16 z; mov.b16 z,0; setp.lt.s32 q,%1,0; @q st.global.cs.b16 [%0+%2],z; } "    \
+                 "// farm.store " #j :: "l"(out[0]), "r"(images), "n"((offset) * ELEMENT_BYTES + 2) : "memory")

@@ -76,6 +76,17 @@ CLUSTER_CASES: dict[str, Case] = {
     ),
     "float16, a cluster, a 1x1 kernel": _of_hopper(
         Conv2d(64, 8, 8, 8, 1, 1, epilogue=(Gelu(),), data_type="float16"),
-        Tiling(64, 1, 1, 8, 16, 2, images=2, cluster=2),
+        Tiling(32, 1, 1, 8, 16, 2, images=2, cluster=2),
+    ),
+    "float16, a cluster, a 1x1 kernel of neighbouring columns with what is added": _of_hopper(
+        Conv2d(32, 6, 6, 16, 1, 1, epilogue=RESIDUAL, data_type="float16"),
+        Tiling(18, 1, 1, 8, 4, 2, images=2, cluster=4),
+        batch=3,
+    ),
+    "float16, linear, a cluster": _of_hopper(
+        Linear(256, 30, epilogue=RESIDUAL, data_type="float16"), Tiling(32, 1, 1, 16, 32, 3, cluster=4), batch=45
+    ),
+    "float16, linear, a cluster, blocks without inputs, copied word by word": _of_hopper(
+        Linear(39, 20, data_type="float16"), Tiling(32, 1, 1, 8, 8, 2, cluster=8), batch=70
     ),
 }

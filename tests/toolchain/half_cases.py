@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.spec import Conv2d, ConvTranspose2d, DataType, Linear
+from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, Linear, Swish
 from codegen.tiling import Tiling
 from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 
@@ -101,7 +101,7 @@ _IMAGE_PAIRS = {
         batch=3,
     ),
     "image pairs, a 1x1 kernel in one piece": Case(
-        Conv2d(16, 6, 6, 10, 1, 1, epilogue=RESIDUAL, data_type=_HALF), Tiling(36, 1, 1, 5, 8, 2, images=4), batch=5
+        Conv2d(16, 5, 5, 10, 1, 1, epilogue=RESIDUAL, data_type=_HALF), Tiling(25, 1, 1, 5, 8, 2, images=4), batch=5
     ),
     "image pairs, a 1x1 kernel in one piece copied word by word": Case(
         Conv2d(13, 7, 7, 10, 1, 1, data_type=_HALF), Tiling(49, 1, 1, 5, 8, 2, images=2), batch=3
@@ -131,6 +131,36 @@ _IMAGE_PAIRS = {
         virtual_arch="compute_75",
         batch=3,
     ),
+}
+
+_NEIGHBOURS = {
+    f"neighbouring columns, {name}": case
+    for name, case in {
+        "whole maps of several images, the last block with one": Case(
+            Conv2d(16, 6, 6, 10, 1, 1, epilogue=RESIDUAL, data_type=_HALF), Tiling(18, 1, 1, 5, 8, 2, images=3), batch=4
+        ),
+        "tiles, the last not full, copied by twos": Case(
+            Conv2d(13, 14, 14, 10, 1, 1, epilogue=(Clip(low=0.0),), data_type=_HALF), Tiling(32, 1, 1, 5, 4, 3)
+        ),
+        "tiles copied by fours, a K group with fewer kernels": Case(
+            Conv2d(8, 16, 16, 10, 1, 1, epilogue=(Swish(),), data_type=_HALF),
+            Tiling(48, 1, 1, 4, 4, 3, accumulate="float16"),
+        ),
+        "words copied one by one": Case(
+            Conv2d(9, 5, 14, 6, 1, 1, epilogue=(AddResidual(),), data_type=_HALF), Tiling(32, 1, 1, 6, 4, 2)
+        ),
+        "groups": Case(Conv2d(8, 4, 4, 12, 1, 1, groups=2, data_type=_HALF), Tiling(8, 1, 1, 6, 4, 2, images=2)),
+        "long sums": Case(Conv2d(400, 4, 4, 6, 1, 1, epilogue=RESIDUAL, data_type=_HALF), Tiling(8, 1, 1, 3, 40, 2)),
+        "K groups side by side": Case(
+            Conv2d(16, 8, 8, 12, 1, 1, epilogue=RESIDUAL, data_type=_HALF), Tiling(32, 1, 1, 4, 8, 2, order="place")
+        ),
+        "without cp.async": Case(
+            Conv2d(16, 8, 8, 12, 1, 1, epilogue=RESIDUAL, data_type=_HALF),
+            Tiling(32, 1, 1, 4, 8, 3, images=2),
+            virtual_arch="compute_75",
+            batch=3,
+        ),
+    }.items()
 }
 
 _HALF_VECTORS = {
@@ -173,4 +203,10 @@ _LINEAR_LOOPS = {
     ),
 }
 
-HALF_CASES: dict[str, Case] = {**_NARROW, **_IMAGE_PAIRS, **_HALF_VECTORS, **_LINEAR_LOOPS}
+HALF_CASES: dict[str, Case] = {
+    **_NARROW,
+    **_IMAGE_PAIRS,
+    **_NEIGHBOURS,
+    **_HALF_VECTORS,
+    **_LINEAR_LOOPS,
+}

@@ -148,9 +148,9 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
         Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, data_type="float16"),
         Conv2d(32, 7, 7, 32, 1, 1, bounded=True),
         Conv2d(40, 7, 7, 32, 3, 3, padding=PAD),
-        Linear(64, 32, data_type="float16"),
+        Linear(64, 32, data_type="bfloat16"),
     ],
-    ids=["groups", "float16", "bounds", "channels that do not divide", "linear, float16"],
+    ids=["groups", "float16", "bounds", "channels that do not divide", "linear, bfloat16"],
 )
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
@@ -159,9 +159,16 @@ def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     assert all(each.cluster < 8 for each in split)
 
 
-def test_convolutions_of_float16_are_split_by_records_not_by_the_cost_model() -> None:
-    spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
-    split, nonzeros = Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=4), tenth(spec)
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        (replace(DEEP["512 x 7 x 7"], data_type="float16"), Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=4)),
+        (Linear(2048, 1000, data_type="float16"), Tiling(32, 1, 1, 32, 64, 3, cluster=8)),
+    ],
+    ids=["a convolution", "a linear layer"],
+)
+def test_layers_of_float16_are_split_by_records_not_by_the_cost_model(spec: LayerSpec, split: Tiling) -> None:
+    nonzeros = tenth(spec)
     ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
     assert split in ranked
     assert ranked[0] == choose_tiling(spec, 64, nonzeros, clusters=True) == choose_tiling(spec, 64, nonzeros)

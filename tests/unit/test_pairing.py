@@ -42,6 +42,42 @@ def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_i
     assert not tiled(HALF, ONE).input_tile.whole_rows
 
 
+POINTWISE = Conv2d(64, 14, 14, 64, 1, 1, data_type="float16")
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_a_1x1_kernel_of_float16_has_the_words_and_copies_of_one_of_float32_on_half_as_wide_a_map(images: int) -> None:
+    layer = tiled(POINTWISE, Tiling(98, 1, 1, 16, 8, 3, images=images))
+    single = tiled(replace(POINTWISE, width=7, data_type="float32"), layer.tiling)
+    assert layer.pairing == Pairing(1, 1, neighbours=2)
+    assert layer.input_tile == single.input_tile
+    assert layer.launch.block == single.launch.block
+    assert layer.launch.shared_bytes == single.launch.shared_bytes
+    assert layer.work.input_bytes == single.work.input_bytes
+    assert layer.work.output_bytes == single.work.output_bytes
+
+
+def test_a_block_covers_both_neighbours() -> None:
+    region = tiled(POINTWISE, Tiling(32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
+    assert (region.images, region.kernels) == (slice(1, 2), slice(16, 32))
+    assert (region.rows, region.columns) == (slice(0, 1), slice(192, 196))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(POINTWISE, height=7, width=7),
+        replace(POINTWISE, stride=(2, 2)),
+        replace(POINTWISE, kernel_height=3, kernel_width=3, padding=(1, 1, 1, 1)),
+        replace(POINTWISE, gated=True),
+        replace(POINTWISE, data_type="bfloat16"),
+    ],
+    ids=["an odd map", "a stride", "a larger kernel", "gates", "bfloat16"],
+)
+def test_other_layers_have_no_neighbours_in_a_word(spec: Conv2d) -> None:
+    assert lower(spec).geometry.neighbours == 1
+
+
 def test_whole_maps_of_an_odd_size_are_copied_in_one_piece_whatever_the_data_type() -> None:
     spec = Conv2d(32, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1))
     single, paired = (Tiling(7, 7, 1, 16, 8, 2, images=images) for images in (4, 8))
