@@ -26,6 +26,7 @@ class NetworkNode:
     """One operation; an optional input or output that is left out is an empty name."""
 
     operator: str
+    """One that is not ONNX's has its domain before it, as in com.microsoft.FusedConv."""
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -118,11 +119,12 @@ def _node(node: NodeProto) -> NetworkNode:
             value = numpy_helper.to_array(value)
         elif isinstance(value, bytes):
             value = value.decode(errors="replace")
-        elif attribute.type in (attribute.GRAPH, attribute.GRAPHS, attribute.SPARSE_TENSOR):
-            raise CheckpointError(f"{node.op_type} {node.name} has a sub-graph, which only ONNX programs run")
+        elif attribute.type in (attribute.GRAPH, attribute.GRAPHS):
+            continue  # nothing here runs an operator that has one
+        elif attribute.type == attribute.SPARSE_TENSOR:
+            raise CheckpointError(f"{node.op_type} {node.name} has a sparse constant, which only ONNX programs read")
         attributes[attribute.name] = value
     is_layer = node.domain == LAYER_DOMAIN and node.op_type == LAYER_OPERATOR
-    if not is_layer and node.domain not in ONNX_DOMAINS:
-        raise CheckpointError(f"{node.op_type} {node.name} is an operator of the domain '{node.domain}', not ONNX's")
+    operator = node.op_type if is_layer or node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
     layer = str(attributes.pop("layer")) if is_layer else ""
-    return NetworkNode(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes, layer)
+    return NetworkNode(operator, node.name, tuple(node.input), tuple(node.output), attributes, layer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from onnx import TensorProto, helper
 
 from cli.main import run
 from cli.options import check_output_folder
@@ -19,7 +20,10 @@ from farm.bundle import write_bundle
 from farm.kernel_ptx import KernelPtx
 from farm.runtime import bundle as bundles
 from farm.runtime.bundle import Bundle
+from farm.runtime.lowering import RefusedError
+from farm.runtime.planner import plan_network
 from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, result, stored_cubins, validator
+from tests.unit.onnx_models import info, model, save, tensor, values
 
 SKIPPED = SkippedLayer("fc", "Gemm", "its weights are not constant", 60, SPEC.multiply_adds)
 PTX = b".version 9.0\n.target sm_80\n"
@@ -29,11 +33,15 @@ PTX = b".version 9.0\n.target sm_80\n"
 def bundle(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """With the network of LeNet-5, one layer, PTX, and a skipped layer of as many multiply-adds."""
     write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
-    checkpoint = read_checkpoint(tmp_path / "net.onnx")
+    return written(tmp_path / str(request.param), tmp_path / "net.onnx")
+
+
+def written(path: Path, model_path: Path) -> Path:
+    """A bundle of a model's network that has of its layers the first, conv1."""
+    checkpoint = read_checkpoint(model_path)
     assert checkpoint.rest is not None
     store = stored_cubins()
     job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)), skipped=(SKIPPED,))
-    path = tmp_path / str(request.param)
     results = [result(0, "sm_80"), result(0, "sm_90")]
     write_bundle(path, job, [build(0, "conv1")], results, TOOLS, store, ptx=[KernelPtx(results[1], "compute_80", PTX)])
     return path
@@ -65,6 +73,34 @@ def test_show_says_what_is_compiled_and_what_is_left(bundle: Path, capsys: pytes
     )
     for arch in ("sm_80", "sm_90", "compute_80"):
         assert arch in said
+
+
+def test_show_names_operators_that_nothing_here_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    branch = helper.make_graph([helper.make_node("Neg", ["c"], ["n"])], "branch", [], [info("n", None)])
+    other = helper.make_graph([helper.make_node("Abs", ["c"], ["a"])], "other", [], [info("a", None)])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv1"),
+        helper.make_node("If", ["flag"], ["z"], "choose", then_branch=branch, else_branch=other),
+        helper.make_node("Gelu", ["z"], ["y"], "gelu", domain="com.microsoft"),
+    ]
+    inputs = [info("x", ["N", 3, 8, 8]), info("flag", [], TensorProto.BOOL)]
+    proto = model(nodes, [tensor("w", values(4, 3, 3, 3))], inputs=inputs)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    path = written(tmp_path / "bundle", save(tmp_path, proto))
+    assert run(["bundle", "show", str(path)]) == 0
+    assert "left over    If 1, com.microsoft.Gelu 1: " in capsys.readouterr().out
+
+
+def test_an_operator_that_is_not_onnxs_is_not_run_as_onnxs_of_its_name(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv1"),
+        helper.make_node("Relu", ["c"], ["y"], "own", domain="my.operators"),
+    ]
+    proto = model(nodes, [tensor("w", values(4, 3, 3, 3))])
+    proto.opset_import.append(helper.make_opsetid("my.operators", 1))
+    bundle = Bundle(written(tmp_path / "bundle", save(tmp_path, proto)))
+    with pytest.raises(RefusedError, match=r"does not run my\.operators\.Relu: use"):
+        plan_network(bundle.network, {name: layer.spec for name, layer in bundle.layers.items()})
 
 
 def test_show_counts_every_file_of_the_bundle(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
