@@ -22,6 +22,8 @@ DISTANCE = 8
 """Multiply-adds from the last load of a chunk to what comes between it and the next."""
 FINISH_DISTANCE = 6
 """Multiply-adds from the last of a pass to the first word that finishes one of its sums: its result is there then."""
+KEPT = 16
+"""Multiply-adds that follow what comes between two chunks, if there are so many: the first loads need time."""
 MOST_SPACING = 2.0
 """Multiply-adds from a load that comes right after it to the next."""
 _ALONE = ("DEPBAR", "BSYNC", "WARPSYNC")
@@ -179,7 +181,8 @@ class Places:
             shade = np.append(0, np.cumsum(between.room[chosen]))
             limit = user[first[:, chunk + 1]]
             start = np.minimum(loads[last[:, chunk]] + DISTANCE, limit)
-            reached = np.minimum(start[:, np.newaxis] + shade, limit[:, np.newaxis])
+            shaded = np.maximum(start, limit - KEPT)
+            reached = np.minimum(start[:, np.newaxis] + shade, shaded[:, np.newaxis])
             before = (last[:, chunk] + 1)[:, np.newaxis]  # loads
             at[:, chosen], following[:, chosen] = reached[:, :-1] + before, reached[:, 1:] + before
             over = reached[:, -1]
