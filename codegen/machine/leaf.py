@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 from codegen.machine import word
 from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
+from codegen.machine.latencies import LONGEST, REGISTER_CYCLES, UNIFORM_CYCLES, UNITS
 from codegen.machine.operands import operands
 from codegen.machine.passes import Finish
+from codegen.machine.program import Program
 from codegen.machine.running import Between
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
-from codegen.machine.shapes import VARIABLE
+from codegen.machine.shapes import UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.skeleton import CONTROL, Skeleton
 from codegen.machine.word import NO_SCOREBOARD, Words
 
 _MOV_IMMEDIATE = 0x802
 _ALL_LANES = 0xF00
+READY_CYCLES = np.minimum(REGISTER_CYCLES[:, UNITS.index("memory")], LONGEST)
+READY_CYCLES[UNITS.index("uniform")] = UNIFORM_CYCLES[UNITS.index("memory")]
+"""[unit that writes]: until a load may have its result in the address."""
 ZERO_CYCLES = 6
 """From a number's MOV to whatever uses it."""
 
@@ -74,12 +79,14 @@ class Leaf:
         word.WAIT.put(words, waits)
         word.REUSE.put(words, reuse)
         place_of = np.append(0, np.cumsum(~gone))
+        own = word.STALL.get(skeleton.words[start:end])[~gone]
         words, cuts = words[~gone], place_of[skeleton.splices - start]
         between = finish = None
         if skeleton.runs_on:
             last = int(cuts[-1])
             jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
             branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
+            _shorten(words, own, cuts, jumps[branches], skeleton)
             between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry)
             finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
         return Leaf(words, cuts, entry, place_of, between, finish)
@@ -92,6 +99,49 @@ class Leaf:
         last, now = int(self.cuts[-1]), np.arange(len(self.words) + 1)
         now[last + self.finish.order] = np.arange(last, len(self.words))
         return replace(self, words=np.concatenate([self.words[:last], self.finish.words]), place=now[self.place])
+
+
+def _shorten(
+    words: Words, own: NDArray[np.int64], cuts: NDArray[np.int64], jumps: NDArray[np.int64], skeleton: Skeleton
+) -> None:
+    """Stalls between the first chunk and the last, in place: not what markers took, but what results need.
+
+    `own` [words] were theirs with markers. What a branch may pass keeps its stalls, and counts for no result's cycles.
+    """
+    begin, end = cuts[[0, -1]].tolist()
+    inner = words[begin:end]
+    place = np.arange(begin, end)
+    passed = np.zeros(len(inner), dtype=np.bool_)
+    for source, target in jumps.tolist():
+        passed |= (place >= min(source, target)) & (place < max(source, target))
+    program = Program(inner, np.zeros(0, dtype=np.int64))
+    needs: list[list[tuple[int, int]]] = [[] for _ in range(len(inner) + 1)]
+    for accesses, writing in ((program.used.reads, False), (program.used.writes, True)):
+        places, resources = accesses.word, accesses.resource
+        writer = program.used.writes.before(resources, places)
+        fixed = (writer >= 0) & ~program.variable[writer]
+        places, resources, writer = places[fixed], resources[fixed], writer[fixed]
+        needed = program.needed(writer, places, resources, writing=writing)
+        for reader, before, cycles in zip(places.tolist(), writer.tolist(), needed.tolist(), strict=True):
+            needs[reader].append((before, cycles))
+    writes = program.used.writes
+    for chunk, cut in enumerate((cuts - begin).tolist()):
+        for resource in [*skeleton.pointers[chunk].tolist(), UNIFORM_REGISTERS + int(skeleton.uniform[chunk])]:
+            before = int(writes.before(np.array([resource]), np.array([cut]))[0])
+            if before >= 0 and not program.variable[before]:
+                needs[cut].append((before, int(READY_CYCLES[program.units[before]])))
+    most, least = word.STALL.get(inner), np.minimum(own[begin:end], word.STALL.get(inner))
+    stalls = np.where(passed, most, least).tolist()
+    issued = [0]
+    for at in range(1, len(inner) + 1):
+        ready = max([0, *(issued[before] + cycles for before, cycles in needs[at])])
+        if not passed[at - 1]:
+            stalls[at - 1] = max(stalls[at - 1], min(int(most[at - 1]), ready - issued[-1]))
+        issued.append(issued[-1] + (0 if passed[at - 1] else stalls[at - 1]))
+    changed = np.array(stalls) != most
+    word.YIELD.put(inner, np.where(changed, np.array(stalls) < 3, word.YIELD.get(inner)))
+    word.STALL.put(inner, stalls)
+    words[begin:end] = inner
 
 
 def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
