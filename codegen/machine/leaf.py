@@ -132,12 +132,14 @@ def _shorten(
                 needs[cut].append((before, int(READY_CYCLES[program.units[before]])))
     most, least = word.STALL.get(inner), np.minimum(own[begin:end], word.STALL.get(inner))
     stalls = np.where(passed, most, least).tolist()
-    issued = [0]
+    cycles = np.where(passed, 0, stalls).tolist()
     for at in range(1, len(inner) + 1):
-        ready = max([0, *(issued[before] + cycles for before, cycles in needs[at])])
-        if not passed[at - 1]:
-            stalls[at - 1] = max(stalls[at - 1], min(int(most[at - 1]), ready - issued[-1]))
-        issued.append(issued[-1] + (0 if passed[at - 1] else stalls[at - 1]))
+        for before, needed in needs[at]:
+            missing = needed - sum(cycles[before : min(at, before + LONGEST)])
+            for each in range(at - 1, before - 1, -1):
+                if missing > 0 and not passed[each]:
+                    more = min(missing, int(most[each]) - stalls[each])
+                    stalls[each], cycles[each], missing = stalls[each] + more, cycles[each] + more, missing - more
     changed = np.array(stalls) != most
     word.YIELD.put(inner, np.where(changed, np.array(stalls) < 3, word.YIELD.get(inner)))
     word.STALL.put(inner, stalls)
