@@ -72,6 +72,7 @@ MACHINE_SOURCES = (
     "machine/shapes.py",
     "machine/skeleton.py",
     "machine/splice.py",
+    "machine/stalls.py",
     "machine/stream.py",
     "machine/sums.py",
 )

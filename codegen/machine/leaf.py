@@ -11,21 +11,17 @@ from numpy.typing import NDArray
 from codegen.machine import word
 from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
-from codegen.machine.latencies import LONGEST, REGISTER_CYCLES, UNIFORM_CYCLES, UNITS
 from codegen.machine.operands import operands
 from codegen.machine.passes import Finish
-from codegen.machine.program import Program
 from codegen.machine.running import Between
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.shapes import UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.skeleton import CONTROL, Skeleton
+from codegen.machine.stalls import settle
 from codegen.machine.word import NO_SCOREBOARD, Words
 
 _MOV_IMMEDIATE = 0x802
 _ALL_LANES = 0xF00
-READY_CYCLES = np.minimum(REGISTER_CYCLES[:, UNITS.index("memory")], LONGEST)
-READY_CYCLES[UNITS.index("uniform")] = UNIFORM_CYCLES[UNITS.index("memory")]
-"""[unit that writes]: until a load may have its result in the address."""
 ZERO_CYCLES = 6
 """From a number's MOV to whatever uses it."""
 
@@ -114,35 +110,10 @@ def _shorten(
     passed = np.zeros(len(inner), dtype=np.bool_)
     for source, target in jumps.tolist():
         passed |= (place >= min(source, target)) & (place < max(source, target))
-    program = Program(inner, np.zeros(0, dtype=np.int64))
-    needs: list[list[tuple[int, int]]] = [[] for _ in range(len(inner) + 1)]
-    for accesses, writing in ((program.used.reads, False), (program.used.writes, True)):
-        places, resources = accesses.word, accesses.resource
-        writer = program.used.writes.before(resources, places)
-        fixed = (writer >= 0) & ~program.variable[writer]
-        places, resources, writer = places[fixed], resources[fixed], writer[fixed]
-        needed = program.needed(writer, places, resources, writing=writing)
-        for reader, before, cycles in zip(places.tolist(), writer.tolist(), needed.tolist(), strict=True):
-            needs[reader].append((before, cycles))
-    writes = program.used.writes
-    for chunk, cut in enumerate((cuts - begin).tolist()):
-        for resource in [*skeleton.pointers[chunk].tolist(), UNIFORM_REGISTERS + int(skeleton.uniform[chunk])]:
-            before = int(writes.before(np.array([resource]), np.array([cut]))[0])
-            if before >= 0 and not program.variable[before]:
-                needs[cut].append((before, int(READY_CYCLES[program.units[before]])))
-    most, least = word.STALL.get(inner), np.minimum(own[begin:end], word.STALL.get(inner))
-    stalls = np.where(passed, most, least).tolist()
-    cycles = np.where(passed, 0, stalls).tolist()
-    for at in range(1, len(inner) + 1):
-        for before, needed in needs[at]:
-            missing = needed - sum(cycles[before : min(at, before + LONGEST)])
-            for each in range(at - 1, before - 1, -1):
-                if missing > 0 and not passed[each]:
-                    more = min(missing, int(most[each]) - stalls[each])
-                    stalls[each], cycles[each], missing = stalls[each] + more, cycles[each] + more, missing - more
-    changed = np.array(stalls) != most
-    word.YIELD.put(inner, np.where(changed, np.array(stalls) < 3, word.YIELD.get(inner)))
-    word.STALL.put(inner, stalls)
+    addresses = np.concatenate([skeleton.pointers, UNIFORM_REGISTERS + skeleton.uniform[:, np.newaxis]], axis=1)
+    stalls = word.STALL.get(inner)
+    least = np.minimum(own[begin:end], stalls)
+    settle(inner, least, stalls, passed, zip((cuts - begin).tolist(), addresses.tolist(), strict=True))
     words[begin:end] = inner
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from codegen.machine import word
 from codegen.machine.operands import Accesses, Operands, operands
-from codegen.machine.program import Program
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES
 from codegen.machine.shapes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES
+from codegen.machine.stalls import settle
 from codegen.machine.word import ALWAYS, NO_SCOREBOARD, Words
 
 PASSES = 2
@@ -228,31 +228,12 @@ def _keep_operands(words: Words) -> None:
 
 
 def _settle(words: Words, end: int) -> None:
-    """Stalls of the words before `end`, in place: what results need; of words that are not known here no less than
-    before.
-    """
-    program = Program(words, np.zeros(0, dtype=np.int64))
-    needs: list[list[tuple[int, int]]] = [[] for _ in range(len(words))]
-    for accesses, writing in ((program.used.reads, False), (program.used.writes, True)):
-        places, resources = accesses.word, accesses.resource
-        writer = program.used.writes.before(resources, places)
-        there = (writer >= 0) & (places < end)
-        there[there] &= ~program.variable[writer[there]]
-        places, resources, writer = places[there], resources[there], writer[there]
-        needed = program.needed(writer, places, resources, writing=writing)
-        for place, before, cycles in zip(places.tolist(), writer.tolist(), needed.tolist(), strict=True):
-            needs[place].append((before, cycles))
-    bare = (program.write_scoreboard == NO_SCOREBOARD) & (program.read_scoreboard == NO_SCOREBOARD)
-    known = bare & (program.used.named(*_STEPS) | (word.OPCODE.get(words) == word.STG))
-    stalls = np.where(known & (np.arange(len(words)) < end - 1), 1, program.stalls).tolist()
-    issued = [0]
-    for place in range(1, end):
-        issue = max([issued[-1] + stalls[place - 1], *(issued[before] + cycles for before, cycles in needs[place])])
-        stalls[place - 1] = min(MOST_STALL, issue - issued[-1])
-        issued.append(issued[-1] + stalls[place - 1])
-    changed = np.array(stalls) != program.stalls
-    word.YIELD.put(words, np.where(changed, np.array(stalls) < SETTLE_CYCLES + 1, word.YIELD.get(words)))
-    word.STALL.put(words, stalls)
+    """Stalls of the words before `end`, in place; of words that are not known here no less than before."""
+    used, stalls = operands(words), word.STALL.get(words)
+    bare = (word.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (word.READ_SCOREBOARD.get(words) == NO_SCOREBOARD)
+    known = bare & (used.named(*_STEPS) | (word.OPCODE.get(words) == word.STG))
+    moves = np.arange(len(words)) < end - 1
+    settle(words, np.where(known & moves, 1, stalls), np.where(moves, MOST_STALL, stalls))
 
 
 def _by_word(accesses: Accesses, count: int) -> list[list[int]]:
