@@ -15,7 +15,6 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.latencies import LONGEST
 from codegen.machine.marked import NO_GROUP, Marked
 from codegen.machine.passes import PASSES
-from codegen.machine.running import KEPT
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.word import Words
 from codegen.networks import random_weights
@@ -72,15 +71,6 @@ def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_
         last, following = loads[loads < barrier].max(), loads[loads > barrier].min()
         assert ((adds > last) & (adds < barrier)).any()
         assert ((adds > barrier) & (adds < following)).any()
-
-
-def test_multiply_adds_are_left_for_the_time_that_the_first_loads_of_a_chunk_take() -> None:
-    words = last_group()
-    adds, loads, barriers = (places_of(words, each) for each in (word.FFMA_IMMEDIATE, word.LDS, word.BAR))
-    for barrier in barriers[1:]:
-        first = loads[loads > barrier].min()
-        waiting = adds[(adds > first) & (word.WAIT.get(words[adds]) != 0)].min()
-        assert ((adds > barrier) & (adds < waiting)).sum() >= KEPT
 
 
 def test_no_word_between_chunks_stalls_longer_than_a_result_takes() -> None:
