@@ -2,7 +2,8 @@
 
 Measured over ptxas 13.0.88's output for every kind of layer in `tests/toolchain/operator_cases.py`, 160,000 words: per
 unit that writes and unit that reads, the least distance in issue cycles. A pair that ptxas never made has the longest
-of its writer or more. IMAD.WIDE reads the upper half of its addend 2 cycles late, hence its short distances.
+of its writer or more. IMAD.WIDE reads the upper half of its addend 2 cycles late, and the lower half of its result is
+there 2 cycles before the upper.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-UNITS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "high", "uniform", "control", "memory")
-"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; high: IMAD.HI; memory: all results of an unknown latency."""
+_READERS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "upper", "high", "memory", "function")
+UNITS: Final = (*_READERS, "uniform", "control")
+"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; integer: IMAD and VIADD; upper: the upper half of the result
+of IMAD.WIDE, and of an addend of 64 bits; high: IMAD.HI; memory: all results of an unknown latency but MUFU's, which
+are function's."""
 
 _LONGEST: Final = 13
-_REGISTERS: Final[dict[str, dict[str, int]]] = {
-    "float": {"float": 4, "half": 5, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "high": 3, "memory": 4},
-    "half": {"float": 5, "half": 4, "matrix": 6, "alu": 5, "integer": 5, "wide": 3, "high": 3, "memory": 5},
-    "matrix": {"float": 10, "half": 10, "matrix": 8, "alu": 10, "integer": 10, "wide": 8, "high": 8, "memory": 7},
-    "alu": {"float": 5, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 3, "high": 3, "memory": 5},
-    "integer": {"float": 4, "half": 5, "matrix": 6, "alu": 4, "integer": 4, "wide": 2, "high": 2, "memory": 5},
-    "wide": {"float": 5, "half": 5, "matrix": 6, "alu": 3, "integer": 4, "wide": 4, "high": 4, "memory": 5},
-    "high": {"alu": 5, "integer": 10},
+_REGISTERS: Final = {
+    "float": (4, 5, 6, 5, 5, 5, 3, 5, 5, 4),
+    "half": (5, 4, 6, 5, 5, 5, 3, 5, 5, 5),
+    "matrix": (10, 10, 8, 10, 10, 10, 8, 10, 7, 7),
+    "alu": (5, 5, 6, 4, 5, 5, 3, 5, 5, 5),
+    "integer": (4, 5, 6, 5, 4, 4, 2, 4, 5, 5),
+    "wide": (5, 5, 6, 3, 4, 4, 4, 4, 5, 5),
+    "upper": (5, 5, 6, 5, 4, 4, 4, 4, 5, 5),
+    "high": (13, 13, 13, 5, 10, 13, 13, 13, 13, 13),
 }
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
-_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "memory": 12}
+_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "memory": 12, "function": 12}
 """A uniform register or predicate, by the unit that reads it."""
 _MOVED: Final = 2
 """The same of one that UMOV or ULDC wrote, whoever reads it."""
@@ -39,7 +44,9 @@ def _table(rows: dict[str, dict[str, int]], default: int) -> NDArray[np.int64]:
     return np.array([[rows.get(to, {}).get(by, default) for by in UNITS] for to in UNITS], dtype=np.int64)
 
 
-REGISTER_CYCLES: Final = _table(_REGISTERS, _LONGEST)
+REGISTER_CYCLES: Final = _table(
+    {to: dict(zip(_READERS, each, strict=True)) for to, each in _REGISTERS.items()}, _LONGEST
+)
 """[unit that writes, unit that reads]"""
 PREDICATE_CYCLES: Final = np.array([_PREDICATES.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
 """[unit that reads]"""

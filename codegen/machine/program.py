@@ -17,11 +17,15 @@ from codegen.machine.operands import Accesses, Operands, operands
 from codegen.machine.shapes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.word import (
     ALWAYS,
+    DESTINATION,
     NEGATED_PREDICATE,
     NO_SCOREBOARD,
     PREDICATE,
     READ_SCOREBOARD,
     SCOREBOARDS,
+    SOURCE_A,
+    SOURCE_B,
+    SOURCE_C,
     STALL,
     WAIT,
     WORD_BYTES,
@@ -36,6 +40,9 @@ ARCHITECTURE: Final = 90
 Places = NDArray[np.int64]
 
 _INPUT_PREDICATE = Field(87, 4)
+_UNITS: Final = {"HFMA2.MMA": "matrix", "MUFU": "function"}
+"""Those that are not as their shapes say."""
+_WIDE, _HIGH, _UPPER = (latencies.UNITS.index(name) for name in ("wide", "high", "upper"))
 _DEPBAR_SCOREBOARD, _DEPBAR_LEFT = Field(44, 3), Field(38, 6)
 
 
@@ -183,10 +190,26 @@ class Program:
             return np.where(read, 1, latencies.OVERWRITE_CYCLES[to, by])
         guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
         of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
+        by, to = (
+            np.where(self._late(places, resources), _UPPER, by),
+            np.where(self._last(writer, resources), _UPPER, to),
+        )
         needed = np.where(resources >= PREDICATES, of_predicate, latencies.REGISTER_CYCLES[to, by])
         moved = self.moves_uniform[writer]
         of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
         return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
+
+    def _late(self, places: Places, resources: Places) -> NDArray[np.bool_]:
+        """Whether a register is nothing to the word at its place but the upper half of an addend of 64 bits."""
+        words, wide = self.words[places], np.isin(self.units[places], (_WIDE, _HIGH))
+        others = (SOURCE_A.get(words) == resources) | (SOURCE_B.get(words) == resources)
+        late: NDArray[np.bool_] = wide & (SOURCE_C.get(words) + 1 == resources) & ~others
+        return late
+
+    def _last(self, writer: Places, resources: Places) -> NDArray[np.bool_]:
+        """Whether a register is the upper half of what an IMAD.WIDE writes."""
+        last: NDArray[np.bool_] = (self.units[writer] == _WIDE) & (DESTINATION.get(self.words[writer]) != resources)
+        return last
 
     @cached_property
     def certain_writes(self) -> Accesses:
@@ -201,8 +224,8 @@ def _units_of(used: Operands) -> Places:
 
 
 def _unit(name: str, unit: str) -> int:
-    if name == "HFMA2.MMA":
-        return latencies.UNITS.index("matrix")
+    if name in _UNITS:
+        return latencies.UNITS.index(_UNITS[name])
     return latencies.UNITS.index("memory" if unit in VARIABLE else unit)
 
 

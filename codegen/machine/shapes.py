@@ -92,7 +92,7 @@ SHAPES: Final[dict[int, Shape]] = {
     0x30: Shape("HADD2", "half", 1, 1, 1),
     0x31: Shape("HFMA2", "half", 1, 1, 1, 1),
     0x35: Shape("HFMA2.MMA", "half", 1, 1, 1, 1),
-    0x36: Shape("VIADD", "alu", 1, 1, 1),
+    0x36: Shape("VIADD", "integer", 1, 1, 1),
     0x3E: Shape("F2FP", "alu", 1, 1, 1),
     0x46: Shape("VIADDMNMX", "alu", 1, 1, 1, 1, reads=(INPUT_PREDICATE,)),
     0x48: Shape("VIMNMX", "alu", 1, 1, 1, writes=_ADDED, reads=(INPUT_PREDICATE,)),
