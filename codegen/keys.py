@@ -59,6 +59,7 @@ MACHINE_SOURCES = (
     "machine/halves.py",
     "machine/latencies.py",
     "machine/leaf.py",
+    "machine/loads.py",
     "machine/marked.py",
     "machine/operands.py",
     "machine/outputs.py",

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.machine.copies import held_in_place
 from codegen.machine.gates import TURN_WORDS, Gates
+from codegen.machine.loads import Loads
 from codegen.machine.outputs import Outputs, residuals, stored
 from codegen.machine.sums import Sums, is_accumulation, multiply_add, texts
 from codegen.operators import tiled
@@ -129,7 +130,11 @@ class Marked:
         element = {register: i for names, _, _ in loads for i, register in enumerate(names)}
         multiplicands = [multiply_add(turn[line])[1] for line in form.weight_line.tolist()]
         multiplicands = [gates.source_of(each) if gates else each for each in multiplicands]
-        width = TURN_WORDS if gates else max(len(names) for names, _, _ in loads)
+        slot_load, slot_element = form.load_of_slot, np.array([element[each] for each in multiplicands], dtype=np.int64)
+        found = Loads.of([(pointers.index(pointer), offset, len(names)) for names, pointer, offset in loads])
+        if gates is None:
+            found, slot_load, slot_element = found.joined(slot_load, slot_element)
+        width = TURN_WORDS if gates else int(found.words.max())
         ring_words = RINGS[width][demand.ring]
         runs_on = demand.runs_on and gates is None and spec.data_type == "float32" and layer.streams.chunks > 1
         ring_loads, ring_stores = _ring(ring_words, width, "%thread" if runs_on else pointers[0], pointers[0])
@@ -161,11 +166,11 @@ class Marked:
             pointers=len(pointers),
             order=np.argsort(form.weight_line, kind="stable"),
             slot_sum=slots(layer).sums,
-            slot_load=form.load_of_slot,
-            slot_element=np.array([element[each] for each in multiplicands], dtype=np.int64),
-            load_pointer=np.array([pointers.index(pointer) for _, pointer, _ in loads], dtype=np.int64),
-            load_offset=np.array([offset for _, _, offset in loads], dtype=np.int64),
-            load_words=np.array([len(names) for names, _, _ in loads], dtype=np.int64),
+            slot_load=slot_load,
+            slot_element=slot_element,
+            load_pointer=found.pointer,
+            load_offset=found.offset,
+            load_words=found.words,
             gates=gates,
             gate_pointer=np.array([pointers.index(each) for each in (gates.pointers if gates else ())], dtype=np.int64),
             stores=stored(tail),
