@@ -23,6 +23,7 @@ from codegen.machine.marked import Marked
 from codegen.machine.operands import operands
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
+from codegen.machine.sums import texts
 from codegen.operators import stream_count, tiled
 from codegen.operators.stream import slots
 from codegen.rewrite import rewrite
@@ -30,6 +31,7 @@ from codegen.spec import AddResidual, Clip, Conv2d
 from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import find_toolchain
+from tests.templates import shared_template
 from tests.toolchain.machine_cubins import LIMITS, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 
@@ -143,6 +145,20 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole).data)
     form = Skeleton.read(skeleton.data, Marked.of(template))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, whole)
+
+
+def test_neighbouring_words_come_with_one_load_where_another_load_says_how_they_are_aligned() -> None:
+    """Columns of stride 2: the compiler loads two in one of the rows, in the others each on its own."""
+    template = shared_template(
+        Conv2d(16, 14, 14, 32, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
+        Tiling(7, 7, 1, 32, 2, 3, images=8),
+        "compute_80",
+    )
+    found = Marked.of(template)
+    lines = [line for line in texts(template.rolled.turn) if line.startswith("ld.shared.v2")]
+    pairs = np.unique(found.slot_load[found.load_words[found.slot_load] == 2])
+    assert 0 < len(lines) < len(pairs)
+    assert (found.load_offset[pairs] % 8 == found.load_offset[pairs[0]] % 8).all()
 
 
 def test_a_part_has_the_products_of_its_own_k_groups() -> None:

@@ -122,6 +122,39 @@ def test_a_register_that_a_load_still_brings_is_not_used_for_another(cubin: Cubi
         assert is_refused(cubin, changed(cubin, SOURCE_A, place + 1, target))
 
 
+RESULTS = {
+    "SHF, then IMAD": ((0x00000006FF117819, 0x000FE2000001160E), (0x0000000220207824, 0x000FE200078E0211), 17, 5),
+    "IMAD, then ISETP": ((0x0000000220207824, 0x000FE200078E0211), (0x0000000820007C0C, 0x000FE2000BF06270), 32, 5),
+    "IMAD, then SEL": ((0x000000043B367824, 0x000FE200078E026A), (0x0000006B363D7207, 0x000FE20005800000), 54, 5),
+    "VIADD, then LEA": ((0x00000E006D377836, 0x000FE20000000000), (0x0000006A37367211, 0x000FE200078E10FF), 55, 5),
+    "IMAD, then IMAD": ((0x000000043B207824, 0x000FE200078E026A), (0x0000000220207824, 0x000FE200078E0211), 32, 4),
+    "SEL, then IMAD.WIDE": ((0x000000FF03137207, 0x000FE40000000000), (0x000000B413027825, 0x000FC600078E0202), 19, 5),
+    "SEL, then IMAD.WIDE, upper half": (
+        *((0x000000FF00037207, 0x000FE40000000000), (0x000000B413027825, 0x000FC600078E0202), 3, 3),
+    ),
+    "IMAD.WIDE, then LEA": ((0x000000B413027825, 0x000FC600078E0202), (0x0000006A02367211, 0x000FE200078E10FF), 2, 3),
+    "IMAD.WIDE, upper half, then LEA": (
+        *((0x000000B413027825, 0x000FC600078E0202), (0x0000006A03367211, 0x000FE200078E10FF), 3, 5),
+    ),
+}
+"""Two words of ptxas's, a register that the second has from the first, and the least cycles that ptxas leaves."""
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: CubinFile, name: str) -> None:
+    """The first four, 4 cycles apart, gave wrong results on an H200, and addresses that are none."""
+    first, second, register, least = RESULTS[name]
+    words = np.repeat(cubin.words[-1:], 12, axis=0)
+    words[0], words[1], words[11] = first, second, cubin.words[np.flatnonzero(OPCODE.get(cubin.words) == EXIT)[-1]]
+    STALL.put(words, 15)
+    WAIT.put(words, 0)
+    PREDICATE.put(words, 7)
+    for cycles in (least, least - 1):
+        STALL.put(words[:1], cycles)
+        reason = f"reads R{register} {cycles} cycles after word 0, not {least}"
+        assert [each.reason for each in proof.findings(words, 255)] == [reason] * (cycles < least)
+
+
 def test_a_register_beyond_the_count_is_refused(cubin: CubinFile) -> None:
     used = operands(cubin.words)
     highest = int(used.writes.resource[used.writes.resource < PREDICATES].max())
