@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from codegen.machine import latencies
 from codegen.machine.operands import Accesses, Operands, operands
+from codegen.machine.roles import REGISTER_FORM
 from codegen.machine.shapes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.word import (
     ALWAYS,
     DESTINATION,
     NEGATED_PREDICATE,
     NO_SCOREBOARD,
+    OPCODE,
     PREDICATE,
     READ_SCOREBOARD,
     SCOREBOARDS,
@@ -202,7 +204,8 @@ class Program:
     def _late(self, places: Places, resources: Places) -> NDArray[np.bool_]:
         """Whether a register is nothing to the word at its place but the upper half of an addend of 64 bits."""
         words, wide = self.words[places], np.isin(self.units[places], (_WIDE, _HIGH))
-        others = (SOURCE_A.get(words) == resources) | (SOURCE_B.get(words) == resources)
+        second = (OPCODE.get(words) >> 9 == REGISTER_FORM) & (SOURCE_B.get(words) == resources)
+        others = second | (SOURCE_A.get(words) == resources)
         late: NDArray[np.bool_] = wide & (SOURCE_C.get(words) + 1 == resources) & ~others
         return late
 

@@ -41,7 +41,7 @@ from codegen.machine.word import (
     Words,
 )
 
-_REGISTER_FORM, _THIRD_IMMEDIATE, _THIRD_CONSTANT, _IMMEDIATE, _CONSTANT, _UNIFORM, _THIRD_UNIFORM = range(1, 8)
+REGISTER_FORM, _THIRD_IMMEDIATE, _THIRD_CONSTANT, _IMMEDIATE, _CONSTANT, _UNIFORM, _THIRD_UNIFORM = range(1, 8)
 """The upper three bits of an arithmetic opcode: both registers; or the one of the 32 bits from bit 32 on."""
 _MEMORY: Final = ("shared", "global", "local")
 _UNIFORM_RESULTS: Final = ("ULDC", "S2UR")
@@ -183,7 +183,7 @@ def _reads(shape: Shape, form: int) -> Iterator[Role]:
     if not (second or shape.c):
         return
     low, high = (UNIFORM_B, UNIFORM_C) if uniform else (SOURCE_B, SOURCE_C)
-    if form == _REGISTER_FORM:
+    if form == REGISTER_FORM:
         yield Role(kind, low, shape.b)
     elif form in (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM):
         yield Role(kind, high, shape.b)
