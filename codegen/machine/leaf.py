@@ -112,7 +112,8 @@ def _shorten(
         passed |= (place >= min(source, target)) & (place < max(source, target))
     addresses = np.concatenate([skeleton.pointers, UNIFORM_REGISTERS + skeleton.uniform[:, np.newaxis]], axis=1)
     stalls = word.STALL.get(inner)
-    least = np.minimum(own[begin:end], stalls)
+    sets = (word.WRITE_SCOREBOARD.get(inner) != NO_SCOREBOARD) | (word.READ_SCOREBOARD.get(inner) != NO_SCOREBOARD)
+    least = np.minimum(np.maximum(own[begin:end], np.where(sets, SETTLE_CYCLES, 0)), stalls)
     settle(inner, least, stalls, passed, zip((cuts - begin).tolist(), addresses.tolist(), strict=True))
     words[begin:end] = inner
 

@@ -147,6 +147,20 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, whole)
 
 
+@pytest.mark.parametrize(
+    "name", ["dilation, a leaky Relu, a Clip", "linear, inputs that do not divide", "linear, GELU"]
+)
+def test_a_stream_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
+    """A chunk without weights: between two there is nothing but the leaf, whose words stall no longer than they need."""
+    template = template_for(name, "compute_80")
+    made = DirectAssembler.of(template, skeleton_of(name).data, ARCH)
+    prove(
+        CubinFile.read(
+            made.assemble(drawn_weights(name, 0.03, 1), Part(0, stream_count(template.spec, template.tiling))).data
+        )
+    )
+
+
 def test_neighbouring_words_come_with_one_load_where_another_load_says_how_they_are_aligned() -> None:
     """Columns of stride 2: the compiler loads two in one of the rows, in the others each on its own."""
     template = shared_template(
