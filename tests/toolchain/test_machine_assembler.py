@@ -151,7 +151,7 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
     "name", ["dilation, a leaky Relu, a Clip", "linear, inputs that do not divide", "linear, GELU"]
 )
 def test_a_stream_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
-    """A chunk without weights: between two there is nothing but the leaf, whose words stall no longer than they need."""
+    """Between two chunks without weights there is nothing but the leaf, whose words stall no longer than they need."""
     template = template_for(name, "compute_80")
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH)
     prove(
