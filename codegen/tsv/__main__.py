@@ -30,9 +30,11 @@ def main() -> None:
             made, bias = random_layers(neurons, min(layers, MOST_RANDOM), asked.seed), 0.0
         else:
             made, bias = radix_net(neurons, asked.seed)[:layers], BIASES.get(neurons, BIASES[1024])
+        path = write_tsv_network(asked.folder, made, neurons, layers, bias, CLIP)
     except ValueError as error:
         parser.error(str(error))
-    path = write_tsv_network(asked.folder, made, neurons, layers, bias, CLIP)
+    except OSError as error:
+        parser.error(f"{asked.folder}: it cannot be written ({error.strerror}): name another folder")
     sys.stdout.write(f"{path}\n")
 
 

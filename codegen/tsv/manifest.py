@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codegen.errors import CheckpointError
 from codegen.networks.sparse_layers import BIASES, CLIP
 
 MANIFEST = "network.json"
 """The manifest of a folder; others may lie beside it."""
+MOST_FLOAT32 = float(np.finfo(np.float32).max)
 _LAYER = re.compile(r"n(\d+)-l(\d+)\.tsv")
 """How the challenge names a layer: neurons, number."""
 
@@ -73,8 +76,12 @@ def _of_file(path: Path) -> Manifest:
     if min(sizes) < 1:
         raise CheckpointError(f"{path}: its 'neurons' has {min(sizes)}: give numbers from 1")
     biases = _numbers(path, "bias", bias, count, (int, float))
-    if clip is not None and not isinstance(clip, int | float):
-        raise CheckpointError(f"{path}: its 'clip' is {clip!r}: give a number, or null for none")
+    if beyond := [each for each in biases if not abs(each) <= MOST_FLOAT32]:
+        raise CheckpointError(f"{path}: its 'bias' has {beyond[0]!r}, which is no finite float32: check the training")
+    if clip is not None and (
+        isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip <= MOST_FLOAT32
+    ):
+        raise CheckpointError(f"{path}: its 'clip' is {clip!r}: give a float32 above 0, or null for none")
     name = path.parent.resolve().name if path.name == MANIFEST else path.stem
     files = tuple(path.parent / each for each in names)
     return Manifest(name, tuple(sizes), files, tuple(map(float, biases)), None if clip is None else float(clip))

@@ -184,7 +184,7 @@ class ChallengeSession:
         self._layers = checkpoint.layers
 
     def best(self, contender: str, variants: Sequence[Variant] | Iterator[Variant]) -> Measurement:
-        """The fastest that is right; if none is, why the last is not."""
+        """The fastest; one that is wrong voids the contender's time. If none ran, why the last did not."""
         key = CaseKey(self._challenge.name, len(self._challenge.rows), self._layers[0].weights.sparsity, "float32")
         found: Measurement | None = None
         reason, tried = "no variant fits", 0

@@ -163,7 +163,16 @@ def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, messag
         ('{"neurons": [64], "bias": 0, "layers": ["a.tsv"]}', "'neurons' is neither a number nor a list of 2"),
         ('{"neurons": 64, "bias": "no", "layers": ["a.tsv"]}', "'bias' is neither"),
         ('{"neurons": 0, "bias": 0, "layers": ["a.tsv"]}', "give numbers from 1"),
+        ('{"neurons": 64, "bias": [NaN], "layers": ["a.tsv"]}', "'bias' has nan, which is no finite float32"),
+        ('{"neurons": 64, "bias": -1e300, "layers": ["a.tsv"]}', "'bias' has -1e.300, which is no finite float32"),
         ('{"neurons": 64, "bias": 0, "clip": "32", "layers": ["a.tsv"]}', "'clip' is '32'"),
+        *(
+            (
+                f'{{"neurons": 64, "bias": 0, "clip": {clip}, "layers": ["a.tsv"]}}',
+                "'clip' is .*: give a float32 above 0",
+            )
+            for clip in ("true", "0", "-1", "NaN", "Infinity")
+        ),
         ('{"neurons": 64, "bias": 0, "layers": ["a.tsv"]}', "there is no such file"),
     ],
 )
@@ -241,6 +250,11 @@ def test_a_made_network_can_be_read(
     with pytest.raises(SystemExit):
         main()
     assert "no RadiX-Net has 100 neurons" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["tsv", str(tmp_path / "file"), "--neurons", "64", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert "file: it cannot be written (File exists): name another folder" in capsys.readouterr().err
 
 
 def test_its_layers_can_be_tuned_and_measured_like_any_others(tmp_path: Path) -> None:
