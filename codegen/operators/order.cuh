@@ -11,10 +11,19 @@ struct Place {
 
 // All K groups of a tile and its images before those of the next. The compiler knows what it divides by: other divisions
 // take conversions, which machine code without ptxas has not.
+#if CLUSTER > 1
+// The blocks of a cluster are neighbours in z whatever the order: a cluster counts as one.
+__device__ __forceinline__ Place place_of_block() {
+    const unsigned cluster = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (blockIdx.z / CLUSTER));
+    const unsigned rest = cluster / GROUPS, group = cluster % GROUPS * CLUSTER + blockIdx.z % CLUSTER;
+    return {(int)(rest % TILES), (int)(rest / TILES), (int)group};
+}
+#else
 __device__ __forceinline__ Place place_of_block() {
     const unsigned number = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), rest = number / GROUPS;
     return {(int)(rest % TILES), (int)(rest / TILES), (int)(number % GROUPS)};
 }
+#endif
 #else
 #define FIND_PLACE
 #define TILE_NUMBER blockIdx.x

@@ -27,6 +27,16 @@ CLUSTER_CASES: dict[str, Case] = {
         Tiling(7, 7, 1, 6, 4, 3, images=2, cluster=2),
         batch=3,
     ),
+    "a cluster, all groups of a place together, some of its last kernels missing": _of_hopper(
+        Conv2d(32, 9, 12, 10, 3, 3, padding=PAD, epilogue=(Clip(low=0.0),)),
+        Tiling(6, 5, 1, 4, 4, 2, cluster=2, order="place"),
+        batch=2,
+    ),
+    "float16, a cluster, all groups of a place together": _of_hopper(
+        Conv2d(32, 6, 8, 12, 3, 3, padding=PAD, data_type="float16"),
+        Tiling(8, 3, 1, 4, 4, 2, images=2, cluster=4, order="place"),
+        batch=6,
+    ),
     "a cluster, dilation, a Clip": _of_hopper(
         Conv2d(16, 9, 12, 8, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), epilogue=(Clip(-1.0, 1.0),)),
         Tiling(12, 5, 1, 8, 8, 2, cluster=2),

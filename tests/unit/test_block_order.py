@@ -52,6 +52,22 @@ def test_by_place_all_groups_of_some_positions_begin_before_the_next_positions()
     assert len({(tile, image) for tile, image, _ in blocks[:6]}) == 1
 
 
+@pytest.mark.parametrize("cluster", [2, 4])
+def test_by_place_the_blocks_of_a_cluster_stay_together_and_all_clusters_of_some_positions_begin_first(
+    cluster: int,
+) -> None:
+    divided = tiled(SPEC, replace(TILING, order="place", cluster=cluster))
+    grid = divided.launch.grid_at(3)
+    tiles, many, groups = grid
+    first: dict[int, set[tuple[int, int]]] = {}
+    for block in product(*map(range, grid)):
+        x, y, z = launched_block(divided, block, grid)
+        assert z % cluster == block[2] % cluster
+        first.setdefault((x + tiles * (y + many * (z // cluster))) // (groups // cluster), set()).add(block[:2])
+    assert all(len(places) == 1 for places in first.values())
+    assert len(first) == tiles * many
+
+
 def test_a_layer_whose_groups_begin_side_by_side_is_one_kernel() -> None:
     spec, tiling, nonzeros = Conv2d(512, 28, 28, 1024, 1, 1), Tiling(64, 1, 1, 64, 8, 3), np.full(1024, 102)
     assert len(choose_parts(spec, tiling, nonzeros)) > 1
