@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +20,7 @@ from farm.gpu.driver import attribute, call, new_event, new_stream
 from farm.gpu.fetching import Gpu
 from farm.gpu.loaded import Module, Part, launch
 from farm.runtime.ahead import CodeAhead
-from farm.runtime.bundle import Bundle
+from farm.runtime.bundle import Bundle, Cubin
 from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
 
 ALIGNMENT_BYTES = 16
@@ -62,9 +62,15 @@ class Network:
         self.arch, self.device_name = _architecture(self._device), _name(self._device)
         self._closed = False
         self._context = ctypes.c_void_p()
+        self._held = ExitStack()
+        """What is to be given back, in the order of its making."""
         call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
-        with self._current():
-            self._load()
+        try:
+            with self._current():
+                self._load()
+        except BaseException:
+            self.close()
+            raise
 
     def _load(self) -> None:
         bundle = self._bundle
@@ -77,23 +83,37 @@ class Network:
                     f"({self.arch}): compile the model with --arch {self.arch} and fetch it again; of an older GPU's "
                     "job, farm fetch --ptx writes what runs on later ones too"
                 )
-            self._layers[name] = [Part(bundle.cubin(each), each.launch) for each in cubins]
+            self._layers[name] = [self._part(each) for each in cubins]
         kernels = {step.kernel for step in self.plan.steps if isinstance(step, KernelStep)}
-        self._rest = Module(bundle.rest) if kernels else None
-        self._functions = {} if self._rest is None else {name: self._rest.function(name) for name in sorted(kernels)}
+        self._functions = {}
+        if kernels:
+            rest = Module(bundle.rest)
+            self._held.callback(rest.unload)
+            self._functions = {name: rest.function(name) for name in sorted(kernels)}
         data = bundle.constants
         self._constants = _allocate(len(data))
+        self._held.callback(call, "cuMemFree_v2", self._constants)
         _upload(self._constants, data)
         call("cuStreamSynchronize", None)  # other streams do not wait for the copy
         others = min(max((len(parts) for parts in self._layers.values()), default=1), BRANCHES) - 1
         self._others = [new_stream() for _ in range(others)]
         self._begin, *self._ends = (new_event() for _ in range(others + 1))
+        for stream in self._others:
+            self._held.callback(call, "cuStreamDestroy_v2", stream)
+        for event in (self._begin, *self._ends):
+            self._held.callback(call, "cuEventDestroy_v2", event)
         gpu = Gpu(attribute(_MULTIPROCESSORS, self._device), attribute(_L2_BYTES, self._device))
         steps = [step for step in self.plan.steps if isinstance(step, LayerStep)]
         self._ahead = CodeAhead(steps, bundle.layers, self._layers, gpu)
+        self._held.callback(self._ahead.close)
         limits = [step.images_limit for step in self.plan.steps if isinstance(step, KernelStep)]
         limits += [each.launch.images_limit // step.rows for step in steps for each in bundle.layers[step.layer].cubins]
         self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
+
+    def _part(self, cubin: Cubin) -> Part:
+        part = Part(self._bundle.cubin(cubin), cubin.launch)
+        self._held.callback(part.module.unload)
+        return part
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
         """What the ONNX model gives for inputs in its order, images first; bfloat16 is held as uint16.
@@ -146,16 +166,9 @@ class Network:
         self._closed = True
         with self._current():
             call("cuStreamSynchronize", None)
-            self._ahead.close()
-            for address in filter(None, (*self._buffers, self._constants)):
+            self._held.close()
+            for address in self._buffers:
                 call("cuMemFree_v2", address)
-            modules = [part.module for parts in self._layers.values() for part in parts]
-            for module in (*modules, *([self._rest] if self._rest else [])):
-                module.unload()
-            for stream in self._others:
-                call("cuStreamDestroy_v2", stream)
-            for event in (self._begin, *self._ends):
-                call("cuEventDestroy_v2", event)
         call("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def __enter__(self) -> Self:

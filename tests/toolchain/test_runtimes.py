@@ -182,6 +182,14 @@ def test_what_the_driver_refuses_is_named(played: Played, lenet: Path, language:
     assert "cuLaunchKernel" in played.run(language, lenet, 1, fail="cuLaunchKernel")
 
 
+@pytest.mark.parametrize("trouble", [{"arch": 120}, {"fail": "cuModuleLoadData"}, {"fail": "cuMemAlloc_v2"}])
+def test_what_cannot_be_loaded_leaves_nothing_on_the_gpu(played: Played, lenet: Path, trouble: dict[str, Any]) -> None:
+    assert played.run("python", lenet, 1, **trouble)
+    lines = [line[0] for line in played.lines()]
+    assert lines.count("release") == 1
+    assert lines.count("unload") == (5 if trouble == {"fail": "cuMemAlloc_v2"} else 0)
+
+
 def test_without_a_gpu_loading_says_so(played: Played, lenet: Path) -> None:
     assert played.run("python", lenet, 1, arch=0) == "there is no GPU here: check the driver with nvidia-smi"
 
