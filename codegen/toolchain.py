@@ -319,10 +319,10 @@ def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolc
         nvcc = nvcc.expanduser().absolute()
         folder = nvcc.parent
     ptxas = folder / "ptxas" if ptxas is None else ptxas.expanduser().absolute()
-    for tool in (nvcc, ptxas):
+    for name, tool in (("nvcc", nvcc), ("ptxas", ptxas)):
         if not tool.is_file():
             raise ToolchainError(
-                f"there is no program {tool}: correct [toolchain] in the configuration, or leave it out"
+                f"there is no program {tool}: correct FARM_{name.upper()}, or [toolchain] in the configuration"
             )
         if not os.access(tool, os.X_OK):
             raise ToolchainError(f"{tool} is not executable: chmod +x it, or install it again")
