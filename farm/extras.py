@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 Extra = Literal["gpu", "metrics", "peers", "plots", "postgres", "reference", "torch"]
 
 
 def how_to_install(extra: Extra) -> str:
-    """A command for a checkout of this program, where it has to be: no package index has it."""
-    return f"make {extra}" if extra in ("gpu", "torch") else f"pip install '.[{extra}]'"
+    """A command for a checkout of this program, where it has to be: no package index has it. For this Python."""
+    return f"make {extra}" if extra in ("gpu", "torch") else f"{sys.executable} -m pip install '.[{extra}]'"
 
 
 def way_out(extra: Extra) -> str:

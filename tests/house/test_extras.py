@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from typing import get_args
 
@@ -36,7 +37,7 @@ def test_every_extra_that_is_named_exists() -> None:
 
 def test_messages_know_the_extras_that_users_need() -> None:
     assert set(get_args(Extra)) == EXTRAS - {"dev"}
-    assert way_out("postgres") == "in a checkout of this program, pip install '.[postgres]'"
+    assert way_out("postgres") == f"in a checkout of this program, {sys.executable} -m pip install '.[postgres]'"
     makefile = (ROOT / "Makefile").read_text()
     for extra in ("gpu", "torch"):
         assert way_out(extra).endswith(f"make {extra}")

@@ -175,7 +175,9 @@ def test_no_message_holds_the_password() -> None:
 
 def test_a_missing_driver_is_named_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(LedgerError, match=r"in a checkout of this program, pip install '\.\[postgres\]'") as caught:
+    with pytest.raises(
+        LedgerError, match=r"in a checkout of this program, .* -m pip install '\.\[postgres\]'"
+    ) as caught:
         open_ledger(settings_of("postgresql://ada:s3cret@host/farm"))
     assert "s3cret" not in str(caught.value)
 

@@ -131,5 +131,5 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(farm: Farmyard) -> None
 
 def test_without_the_library_the_way_out_is_named(farm: Farmyard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match=r"in a checkout of this program, pip install '\.\[metrics\]'"):
+    with pytest.raises(UsageError, match=r"in a checkout of this program, .* -m pip install '\.\[metrics\]'"):
         MetricsServer(farm.ledger, 0)
