@@ -1,56 +1,67 @@
 """Layers of listed columns in one kernel, which stays on the GPU while they are computed one after another.
 
-A block has one K group of each layer and, in each of its parts, a tile of the columns. A tile goes on to the next layer
-as soon as all groups have done it: the tiles that a multiprocessor has wait at different times, and share the code that
-it fetches. All blocks must run at once. Which of a layer's groups a block has is chosen so that it reads much of what
-that block made in the layer before: if a thread has no more than one column, that is still in its registers. The kernel
-is put together from the layers' own, the rewriter's.
+A block has one K group of each layer and, in each of its parts, a tile of the columns, a column a thread. More columns
+than threads are computed lot after lot, each through all layers. A block's group of a layer reads much of what that
+block made in the layer before and still has in registers: it begins with those inputs, and only then waits for what
+other blocks make. All blocks must run at once.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from codegen.chain_groups import groups_of_blocks
+from codegen.epilogue import Clip
 from codegen.errors import TemplateError
-from codegen.layers import Weights
-from codegen.operators import tiled
-from codegen.rewrite import rewrite
-from codegen.template import Template
+from codegen.layers import FloatArray, Weights
+from codegen.operators.placeholders import immediate
+from codegen.spec import Conv2d, LayerSpec
 
 KERNEL = "chained"
-ARGUMENTS = ("spare", "done", "first", "layers")
-"""After those of a layer: a third set of tiles, a counter for each tile of columns, DONE_BYTES apart and zero, the
-layer to begin with and how many are computed. The first reads `input` and writes `output`, the second reads that and
-writes `spare`; from then on these two take turns. Only the last one marks its columns.
+ARGUMENTS = {
+    "input": "u64",
+    "output": "u64",
+    "images": "u32",
+    "output_step": "u32",
+    "count": "u64",
+    "places": "u64",
+    "marks": "u64",
+    "spare": "u64",
+    "done": "u64",
+    "first": "u32",
+    "layers": "u32",
+}
+"""Those of a layer of listed columns, then: a third set of tiles, a counter for each tile of columns, DONE_BYTES apart
+and zero, the layer to begin with and how many are computed. An odd number of layers leaves its outputs in `output`, an
+even one in `spare`; the other set is for what lies between. Only the last layer marks its columns.
 """
 DONE_BYTES = 128
+MOST_PARTS = 8
+"""Of a block: each has two of its 16 barriers."""
+WARP = 32
 
-_PARAMETER = re.compile(r"ld\.param\.u64\s+(%rd\d+), \[\w+_param_(\d+)\];")
-_TURN = re.compile(r"mov\.u32 (%r\d+),(%r\d+); // farm\.turn (%r\d+)\n\$turn:\n")
-_LAST = re.compile(r"setp\.ge\.s32 p,%r\d+,(%r\d+);")
-_LOAD = re.compile(r"ld\.global\.nc\.f32\s+(%f\d+), \[(%rd\d+)(?:\+(\d+))?\];")
-_ADVANCE = re.compile(r"add\.s64\s+(%rd\d+), \1, (\d+);")
-_STORED = re.compile(r"mov\.b32 a,v;(?=[^\n]*// farm\.store (\d+))")
-_MOVED = {"input": "%from", "output": "%into", "places": "%listed"}
-"""What is not the same for every layer, and the register that has it."""
 _REGISTERS = """\
-.reg .b64 %from, %into, %after, %listed, %counter;
-.reg .b32 %first_layer, %left, %passed, %seen, %part, %part_thread, %part_tile, %part_tiles, %part_barrier;
-.reg .pred %leads, %begun, %more, %marks, %alone, %kept;
+.reg .b32 %block, %thread, %lane, %part, %tile, %done_barrier, %ready_barrier;
+.reg .b32 %columns, %lot, %base, %column, %first, %layers, %left, %passed, %step, %seen, %zero, %any, %t, %u;
+.reg .b64 %input, %places, %marks, %final, %between, %counter, %from, %into, %after, %a, %b;
+.reg .pred %odd, %listed, %several, %tells, %telling, %polls, %p;
 """
 
 
 @dataclass(frozen=True)
 class Chain:
-    """How the columns are shared out."""
+    """How outputs and columns are shared out."""
 
+    group: int
+    """Outputs of a block."""
+    threads: int
+    """Of a part of a block, whole warps."""
     parts: int
-    """Of a block, each with a tile of columns and with the threads that a layer's own kernel has."""
+    """Of a block, each with a tile of columns."""
     beside: int
     """Blocks of a group."""
 
@@ -60,203 +71,242 @@ class Chain:
         return self.parts * self.beside
 
 
-def chained(template: Template, layers: Sequence[Weights], again: int, chain: Chain) -> bytes:
-    """The PTX of layers that have one template; after the last of them comes number `again`.
+def chained(spec: LayerSpec, layers: Sequence[Weights], again: int, chain: Chain, arch: str) -> bytes:
+    """The PTX of layers of one shape; after the last of them comes number `again`.
 
-    Raises TemplateError for one whose pointers are used before its first column is known.
+    Raises TemplateError for layers that are no 1x1 convolutions of one row, of whole groups, with as many inputs as
+    outputs and nothing but a Clip behind the bias, and for a block of too many parts.
     """
-    layer = tiled(template.spec, template.tiling)
-    arguments, groups, threads = layer.launch.arguments, layer.streams.count, template.tiling.tile_width
-    texts = [rewrite(template, weights).ptx.decode("ascii") for weights in layers]
-    found = _TURN.search(texts[0])
-    if found is None:
-        raise TemplateError("a chain is of layers of listed columns")
-    head = texts[0][: found.start()]
-    moved = [(m[1], _MOVED[name]) for m in _PARAMETER.finditer(head) if (name := arguments[int(m[2])]) in _MOVED]
-    for register, _ in moved:
-        if len(re.findall(rf"{register}\b", head)) > 1:
-            raise TemplateError(f"{register} is a pointer that changes from layer to layer, and used before the loop")
-    begin = "".join(f"mov.u64 {register},{value};\n" for register, value in moved) + f"mov.u32 {found[1]},{found[2]};\n"
-    streams = [[_changing(each, arguments) for each in _streams(text[found.end() :], groups)] for text in texts]
-    last = _LAST.search(texts[0], found.end())
-    if last is None:
-        raise TemplateError("a layer of listed columns ends with the last of them")
-    size, row_bytes = template.tiling.group_kernels, 4 * layer.geometry.width
-    groups_of = _groups_of_blocks(layers, again, groups, size)
-
-    def computed(block: int, number: int) -> str:
-        group, before = groups_of[number][block], groups_of[number - 1 if number else len(layers) - 1][block]
-        made = f"{begin}mov.u32 {template.rolled.group_register},{group};\n"
-        stream = _kept(streams[number][group], before * size, size, row_bytes)
-        following = number + 1 if number + 1 < len(layers) else again
-        name = f"{block}_{number}"
-        return f"{_layer(stream, made, name, groups, threads, chain)}@%more bra $layer_{block}_{following};\nret;\n"
-
-    def stream(block: int) -> str:
-        begins = _branches("%first_layer", f"layer_{block}", 0, len(layers), lambda number: f"$layer_{block}_{number}")
-        return begins + "".join(computed(block, number) for number in range(len(layers)))
-
-    return (
-        _head(head, arguments, threads, chain)
-        + f".reg .f32 %own<{size}>;\n"
-        + "".join(f"mov.f32 %own{i},0f00000000;\n" for i in range(size))
-        + f"setp.le.s32 %alone,{last[1]},{found[3]};\n"
-        + _branches(template.rolled.group_register, "block", 0, groups, lambda block: f"$block_{block}")
-        + "".join(f"$block_{block}:\n{stream(block)}" for block in range(groups))
-        + "}\n"
-    ).encode("ascii")
-
-
-def _groups_of_blocks(layers: Sequence[Weights], again: int, groups: int, size: int) -> list[NDArray[np.int64]]:
-    """Of each layer, the group of outputs that each block computes: one that reads much of what the block made before.
-
-    Layers before number `again` have the last one's: number `again` finds the same, whichever is before it. Raises
-    TemplateError for layers that are not of whole groups, or have not as many inputs as outputs.
-    """
-    if any(weights.kernel.shape[:2] != (groups * size, groups * size) for weights in layers):
+    if not isinstance(spec, Conv2d) or spec.kernel_height * spec.kernel_width * spec.height > 1:
+        raise TemplateError("a chain is of 1x1 convolutions whose columns are rows of a batch")
+    groups, rest = divmod(spec.kernels, chain.group)
+    if rest or spec.channels != spec.kernels:
         raise TemplateError("a chain is of layers of whole groups, with as many inputs as outputs")
-    found = [np.arange(groups)]
-    for weights in layers[again + 1 :]:
-        shared = _shared_inputs(weights, groups, size)[:, found[-1]].T
-        if weights is layers[-1]:
-            shared = shared + _shared_inputs(layers[again], groups, size)
-        found.append(_matched(shared))
-    return [found[-1]] * again + found
+    if not 0 < chain.parts <= MOST_PARTS:
+        raise TemplateError(f"a block of a chain has 1 to {MOST_PARTS} parts: {chain.parts} have no barriers")
+    groups_of = groups_of_blocks(layers, again, groups, chain.group)
+    text = [_head(spec, chain, arch)]
+    text.append(_branches("%block", "block", 0, groups, lambda block: f"$block_{block}"))
+    for block in range(groups):
+        own = [int(each[block]) for each in groups_of]
+        streams = [_Stream(spec, each, chain, own[i], own[i - 1]) for i, each in enumerate(layers)]
+        text.append(f"$block_{block}:\n{_entries(block, streams)}")
+        for i, stream in enumerate(streams):
+            following = i + 1 if i + 1 < len(layers) else again
+            text.append(stream.computed(f"{block}_{i}", groups) + f"bra $begin_{block}_{following};\n")
+    text.append(_end(groups, chain))
+    return "".join(text).encode("ascii")
 
 
-def _shared_inputs(weights: Weights, groups: int, size: int) -> NDArray[np.int64]:
-    """[groups, groups]: how many of the inputs that each group of outputs reads each group of the layer before made."""
-    read = weights.kernel.reshape(groups, size, -1).any(axis=1)
-    found: NDArray[np.int64] = read.reshape(groups, groups, size).sum(axis=2)
-    return found
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """One layer of a block: the outputs of a group, from inputs of which the group `before` is in registers."""
+
+    spec: Conv2d
+    weights: Weights
+    chain: Chain
+    group: int
+    before: int
+
+    @cached_property
+    def _kernel(self) -> FloatArray:
+        """[outputs of the group, inputs]"""
+        return self.weights.kernel.reshape(self.spec.kernels, -1)[self._first : self._first + self.chain.group]
+
+    @property
+    def _first(self) -> int:
+        return self.group * self.chain.group
+
+    @cached_property
+    def _kept(self) -> list[int]:
+        """Inputs that are in registers."""
+        first = self.before * self.chain.group
+        return [i for i in self._inputs if first <= i < first + self.chain.group]
+
+    @cached_property
+    def _inputs(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._kernel.any(axis=0)).tolist()
+        return found
+
+    def _own(self, channel: int) -> str:
+        """The register of an input that is kept."""
+        return f"%own{channel - self.before * self.chain.group}"
+
+    def _load(self, register: str, channel: int) -> str:
+        return f"ld.global.cg.f32 {register},[%from+{4 * self.spec.width * channel}];\n"
+
+    def _added(self, register: str, channel: int) -> str:
+        column = self._kernel[:, channel]
+        return "".join(
+            f"fma.rn.f32 %sum{j},{register},{_float(column[j])},%sum{j};\n" for j in np.flatnonzero(column).tolist()
+        )
+
+    def loaded(self) -> str:
+        """Puts what would be in registers there, for the first layer of all."""
+        return "".join(self._load(self._own(channel), channel) for channel in self._kept)
+
+    def computed(self, name: str, groups: int) -> str:
+        """Computes the layer; %p then says whether it is the last."""
+        bias = self.weights.bias[self._first : self._first + self.chain.group]
+        others = [channel for channel in self._inputs if channel not in set(self._kept)]
+        lines = [f"$begin_{name}:\n"]
+        for j, value in enumerate(bias):
+            # Zero, and for ptxas all different: it would compute the outputs of equal weights once.
+            lines.append(f"and.b32 %t,%zero,{j + 1};\nxor.b32 %t,%t,{_bits(value)};\nmov.b32 %sum{j},%t;\n")
+        lines += [self._added(self._own(channel), channel) for channel in self._kept]
+        lines.append(_wait(name, self.chain))
+        lines += [self._load(f"%x{i}", channel) for i, channel in enumerate(others)]
+        lines += [self._added(f"%x{i}", channel) for i, channel in enumerate(others)]
+        for j in range(self.chain.group):
+            place = 4 * self.spec.width * (self._first + j)
+            lines.append(_clipped(self.spec, f"%sum{j}"))
+            lines.append(f"st.global.f32 [%into+{place}],%sum{j};\nmov.f32 %own{j},%sum{j};\n")
+        lines.append(_tell(name, self.chain, groups))
+        lines.append("@%p bra $last;\nmov.u64 %from,%into;\nmov.u64 %into,%after;\nmov.u64 %after,%from;\n")
+        return "".join(lines)
 
 
-def _matched(shared: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each block's group, given [blocks, groups]: as many as can be have one of which they share the most."""
-    count = len(shared)
-    wanted = [np.flatnonzero(row == row.max()) if row.max() else np.zeros(0, np.int64) for row in shared]
-    owner = np.full(count, -1)
-
-    def place(block: int, seen: set[int]) -> bool:
-        for group in wanted[block].tolist():
-            if group not in seen:
-                seen.add(group)
-                if owner[group] < 0 or place(int(owner[group]), seen):
-                    owner[group] = block
-                    return True
-        return False
-
-    left = [block for block in range(count) if not place(block, set())]
-    owner[owner < 0] = left
-    found = np.empty(count, np.int64)
-    found[owner] = np.arange(count)
-    return found
+def _entries(block: int, streams: Sequence[_Stream]) -> str:
+    """Into a block's layer number %first, from what is in memory."""
+    chosen = _branches("%first", f"first_{block}", 0, len(streams), lambda i: f"$enter_{block}_{i}")
+    return chosen + "".join(
+        f"$enter_{block}_{i}:\n{stream.loaded()}bra $begin_{block}_{i};\n" for i, stream in enumerate(streams)
+    )
 
 
-def _kept(stream: str, first: int, size: int, row_bytes: int) -> str:
-    """With `size` inputs from number `first` on in registers: loaded unless the layer before left them there."""
-    lines, loads, at, begin = stream.splitlines(keepends=True), [], 0, -1
-    for i, line in enumerate(lines):
-        if begin < 0 and "// farm.body.begin" in line:
-            begin = i
-        if begin < 0:
-            continue
-        if found := _ADVANCE.match(line):
-            at += int(found[2])
-        elif found := _LOAD.match(line):
-            place = at + int(found[3] or 0)
-            own = place // row_bytes - first
-            if 0 <= own < size:
-                loads.append(f"@!%kept ld.global.nc.f32 %own{own},[{found[2]}+{place}];\n")
-                lines[i] = f"mov.f32 {found[1]},%own{own};\n"
-    text = "".join([*lines[:begin], *loads, *lines[begin:]])
-    return _STORED.sub(r"mov.b32 a,v; mov.f32 %own\1,v;", text)
-
-
-def _streams(text: str, groups: int) -> list[str]:
-    """What each group does with the columns of a turn, from their addresses on."""
-    head, *rest = text.split(".reg .pred %from", 1)
-    *pieces, end = text.split("bra $turn;\n")
-    if len(pieces) != groups or end != "}\n":
-        raise TemplateError(f"a layer of {groups} groups has {len(pieces)} streams")
-    plain = ["".join(line for line in each.splitlines(keepends=True) if not _chooses(line)) for each in pieces]
-    return [plain[0], *(head + each for each in plain[1:])] if rest else plain
-
-
-def _changing(stream: str, arguments: Sequence[str]) -> str:
-    """With the pointers of the layer where the parameters of a kernel are read."""
-
-    def value(found: re.Match[str]) -> str:
-        moved = _MOVED.get(arguments[int(found[2])])
-        return f"mov.u64 {found[1]}, {moved};" if moved else found[0]
-
-    return _PARAMETER.sub(value, stream)
-
-
-def _chooses(line: str) -> bool:
-    """Whether a line is of the rewriter's choice of the group."""
-    return bool(re.match(r"\.reg \.pred %from|setp\.ge\.u32 %from|@%from|\$from\d+:", line))
-
-
-def _layer(stream: str, begin: str, name: str, groups: int, threads: int, chain: Chain) -> str:
-    """One layer of a group: waits for the one before, computes, tells."""
-    barrier = "bar.sync 0;\n" if chain.parts == 1 else f"barrier.sync %part_barrier,{threads};\n"
-    stream = stream.replace("@p exit;", f"@p bra $done_{name};")
-    stream, marks = re.subn(r"setp\.ne\.b32 p,a,0; (?=[^\n]*st\.global\.u8)", "setp.ne.and.b32 p,a,0,%marks; ", stream)
-    if marks != 1:
-        raise TemplateError("a layer of listed columns marks a column in one place")
+def _wait(name: str, chain: Chain) -> str:
+    """Until all groups have done the layer before for this tile."""
     return (
-        f"$layer_{name}:\nsetp.eq.u32 %marks,%left,1;\nsetp.ne.u32 %begun,%passed,0;\n"
-        f"@!%begun bra $begin_{name};\n@!%leads bra $ready_{name};\n"
-        f"$poll_{name}:\nld.acquire.gpu.global.u32 %seen,[%counter];\nsetp.lt.u32 %begun,%seen,%passed;\n"
-        f"@%begun bra $poll_{name};\n$ready_{name}:\n{barrier}$begin_{name}:\n"
-        f"setp.ne.and.u32 %kept,%passed,0,%alone;\n{begin}$turn_{name}:\n"
-        f"{_shared(stream)}bra $turn_{name};\n$done_{name}:\n{barrier}@!%leads bra $told_{name};\n"
+        f"setp.eq.u32 %p,%passed,0;\n@%p bra $go_{name};\n@!%polls bra $ready_{name};\n"
+        f"$poll_{name}:\nld.acquire.gpu.global.u32 %seen,[%counter];\nsetp.lt.u32 %p,%seen,%passed;\n"
+        f"@%p bra $poll_{name};\n$ready_{name}:\n{_barrier('sync', 'ready', chain)}$go_{name}:\n"
+    )
+
+
+def _tell(name: str, chain: Chain, groups: int) -> str:
+    """That this group has done the layer, unless it is the only one; the warps that do not tell go on at once."""
+    return (
+        f"@!%several bra $told_{name};\n@%telling bra $tell_{name};\n{_barrier('arrive', 'done', chain)}"
+        f"bra $told_{name};\n$tell_{name}:\n{_barrier('sync', 'done', chain)}@!%tells bra $told_{name};\n"
         "fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%counter],1;\n"
-        f"$told_{name}:\nadd.u32 %passed,%passed,{groups};\nsub.u32 %left,%left,1;\nsetp.ne.u32 %more,%left,0;\n"
-        "mov.u64 %from,%into;\nmov.u64 %into,%after;\nmov.u64 %after,%from;\nmov.u64 %listed,0;\n"
+        f"$told_{name}:\n@%several add.u32 %passed,%passed,{groups};\nsub.u32 %left,%left,1;\nsetp.eq.u32 %p,%left,0;\n"
     )
 
 
-def _head(head: str, arguments: Sequence[str], threads: int, chain: Chain) -> str:
-    """From the file's first line to the group, with the parameters of a chain."""
-    entry = re.search(r"\.entry (\w+)\(\n(.*?)\n\)\n\.maxntid [^\n]*\n", head, re.DOTALL)
-    begin = re.search(r"^(?=ld\.param)", head, re.MULTILINE)
-    if entry is None or begin is None:
-        raise TemplateError("a template begins with its entry and what it reads of its parameters")
-    parameters = [f".param .u{64 if name in ARGUMENTS[:2] else 32} {KERNEL}_{name}" for name in ARGUMENTS]
-    of = {name: f"{entry[1]}_param_{i}" for i, name in enumerate(arguments)}
-    own = "".join(
-        f"ld.param.u64 {register},[{name}];\n"
-        for register, name in [(_MOVED[name], of[name]) for name in _MOVED] + [("%after", f"{KERNEL}_spare")]
-    )
-    own += (
-        f"ld.param.u64 %counter,[{KERNEL}_done];\nld.param.u32 %first_layer,[{KERNEL}_first];\n"
-        f"ld.param.u32 %left,[{KERNEL}_layers];\nmov.u32 %passed,0;\nmov.u32 %part_thread,%tid.x;\n"
-        f"div.u32 %part,%part_thread,{threads};\nrem.u32 %part_thread,%part_thread,{threads};\n"
-        "setp.eq.u32 %leads,%part_thread,0;\nadd.u32 %part_barrier,%part,1;\nmov.u32 %part_tiles,%nctaid.x;\n"
-        "mov.u32 %part_tile,%ctaid.x;\nmad.lo.u32 %part_tile,%part,%part_tiles,%part_tile;\n"
-        f"mul.lo.u32 %part_tiles,%part_tiles,{chain.parts};\nmul.wide.u32 %listed,%part_tile,{DONE_BYTES};\n"
-        f"add.s64 %counter,%counter,%listed;\nld.param.u64 %listed,[{of['places']}];\n"
-    )
-    setup = re.sub(r"griddepcontrol\.[^\n]*\n", "", _shared(head[begin.start() :]))
-    for name, value in (("%tid.x", "%part_thread"), ("%ctaid.x", "%part_tile"), ("%nctaid.x", "%part_tiles")):
-        setup = setup.replace(name, value)
+def _barrier(what: str, which: str, chain: Chain) -> str:
+    """Of a part: two in turn, since who has arrived at one may be at the next before the others are."""
+    return "bar.sync 0;\n" if chain.parts == 1 else f"barrier.{what} %{which}_barrier,{chain.threads};\n"
+
+
+def _clipped(spec: Conv2d, register: str) -> str:
+    lines = []
+    for step in spec.epilogue:
+        if not isinstance(step, Clip):
+            raise TemplateError("a chain's layers end with nothing but a Clip")
+        bounds = [("max", step.low), ("min", step.high)]
+        lines += [f"{name}.NaN.f32 {register},{register},{_float(to)};\n" for name, to in bounds if to is not None]
+    return "".join(lines)
+
+
+def _head(spec: Conv2d, chain: Chain, arch: str) -> str:
+    """From the file's first line to where a lot of columns begins: their addresses, and how many layers are left."""
+    parameters = ",\n".join(f".param .{kind} {KERNEL}_{name}" for name, kind in ARGUMENTS.items())
+    polling = WARP if chain.threads > WARP else 0  # not the warp that tells, which waits for its stores
+    return f"""\
+.version 8.0
+.target {arch}
+.address_size 64
+.visible .entry {KERNEL}(
+{parameters}
+)
+.maxntid {chain.threads * chain.parts}, 1, 1
+.minnctapersm 1
+{{
+{_REGISTERS}.reg .f32 %sum<{chain.group}>, %own<{chain.group}>, %x<{spec.channels}>;
+{_parameter("%a", "count")}ld.global.u32 %columns,[%a];
+{_parameter("%t", "images")}shr.s32 %zero,%t,31;
+mul.lo.u32 %t,%t,{spec.width};
+min.s32 %columns,%columns,%t;
+mov.u32 %t,%tid.x;
+div.u32 %part,%t,{chain.threads};
+rem.u32 %thread,%t,{chain.threads};
+and.b32 %lane,%thread,{WARP - 1};
+setp.lt.u32 %telling,%thread,{WARP};
+setp.eq.u32 %tells,%thread,0;
+setp.eq.u32 %polls,%thread,{polling};
+mov.u32 %done_barrier,%part;
+add.u32 %ready_barrier,%part,{chain.parts};
+mov.u32 %tile,%ctaid.x;
+mad.lo.u32 %tile,%part,{chain.beside},%tile;
+{_parameter("%counter", "done")}mul.wide.u32 %a,%tile,{DONE_BYTES};
+add.s64 %counter,%counter,%a;
+shr.u32 %t,%thread,5;
+mad.lo.u32 %base,%t,{chain.tiles},%tile;
+shl.b32 %base,%base,5;
+mov.u32 %block,%ctaid.z;
+{_parameter("%input", "input")}{_parameter("%places", "places")}{_parameter("%marks", "marks")}\
+{_parameter("%first", "first")}{_parameter("%layers", "layers")}{_parameter("%a", "output")}{_parameter("%b", "spare")}\
+setp.ne.u64 %listed,%places,0;
+setp.gt.u32 %several,%layers,1;
+and.b32 %t,%layers,1;
+setp.ne.u32 %odd,%t,0;
+selp.b64 %final,%a,%b,%odd;
+selp.b64 %between,%b,%a,%odd;
+mov.u32 %passed,0;
+mov.u32 %lot,0;
+$lot:
+setp.ge.s32 %p,%lot,%columns;
+@%p exit;
+mov.u32 %left,%layers;
+setp.ge.s32 %p,%base,%columns;
+@%p bra $idle;
+add.u32 %column,%base,%lane;
+sub.u32 %t,%columns,1;
+min.s32 %column,%column,%t;
+mov.u32 %t,%column;
+mul.wide.u32 %a,%column,4;
+add.s64 %a,%a,%places;
+@%listed ld.global.u32 %t,[%a];
+{_address("%from", "%input", "%t", spec)}{_address("%a", "%final", "%column", spec)}\
+sub.u32 %t,%column,%lot;
+{_address("%b", "%between", "%t", spec)}selp.b64 %into,%a,%b,%odd;
+selp.b64 %after,%b,%a,%odd;
+"""
+
+
+def _end(groups: int, chain: Chain) -> str:
+    """What follows a lot's last layer, and the layers of a warp that has no columns in it."""
+    step = chain.tiles * chain.threads
     return (
-        head[: entry.start()]
-        + f".entry {KERNEL}(\n"
-        + ",\n".join([entry[2], *parameters])
-        + f"\n)\n.maxntid {threads * chain.parts}, 1, 1\n.minnctapersm 1\n"
-        + head[entry.end() : begin.start()]
-        + _REGISTERS
-        + own
-        + setup
+        "$last:\nmov.b32 %any,0;\n"
+        + "".join(f"mov.b32 %t,%own{j};\nor.b32 %any,%any,%t;\n" for j in range(chain.group))
+        # -0.0 is no output either.
+        + "shl.b32 %any,%any,1;\nsetp.ne.b32 %p,%any,0;\ncvt.u64.u32 %a,%column;\nadd.s64 %a,%a,%marks;\n"
+        + "mov.u32 %t,1;\n@%p st.global.u8 [%a],%t;\n"
+        + f"$next:\nadd.u32 %lot,%lot,{step};\nadd.u32 %base,%base,{step};\nbra $lot;\n"
+        + f"$idle:\n{_wait('idle', chain)}{_tell('idle', chain, groups)}@!%p bra $idle;\nbra $next;\n}}\n"
     )
 
 
-def _shared(text: str) -> str:
-    """With loads of what other blocks write: not by a multiprocessor's own cache."""
-    return text.replace("ld.global.nc.", "ld.global.cg.")
+def _parameter(register: str, name: str) -> str:
+    return f"ld.param.{ARGUMENTS[name]} {register},[{KERNEL}_{name}];\n"
+
+
+def _address(register: str, tiles: str, column: str, spec: Conv2d) -> str:
+    """Of a column's first element."""
+    return (
+        f"div.u32 %u,{column},{spec.width};\nmul.wide.u32 {register},%u,{4 * spec.channels * spec.width};\n"
+        f"add.s64 {register},{register},{tiles};\nrem.u32 %u,{column},{spec.width};\n"
+        f"mad.wide.u32 {register},%u,4,{register};\n"
+    )
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _float(value: float) -> str:
+    return immediate(_bits(value))
 
 
 def _branches(register: str, name: str, low: int, high: int, label: Callable[[int], str]) -> str:
@@ -265,7 +315,7 @@ def _branches(register: str, name: str, low: int, high: int, label: Callable[[in
         return f"bra {label(low)};\n"
     middle = (low + high) // 2
     return (
-        f"setp.ge.u32 %more,{register},{middle};\n@%more bra $from_{name}_{middle};\n"
+        f"setp.ge.u32 %p,{register},{middle};\n@%p bra $from_{name}_{middle};\n"
         f"{_branches(register, name, low, middle, label)}$from_{name}_{middle}:\n"
         f"{_branches(register, name, middle, high, label)}"
     )

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
 from farm.bench.challenge_kernels import (
-    CHAINED_GROUP,
-    CHAINED_THREADS,
     INDEX_CHAIN,
     INDEX_CHAIN_BLOCKS,
     INDEX_KERNELS,
@@ -166,7 +164,7 @@ def begin_chain(
     cycle = cycle_of(checkpoint)
     key = (str(cycle.again), *(layer.weights.digest for layer in checkpoint.layers[: cycle.kept]))
     if key not in begun.chains:
-        begun.chains[key] = pool.begin(partial(compile_chain, challenge, checkpoint, how))
+        begun.chains[key] = pool.begin(partial(compile_chain, checkpoint, how))
     return how, begun.chains[key]
 
 
@@ -231,8 +229,7 @@ class ChallengeSession:
             except CodegenError as error:
                 raise NotBuiltError(str(error)) from None
             note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
-            groups = self._challenge.neurons // CHAINED_GROUP
-            yield note, partial(self.gpu.chained, cubin.data, how, groups, CHAINED_THREADS)
+            yield note, partial(self.gpu.chained, cubin.data, how)
 
     def indexed_chain(self) -> Iterator[Variant]:
         """By index, in one launch for all layers between two compactions."""

@@ -9,7 +9,6 @@ from codegen.assemble import Cubin, assemble
 from codegen.chain import Chain, chained
 from codegen.layers import Checkpoint, FloatArray
 from codegen.scratch import ScratchFolder
-from codegen.template import make_template
 from codegen.tiling import Tiling
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 from codegen.tsv.network import tile_rows
@@ -72,18 +71,16 @@ def chain_of(challenge: Challenge, checkpoint: Checkpoint) -> Chain | None:
     """
     groups, rest = divmod(challenge.neurons, CHAINED_GROUP)
     beside = 0 if rest else MULTIPROCESSORS // groups
+    how = Chain(CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS, beside)
     suits = CHAINED_GROUP in {tiling.group_kernels for tiling in tilings_of(challenge, checkpoint)}
-    return Chain(CHAINED_PARTS, beside) if suits and beside and cycle_of(checkpoint).kept <= MOST_CHAINED else None
+    return how if suits and beside and cycle_of(checkpoint).kept <= MOST_CHAINED else None
 
 
-def compile_chain(challenge: Challenge, checkpoint: Checkpoint, chain: Chain, arch: str, toolchain: Toolchain) -> Cubin:
+def compile_chain(checkpoint: Checkpoint, chain: Chain, arch: str, toolchain: Toolchain) -> Cubin:
     """The machine code of its layers as one kernel. Raises ToolError."""
     cycle = cycle_of(checkpoint)
-    tiling = listed_tiling(CHAINED_GROUP, CHAINED_THREADS, challenge.neurons)
-    spec, virtual = checkpoint.layers[0].spec, listed_virtual_arch(arch)
-    template = make_template(spec, tiling, virtual, toolchain, DEFAULT_LIMITS)
     layers = [layer.weights for layer in checkpoint.layers[: cycle.kept]]
-    return assemble(chained(template, layers, cycle.again, chain), arch, toolchain)
+    return assemble(chained(checkpoint.layers[0].spec, layers, cycle.again, chain, arch), arch, toolchain)
 
 
 def listed_virtual_arch(arch: str) -> str:

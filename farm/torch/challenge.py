@@ -205,8 +205,8 @@ class ChallengeGpu:
 
         return self._measured(enqueue, lambda count: result[0].t()[:count])
 
-    def chained(self, cubin: bytes, how: Chain, groups: int, threads: int) -> Run:
-        """By one kernel for layers that follow one another, of so many groups, and threads in a part of a block."""
+    def chained(self, cubin: bytes, how: Chain) -> Run:
+        """By one kernel for layers that follow one another."""
         function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
         neurons = self._challenge.neurons
         step = ctypes.c_int32(neurons * tile_rows(neurons))
@@ -216,7 +216,8 @@ class ChallengeGpu:
             given = [_pointer(each) for each in (columns.count, columns.places, columns.marks, data.spare, data.done)]
             return [*tiles, images, step, *given, *map(ctypes.c_int32, (data.first, data.layers))]
 
-        return self._chained(function, (how.beside, 1, groups), how.parts * threads, 0, how.tiles, arguments)
+        grid = (how.beside, 1, neurons // how.group)
+        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments)
 
     def indexed_chain(self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int) -> Run:
         """By an index kernel that goes over layers, with so many tiles of columns."""

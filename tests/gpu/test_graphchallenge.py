@@ -64,7 +64,7 @@ def test_layers_in_one_launch_compute_the_challenge(random: bool, device: Device
     how = chain_of(challenge, checkpoint)
     assert how is not None
     compiled: Future[Cubin] = Future()
-    compiled.set_result(compile_chain(challenge, checkpoint, how, device.arch, toolchain))
+    compiled.set_result(compile_chain(checkpoint, how, device.arch, toolchain))
     groups = {group for _, group in INDEX_KERNELS}
     helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
     gpu = ChallengeGpu(challenge, checkpoint, helpers)

@@ -13,25 +13,16 @@ from codegen.assemble import assemble
 from codegen.chain import DONE_BYTES, KERNEL, Chain, chained
 from codegen.errors import TemplateError
 from codegen.layers import FloatArray, Weights
-from codegen.spec import Clip, Conv2d
-from codegen.template import Template, make_template
-from codegen.tiling import Tiling
-from codegen.toolchain import DEFAULT_LIMITS, find_toolchain
+from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
+from codegen.toolchain import find_toolchain
 
-NEURONS, WIDTH, COLUMNS, CLIP, THREADS = 32, 64, 150, 4.0, 32
+NEURONS, WIDTH, COLUMNS, CLIP, THREADS, ARCH = 32, 64, 150, 4.0, 32, "sm_90"
 TILES = 3
 """Of WIDTH columns in memory: room for 192, of which COLUMNS are computed."""
-
-
-@pytest.fixture(scope="module")
-def templates() -> dict[int, Template]:
-    """By the outputs of a group: two groups, and all in one."""
-    spec = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
-    tilings = {group: Tiling(THREADS, 1, 1, group, NEURONS, stages=0, listed=True) for group in (16, NEURONS)}
-    toolchain = find_toolchain()
-    return {
-        group: make_template(spec, each, "compute_90", toolchain, DEFAULT_LIMITS) for group, each in tilings.items()
-    }
+SPEC = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
+LOTS = Chain(NEURONS, THREADS, 1, 1)
+"""One block, five times."""
+AT_ONCE = Chain(NEURONS, THREADS, 1, 5)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +47,14 @@ class Buffers:
         self.marks = np.zeros(TILES * WIDTH, np.uint8)
         self.done = np.zeros(tiles * DONE_BYTES // 4, np.uint32)
 
-    def arguments(self, output: FloatArray, first: int, layers: int) -> list[Any]:
-        step = NEURONS * WIDTH
-        given = [self.input, output, TILES, step, np.array([COLUMNS], np.int32), self.places, self.marks]
-        return [*given, self.spare, self.done, first, layers]
+    def run(self, layers: list[Weights], chain: Chain, first: int, count: int, again: int = 0) -> FloatArray:
+        """The columns of the last layer."""
+        ptx = chained(SPEC, layers, again, chain, ARCH)
+        given: list[Any] = [self.input, self.output, TILES, NEURONS * WIDTH, np.array([COLUMNS], np.int32)]
+        given += [self.places, self.marks, self.spare, self.done, first, count]
+        grid = chain.beside, 1, NEURONS // chain.group
+        emulate.run(ptx, grid, (chain.threads * chain.parts, 1, 1), 0, given, kernel=KERNEL)
+        return columns_of(self.output if count % 2 else self.spare)
 
 
 def columns_of(tiles: FloatArray) -> FloatArray:
@@ -73,91 +68,100 @@ def expected(columns: FloatArray, layers: list[Weights]) -> FloatArray:
     return values
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chain", [LOTS, AT_ONCE], ids=["lot after lot", "at once"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said(
-    templates: dict[int, Template], layers: list[Weights], count: int
+    layers: list[Weights], chain: Chain, count: int
 ) -> None:
-    chain = Chain(1, 1)
     given = Buffers(chain.tiles)
-    ptx = chained(templates[NEURONS], layers, 1, chain)
-    emulate.run(ptx, (1, 1, 1), (THREADS, 1, 1), 0, given.arguments(given.output, 0, count), kernel=KERNEL)
-    last = given.output if count % 2 else given.spare
+    last = given.run(layers, chain, 0, count, again=1)
     in_turn = [layers[0], *([layers[1], layers[2]] * 4)][:count]
     wanted = expected(columns_of(given.input)[given.places], in_turn)
-    np.testing.assert_allclose(columns_of(last)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
-    assert np.isnan(columns_of(last)[COLUMNS:]).all()
-    assert given.done[0] == count
+    np.testing.assert_allclose(last[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
+    assert np.isnan(last[COLUMNS:]).all()
     assert np.array_equal(given.marks[:COLUMNS] != 0, (wanted > 0).any(axis=1))
+    assert not given.marks[COLUMNS:].any()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_what_a_block_made_in_the_layer_before_it_has_in_registers(
-    templates: dict[int, Template], layers: list[Weights], count: int
-) -> None:
-    chain = Chain(1, 5)  # room for all columns at once
-    given = Buffers(chain.tiles)
-    ptx = chained(templates[NEURONS], layers, 1, chain)
-    assert re.search(r"@!%kept ld\.global\.cg\.f32 %own\d+", ptx.decode())
-    emulate.run(ptx, (5, 1, 1), (THREADS, 1, 1), 0, given.arguments(given.output, 0, count), kernel=KERNEL)
-    last = given.output if count % 2 else given.spare
-    in_turn = [layers[0], *([layers[1], layers[2]] * 4)][:count]
-    wanted = expected(columns_of(given.input)[given.places], in_turn)
-    np.testing.assert_allclose(columns_of(last)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
+def test_a_tile_counts_the_groups_that_have_done_a_layer_unless_there_is_only_one(layers: list[Weights]) -> None:
+    for count, counted in ((1, 0), (4, 4)):
+        given = Buffers(AT_ONCE.tiles)
+        given.run(layers, AT_ONCE, 0, count)
+        assert given.done[:: DONE_BYTES // 4].tolist() == [counted] * 5
 
 
-def test_a_block_has_the_group_that_reads_what_it_made(templates: dict[int, Template]) -> None:
+def test_what_lies_between_two_layers_is_where_the_lot_before_had_it(layers: list[Weights]) -> None:
+    given = Buffers(LOTS.tiles)
+    given.run(layers, LOTS, 0, 2)
+    assert np.isnan(columns_of(given.output)[THREADS:]).all()  # the next launch of so many columns finds it in L2
+
+
+def test_a_block_has_the_group_that_reads_what_it_made() -> None:
     half = np.ones((16, 16), np.float32)
     none = np.zeros_like(half)
     straight, crossed = (np.block(blocks) for blocks in ([[half, none], [none, half]], [[none, half], [half, none]]))
     shape, bias = (NEURONS, NEURONS, 1, 1), np.zeros(NEURONS, np.float32)
-    layers = [Weights(each.reshape(shape), bias) for each in (straight, crossed, crossed)]
-    loads = chained(templates[16], layers, 0, Chain(1, 1)).decode().count("ld.global.cg.f32")
-    assert loads == len(layers) * NEURONS  # none for what others made
+    chain = Chain(16, THREADS, 1, 1)
+    alone = [Weights(each.reshape(shape), bias) for each in (straight, crossed, crossed)]
+    text = chained(SPEC, alone, 0, chain, ARCH).decode()
+    assert re.findall(r"ld\.global\.cg\.f32 %x", text) == []  # none for what others made
     mixed = [Weights(np.ones(shape, np.float32), bias)] * 2
-    text = chained(templates[16], mixed, 0, Chain(1, 1)).decode()
-    assert text.count("@!%kept ld.global.cg.f32") == text.count("ld.global.cg.f32 \t") == len(mixed) * NEURONS
+    text = chained(SPEC, mixed, 0, chain, ARCH).decode()
+    assert text.count("ld.global.cg.f32 %own") == text.count("ld.global.cg.f32 %x") == len(mixed) * NEURONS
 
 
-def test_a_layer_with_more_inputs_than_outputs_is_no_chain() -> None:
-    spec = Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
-    tiling = Tiling(THREADS, 1, 1, 16, NEURONS, stages=0, listed=True)
-    template = make_template(spec, tiling, "compute_90", find_toolchain(), DEFAULT_LIMITS)
-    wide = Weights(np.ones((NEURONS, 2 * NEURONS, 1, 1), np.float32), np.zeros(NEURONS, np.float32))
-    with pytest.raises(TemplateError, match="as many inputs as outputs"):
-        chained(template, [wide], 0, Chain(1, 1))
+def test_a_block_begins_with_what_it_made_before_it_waits_for_others() -> None:
+    layer = Weights(np.ones((NEURONS, NEURONS, 1, 1), np.float32), np.zeros(NEURONS, np.float32))
+    text = chained(SPEC, [layer, layer], 0, Chain(16, THREADS, 2, 1), ARCH).decode()
+    begun, waited = text[text.index("$begin_0_1:") :].split("ld.acquire", 1)
+    assert begun.count("fma.rn.f32") == 16 * 16
+    assert "ld.global" not in begun
+    assert waited.index("barrier.sync") < waited.index("ld.global.cg.f32 %x")
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_only_the_last_layer_marks_its_columns(
-    templates: dict[int, Template], layers: list[Weights], count: int
-) -> None:
+def test_only_the_last_layer_marks_its_columns(layers: list[Weights], count: int) -> None:
     dead = Weights(layers[1].kernel, np.full(NEURONS, -1000, np.float32))
     given = Buffers(1)
-    ptx = chained(templates[NEURONS], [layers[0], dead], 0, Chain(1, 1))
-    emulate.run(ptx, (1, 1, 1), (THREADS, 1, 1), 0, given.arguments(given.output, 0, count), kernel=KERNEL)
+    given.run([layers[0], dead], LOTS, 0, count)
     assert given.marks.any() == (count == 1)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_each_group_of_a_layer_is_computed_for_each_tile_of_columns(
-    templates: dict[int, Template], layers: list[Weights], first: int
-) -> None:
-    chain = Chain(1, 3)
+def test_each_group_of_a_layer_is_computed_for_each_tile_of_columns(layers: list[Weights], first: int) -> None:
+    chain = Chain(16, THREADS, 1, 3)
     given = Buffers(chain.tiles)
-    ptx = chained(templates[16], layers, 0, chain)
-    emulate.run(ptx, (3, 1, 2), (THREADS, 1, 1), 0, given.arguments(given.output, first, 1), kernel=KERNEL)
     wanted = expected(columns_of(given.input)[given.places], [layers[first]])
-    np.testing.assert_allclose(columns_of(given.output)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
-    assert given.done[:: DONE_BYTES // 4].tolist() == [2, 2, 2]
+    np.testing.assert_allclose(given.run(layers, chain, first, 1)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_the_parts_of_a_block_have_barriers_and_tiles_of_their_own(
-    templates: dict[int, Template], layers: list[Weights]
-) -> None:
-    ptx = chained(templates[16], layers, 0, Chain(4, 2))
-    made = assemble(ptx, "sm_90", find_toolchain())
+def test_ptxas_computes_equal_outputs_each_for_itself() -> None:
+    equal = Weights(np.full((NEURONS, NEURONS, 1, 1), 1 / 16, np.float32), np.full(NEURONS, -0.3, np.float32))
+    text = chained(SPEC, [equal], 0, Chain(16, THREADS, 1, 1), ARCH).decode()
+    firsts = re.findall(r"and\.b32 %t,%zero,(\d+);\nxor\.b32 %t,%t,(\d+);", text)
+    # ptxas may know that the zero is 0 or -1: what a sum begins with must differ in both.
+    assert len({int(mask) ^ int(bias) for mask, bias in firsts}) == 16
+
+
+def test_the_parts_of_a_block_have_barriers_and_tiles_of_their_own(layers: list[Weights]) -> None:
+    ptx = chained(SPEC, layers, 0, Chain(16, 64, 4, 2), ARCH)
+    made = assemble(ptx, ARCH, find_toolchain())
     assert made.spill_bytes == 0
     text = ptx.decode()
-    assert f".maxntid {4 * THREADS}, 1, 1" in text
+    assert f".maxntid {4 * 64}, 1, 1" in text
     assert "ld.global.nc" not in text  # other blocks write what a layer reads
-    assert "griddepcontrol" not in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "chain", "reason"),
+    [
+        (Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1), LOTS, "as many inputs as outputs"),
+        (SPEC, Chain(12, THREADS, 1, 1), "whole groups"),
+        (SPEC, Chain(16, THREADS, 9, 1), "9 have no barriers"),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(LeakyRelu(0.1),)), LOTS, "nothing but a Clip"),
+        (Linear(NEURONS, NEURONS), LOTS, "1x1 convolutions"),
+    ],
+)
+def test_what_is_no_chain_is_told(spec: LayerSpec, chain: Chain, reason: str, layers: list[Weights]) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        chained(spec, layers, 0, chain, ARCH)

@@ -282,9 +282,9 @@ def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
 
     net = challenge()
     session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
-    broken = session.chained((Chain(2, 2), cast("Any", Broken())))
+    broken = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
     assert session.best("generated", itertools.chain([("variant 0", lambda: RIGHT)], broken)).microseconds == 100.0
-    again = session.chained((Chain(2, 2), cast("Any", Broken())))
+    again = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
     assert session.best("generated", again).reason == "ptxas: no"
 
 
