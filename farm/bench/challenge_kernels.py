@@ -23,7 +23,7 @@ INDEX_KERNELS = (("index_layer", 16), ("index_layer", 32), ("index_edges", 16), 
 LOAD_COST, MOST_COST = 5.0, 1.5
 """A load in units of multiply-adds, and how much more than the least a tiling may cost that is tried."""
 MOST_TILINGS = 3
-CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 512, 2
+CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 128, 8
 """Outputs of a K group of a chain, threads of a part of a block, parts of a block: one block fills a multiprocessor."""
 MOST_CHAINED = 16
 """Different layers of a chain, which ptxas has as one function."""
