@@ -7,7 +7,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from farm.runtime.kernels import rest_ptx
 from farm.runtime.network import Network
 from farm.runtime.plan import FIRST_LINE
 from farm.runtime.planner import plan_network
-from farm.testing import laptop_settings
+from tests.gpu.workbench import settings_of
 from tests.torch.bundles import as_compiled
 from tests.unit.onnx_models import branched_network, squeeze_and_excitation, values
 from tests.unit.test_runtime_operators import ONE
@@ -76,8 +76,7 @@ def gpu() -> Iterator[Gpu]:
 
 @pytest.fixture(scope="module")
 def farm_of_here(gpu: Gpu, toolchain: Toolchain, folder: Path) -> Farm:
-    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas, jobs=16)
-    return Farm.open(settings)
+    return Farm.open(settings_of(folder, toolchain))
 
 
 @pytest.fixture(scope="module")

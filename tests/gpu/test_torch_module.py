@@ -28,6 +28,7 @@ from farm.runtime.bundle import Bundle
 from farm.testing import laptop_settings
 from farm.torch import capture, load
 from farm.torch.measuring import NetworkGpu
+from tests.gpu.workbench import settings_of
 from tests.unit.onnx_models import squeeze_and_excitation, values
 
 NETWORKS = {
@@ -47,8 +48,7 @@ LIBRARY = re.compile("gemm|conv|cudnn|cutlass|winograd", re.IGNORECASE)
 def fetched(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bundles of the networks, each a folder and a file, beside their models."""
     folder = tmp_path_factory.mktemp("networks")
-    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas, jobs=16)
-    with Farm.open(settings) as farm:
+    with Farm.open(settings_of(folder, toolchain)) as farm:
         for name, (network, _) in NETWORKS.items():
             write_network(folder / f"{name}.onnx", network(0.9, 0))
             (job,) = farm.compile([read_checkpoint(folder / f"{name}.onnx")], BuildOptions((device.arch,)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ from codegen.toolchain import Toolchain
 from farm.api import Farm
 from farm.gpu.device import Device
 from farm.jobs import BuildOptions, Status
-from farm.testing import laptop_settings
 from farm.torch import capture, load
+from tests.gpu.workbench import settings_of
 
 GPUS = ("cuda:0", "cuda:1")
 
@@ -33,8 +32,7 @@ def bundle(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPa
         pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp("two_gpus")
     write_network(folder / "net.onnx", resnet18(0.9, 0, width=16))
-    settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas, jobs=16)
-    with Farm.open(settings) as farm:
+    with Farm.open(settings_of(folder, toolchain)) as farm:
         (job,) = farm.compile([read_checkpoint(folder / "net.onnx")], BuildOptions((device.arch,)))
         assert job.status is Status.SUCCEEDED, job.reason
         farm.fetch(job.id, folder / "net.farm")

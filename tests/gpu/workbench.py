@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from codegen.tiling import Part, Tiling
 from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
 from codegen.verify import Verification, random_gate, random_input, random_residual, verify_output
 from farm.gpu.device import Device
+from farm.settings import Settings
+from farm.testing import laptop_settings
 from tests.templates import shared_cubin, shared_template
 
 LIMITS = ToolLimits(300)
@@ -39,6 +41,17 @@ def any_toolchain() -> Toolchain:
         if nvcc is None:
             raise
         return find_toolchain(Path(nvcc).resolve())
+
+
+def settings_of(folder: Path, toolchain: Toolchain) -> Settings:
+    """A farm of the test's own, which compiles a network with all cores."""
+    return replace(
+        laptop_settings(folder),
+        nvcc=toolchain.nvcc,
+        ptxas=toolchain.ptxas,
+        executor="processes",
+        jobs=os.cpu_count() or 1,
+    )
 
 
 def whole(spec: LayerSpec, tiling: Tiling) -> tuple[Part, ...]:
