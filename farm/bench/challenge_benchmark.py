@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,17 @@ from farm.bench.results import CHALLENGE_KIND, WRONG, Measurement, Results, writ
 from farm.errors import FarmError, UsageError
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.gpu.challenge import MULTIPROCESSORS, Challenge, Outcome, Run, cycle_of, edge_table, grouped_table, launchings
+from farm.gpu.challenge import (
+    MULTIPROCESSORS,
+    Challenge,
+    Launching,
+    Outcome,
+    Run,
+    cycle_of,
+    edge_table,
+    grouped_table,
+    launchings,
+)
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
 from farm.settings import Settings
@@ -39,6 +49,7 @@ from farm.worker.build import known_toolchain
 if TYPE_CHECKING:
     from codegen.assemble import Cubin
     from codegen.chain import Chain
+    from codegen.launch import Launch
     from codegen.layers import Checkpoint
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
@@ -108,7 +119,9 @@ def challenge_work(
             session = ChallengeSession(
                 challenge, kernels.checkpoint, ChallengeGpu(challenge, kernels.checkpoint, helpers)
             )
-            yield session.best(GENERATED, chain(session.compiled(kernels.layers), session.chained(kernels.chain)))
+            yield session.best(
+                GENERATED, chain(session.compiled(kernels.layers), session.chained(kernels.chain, kernels.layers))
+            )
             if INDEX in peers:
                 yield session.best(INDEX, chain(session.indexed(), session.indexed_chain()))
             if CUSPARSE in peers:
@@ -210,18 +223,29 @@ class ChallengeSession:
     def compiled(self, built: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]]) -> Iterator[Variant]:
         """By the layers' own kernels, as they are built."""
         for tiling, layers in built:
-            made = {digest: future.result() for digest, future in layers.items()}
-            kernels = {digest: each.kernels[0] for digest, each in made.items()}
-            registers = max(each.facts["registers"] for each in made.values())
+            kernels, launched = self._kernels(tiling, layers)
             code = sum(len(cubin) for cubin, _ in kernels.values())
-            groups = -(-self._challenge.neurons // tiling.group_kernels)
             note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}"
-            for launching in launchings(tiling.tile_width, groups, registers):
+            for launching in launched:
                 size = f"{code / len(kernels) / 1e6:.2f} MB of code a layer"
                 yield f"{note}, {launching}, {size}", partial(self.gpu.compiled, kernels, launching)
 
-    def chained(self, built: tuple[Chain, Future[Cubin]] | None) -> Iterator[Variant]:
-        """By one kernel for all layers between two compactions."""
+    def _kernels(
+        self, tiling: Tiling, layers: Mapping[str, Future[BuiltLayer]]
+    ) -> tuple[dict[str, tuple[bytes, Launch]], list[Launching]]:
+        """The layers' own, once they are built, and how they may be launched."""
+        made = {digest: future.result() for digest, future in layers.items()}
+        registers = max(each.facts["registers"] for each in made.values())
+        groups = -(-self._challenge.neurons // tiling.group_kernels)
+        kernels = {digest: each.kernels[0] for digest, each in made.items()}
+        return kernels, launchings(tiling.tile_width, groups, registers)
+
+    def chained(
+        self,
+        built: tuple[Chain, Future[Cubin]] | None,
+        layers: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]] = (),
+    ) -> Iterator[Variant]:
+        """By one kernel for all layers between two compactions, and with those that are alone by their own kernels."""
         if built is not None:
             how, future = built
             try:
@@ -230,6 +254,10 @@ class ChallengeSession:
                 raise NotBuiltError(str(error)) from None
             note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
             yield note, partial(self.gpu.chained, cubin.data, how)
+            for tiling, futures in layers[:1]:
+                kernels, launched = self._kernels(tiling, futures)
+                own = f"layers alone by {tiling.tile_width} threads, {launched[0]}"
+                yield f"{note}, {own}", partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]))
 
     def indexed_chain(self) -> Iterator[Variant]:
         """By index, in one launch for all layers between two compactions."""

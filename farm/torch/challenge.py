@@ -7,7 +7,6 @@ left; for cuSPARSE, which takes that number from the CPU, it is known beforehand
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from codegen.chain import DONE_BYTES, KERNEL, Chain
 from codegen.launch import Launch
-from codegen.layers import Checkpoint, FloatArray
+from codegen.layers import Checkpoint
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
 from farm.gpu.challenge import (
@@ -32,6 +31,7 @@ from farm.gpu.challenge import (
 from farm.gpu.loaded import Module, launch
 from farm.torch.challenge_reference import reference_of
 from farm.torch.challenge_timing import replayed
+from farm.torch.csr import csr_of
 
 THREADS, NEURONS_OF_BLOCK, LISTERS, LISTED = 256, 32, 1024, 4
 """Threads of a block of challenge.cu's kernels, neurons of one; threads that list columns, and how many each does."""
@@ -107,6 +107,10 @@ class ChallengeGpu:
 
     def compiled(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> Run:
         """By the kernels of listed columns, given by the digests of the layers' weights."""
+        return self._tiled(self._own(kernels, launching))
+
+    def _own(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> _Layer:
+        """A layer by its own kernel."""
         loaded = {key: (Module(cubin).function(how.kernel), how) for key, (cubin, how) in kernels.items()}
 
         def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
@@ -119,7 +123,7 @@ class ChallengeGpu:
             ]
             self._launch(i, launching, function, (y, z), how.block[0], 0, arguments)
 
-        return self._tiled(layer)
+        return layer
 
     def indexed(
         self, entry: str, group: int, tables: Mapping[str, IndexTable], entry_bytes: int, launching: Launching
@@ -168,7 +172,7 @@ class ChallengeGpu:
         """By SpMM in CSR, one kernel for bias, clip and marks behind it, and the same compaction."""
         challenge, neurons = self._challenge, self._challenge.neurons
         distinct = {id(each): each for each in challenge.matrices}
-        matrices = {number: _csr(each.kernel(neurons, neurons)) for number, each in distinct.items()}
+        matrices = {number: csr_of(each.kernel(neurons, neurons)) for number, each in distinct.items()}
         biases = [torch.full((neurons,), each, device="cuda") for each in challenge.biases]
         given = torch.from_numpy(np.ascontiguousarray(challenge.rows.T)).cuda()
         memory = [torch.zeros(given.numel(), device="cuda") for _ in range(3)]
@@ -205,8 +209,10 @@ class ChallengeGpu:
 
         return self._measured(enqueue, lambda count: result[0].t()[:count])
 
-    def chained(self, cubin: bytes, how: Chain) -> Run:
-        """By one kernel for layers that follow one another."""
+    def chained(
+        self, cubin: bytes, how: Chain, alone: tuple[Mapping[str, tuple[bytes, Launch]], Launching] | None = None
+    ) -> Run:
+        """By one kernel for layers that follow one another; those that are alone by their own, if they are given."""
         function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
         neurons = self._challenge.neurons
         step = ctypes.c_int32(neurons * tile_rows(neurons))
@@ -217,7 +223,8 @@ class ChallengeGpu:
             return [*tiles, images, step, *given, *map(ctypes.c_int32, (data.first, data.layers))]
 
         grid = (how.beside, 1, neurons // how.group)
-        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments)
+        own = None if alone is None else self._own(*alone)
+        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, own)
 
     def indexed_chain(self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int) -> Run:
         """By an index kernel that goes over layers, with so many tiles of columns."""
@@ -246,8 +253,9 @@ class ChallengeGpu:
         shared_bytes: int,
         tiles: int,
         arguments: Callable[[_RunData], list[Any]],
+        own: _Layer | None = None,
     ) -> Run:
-        """By a kernel that goes over layers and all of whose blocks must run at once."""
+        """By a kernel that goes over layers and all of whose blocks must run at once; `own` computes one alone."""
         found = torch.cuda.get_device_properties().multi_processor_count
         if found < MULTIPROCESSORS:
             raise UsageError(
@@ -258,6 +266,9 @@ class ChallengeGpu:
         def run(
             layers: range, source: torch.Tensor, target: torch.Tensor, spare: torch.Tensor, columns: _Columns
         ) -> None:
+            if len(layers) == 1 and own is not None:
+                own(layers[0], source, target, columns)
+                return
             if len(layers) > 1:
                 done.zero_()
             first = self._cycle.number_of(layers[0])
@@ -337,13 +348,3 @@ class ChallengeGpu:
 
 def _pointer(tensor: torch.Tensor | None) -> Any:
     return ctypes.c_uint64(0 if tensor is None else tensor.data_ptr())
-
-
-def _csr(kernel: FloatArray) -> torch.Tensor:
-    """With indices of 32 bits: what cuSPARSE is fastest with."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CSR is in beta
-        plain = torch.from_numpy(kernel).cuda().to_sparse_csr()
-        return torch.sparse_csr_tensor(
-            plain.crow_indices().int(), plain.col_indices().int(), plain.values(), size=kernel.shape
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,13 @@ import pytest
 
 from cli.graphchallenge_tables import challenge_tables, progress_line
 from cli.main import run
+from codegen.assemble import Cubin
 from codegen.chain import Chain
 from codegen.errors import ToolError
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.tsv.network import write_tsv_network
 from farm.bench.challenge_benchmark import Begun, ChallengeSession, begin, rates, wrongness
-from farm.bench.challenge_kernels import cases_of, chain_of, tilings_of
+from farm.bench.challenge_kernels import cases_of, chain_of, listed_tiling, tilings_of
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.errors import UsageError
 from farm.gpu.challenge import (
@@ -38,6 +40,7 @@ from farm.gpu.challenge import (
     read_challenge,
 )
 from farm.gpu.challenge_rows import digit_rows
+from farm.gpu.kernels import BuiltLayer
 from farm.gpu.workload import Case
 
 NEURONS = 64
@@ -286,6 +289,27 @@ def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
     assert session.best("generated", itertools.chain([("variant 0", lambda: RIGHT)], broken)).microseconds == 100.0
     again = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
     assert session.best("generated", again).reason == "ptxas: no"
+
+
+def test_layers_that_are_alone_may_be_computed_by_their_own_kernels() -> None:
+    given: list[tuple[object, ...]] = []
+
+    class Recorder:
+        def chained(self, *arguments: object) -> Run:
+            given.append(arguments)
+            return RIGHT
+
+    net = challenge()
+    session = ChallengeSession(net, net.checkpoint(), cast("Any", Recorder()))
+    tiling = listed_tiling(16, 512, NEURONS)
+    cubin, layer = Future[Cubin](), Future[BuiltLayer]()
+    cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
+    layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
+    how = Chain(16, 128, 8, 2)
+    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})]):
+        variant()
+    [first_launching, *_] = launchings(512, NEURONS // 16, 40)
+    assert given == [(b"chain", how), (b"chain", how, ({"digest": (b"layer", None)}, first_launching))]
 
 
 @pytest.mark.parametrize(
