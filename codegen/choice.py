@@ -92,11 +92,11 @@ def ranked_tilings(
 def misfit_of(
     spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
 ) -> str:
-    """Why a given tiling does not do for a layer with these non-zeros per kernel, in words; empty if it does."""
+    """Why a tiling that was measured does not do for a layer with these non-zeros per kernel, in words, or empty."""
     layer = tiled(spec, tiling)
     if not has_whole_windows(layer):
         return "its blocks have no whole windows of the pool"
-    within = comes_out_even(layer) and block_fits(layer)
+    within = comes_out_even(layer) and block_fits(layer, measured=True)
     if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
     if spec.data_type == "float16" and _too_long(tiling, nonzeros):

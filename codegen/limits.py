@@ -29,8 +29,11 @@ def comes_out_even(layer: AnyTiled) -> bool:
     return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
 
 
-def block_fits(layer: AnyTiled) -> bool:
-    """Threads, registers, shared memory, and the size of the loop body."""
+def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
+    """Threads, registers, shared memory, and the size of the loop body.
+
+    A tiling that a GPU has run may have more shared memory than is chosen without measuring.
+    """
     if not layer.tiling.stages and layer.layer.unstaged is None:
         return False
     table = layer.tiling.form == "table"
@@ -44,11 +47,12 @@ def block_fits(layer: AnyTiled) -> bool:
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
         and work.largest_offset_bytes < OFFSET_BYTES
-        and layer.launch.shared_bytes <= _shared_limit(layer)
+        and layer.launch.shared_bytes <= _shared_limit(layer, measured)
     )
 
 
-def _shared_limit(layer: AnyTiled) -> int:
+def _shared_limit(layer: AnyTiled, measured: bool) -> int:
     if layer.tiling.form == "table" and isinstance(layer.spec, Conv2d):
         return TABLE_SHARED_BYTES
-    return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES
+    packed_cluster = layer.tiling.cluster > 1 and layer.spec.data_type == "float16"
+    return CLUSTER_SHARED_BYTES if measured or packed_cluster else SHARED_BYTES

@@ -18,6 +18,7 @@ from codegen.choice import (
     SHARED_BYTES,
     choose_parts,
     choose_tiling,
+    misfit_of,
     ranked_tilings,
 )
 from codegen.errors import TilingError
@@ -146,6 +147,16 @@ def test_any_layer_gets_a_tiling_that_covers_it_and_parts_that_cover_its_streams
     parts = choose_parts(spec, tiling, nonzeros)
     assert [group for part in parts for group in range(part.first, part.end)] == list(range(streams))
     assert all(part.first < part.end for part in parts)
+
+
+def test_a_tiling_that_was_measured_may_have_more_shared_memory_than_one_that_is_chosen() -> None:
+    spec = Conv2d(64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
+    nonzeros = spread(spec, 0.1)
+    measured = Tiling(56, 4, 1, group_kernels=8, chunk_channels=8, stages=4)
+    assert launch_of(spec, measured).shared_bytes > SHARED_BYTES
+    assert misfit_of(spec, measured, nonzeros) == ""
+    assert measured not in ranked_tilings(spec, 1, nonzeros)
+    assert "shared memory" in misfit_of(spec, replace(measured, stages=9), nonzeros)
 
 
 CHOICES = """
