@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from codegen.choice import choose_tiling
+from codegen.choice import bands_of, choose_tiling
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
@@ -22,9 +23,11 @@ from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob, TilingChoice
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
-from farm.tuning.book import TuningBook
+from farm.tuning.book import TuningBook, tuned_spec
 from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
 from farm.tuning.record import TuningRecord, record_of_json
+from tests.benchmarks.cost_model.fit import layers_of
+from tests.benchmarks.cost_model.points import MORE_POINTS, read_points
 from tests.samples import SMALL, checkpoint, layer
 from tests.tuning_samples import GPU, other_tiling, record
 
@@ -86,6 +89,21 @@ def test_no_record_keeps_weights_in_code_that_are_read_sooner_from_a_table() -> 
         first = choose_tiling(spec, batch, nonzeros, accumulate=each.key.accumulate, clusters=True)
         took = each.cold_microseconds or each.microseconds
         assert first.form != "table" or took < predict_microseconds(tiled(spec, first), batch, density), each
+
+
+def test_float16_layers_of_resnet50_and_vgg16_at_batch_64_have_records_near_the_fastest_tiling_measured() -> None:
+    records = {(each.key.spec, each.key.batch_band, each.key.density_band): each for each in shipped_records()}
+    points = [each for each in read_points(MORE_POINTS) if each.spec.data_type == "float16" and each.images == 64]
+    layers = layers_of(each for each in points if each.network in ("resnet50", "vgg16") and each.registers)
+    assert len(layers) >= 55
+    slower = []
+    for measured in layers:
+        point = measured.points[0]
+        nonzeros = round(point.density * point.spec.weights_count)
+        record = records[(tuned_spec(point.spec), *bands_of(point.spec, 64, nonzeros))]
+        times = {each.tiling: each.cold_microseconds for each in measured.points}
+        slower.append(times.get(record.tiling, math.inf) / min(times.values()))
+    assert np.mean(np.array(slower) <= 1.05) >= 0.9
 
 
 def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
