@@ -70,6 +70,9 @@ class Program:
         self.variable = used.where(*VARIABLE)
         self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
         self.units = _units_of(used)
+        self.slow = np.array([latencies.SLOW_RESULTS.get(shape.name, 0) for shape in used.shapes], np.int64)[
+            used.shape_of
+        ]
         self.moves_uniform = used.named("UMOV", "ULDC")
         self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
         """Results of a queue come in order; 0 is none."""
@@ -196,7 +199,8 @@ class Program:
             np.where(self._late(places, resources), _UPPER, by),
             np.where(self._last(writer, resources), _UPPER, to),
         )
-        needed = np.where(resources >= PREDICATES, of_predicate, latencies.REGISTER_CYCLES[to, by])
+        of_register = np.maximum(latencies.REGISTER_CYCLES[to, by], self.slow[writer])
+        needed = np.where(resources >= PREDICATES, of_predicate, of_register)
         moved = self.moves_uniform[writer]
         of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
         return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
