@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -187,6 +189,7 @@ GARBAGE_THRESHOLD = 20_000
 def main() -> None:
     """The entry point."""
     open_closed_streams()
+    signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(GARBAGE_THRESHOLD)
     code = run(sys.argv[1:])
     gc.freeze()  # the process ends: a last look through all there is would take a quarter of a short command's time
@@ -194,6 +197,13 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(code)  # threads that Ray leaves behind can crash the interpreter's orderly end
     sys.exit(code)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM is Ctrl-C; while that is obeyed, another does not disturb it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,7 +43,6 @@ def serve(
     from farm.api import Farm
     from farm.settings import load_settings
 
-    signal.signal(signal.SIGTERM, _interrupt)
     progress = ServeProgress()
     with ExitStack() as stack:
         settings = load_settings(overrides={"jobs": jobs})
@@ -65,13 +62,6 @@ def serve(
         except KeyboardInterrupt:
             progress.line(f"stopped: {counted(progress.unfinished, 'unfinished job')} given back")
     return OK
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM is Ctrl-C; while that is obeyed, another does not disturb it."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 class ServeProgress(Progress):

@@ -236,19 +236,23 @@ def test_a_read_only_store_ends_a_compile_in_words(farm: Farm, monkeypatch: pyte
     assert "read-only" in err
 
 
-def test_ctrl_c_puts_the_job_back_and_the_same_command_finishes_it(farm: Farm, folder: Path) -> None:
-    write_network(folder / "slow.onnx", operator_network(SLOW_TO_BUILD, 0.5, seed=0))
-    arguments = ("compile", "slow.onnx", "--arch", ARCHS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "terminated"])
+def test_an_interruption_puts_the_job_back_and_the_same_command_finishes_it(
+    farm: Farm, folder: Path, number: signal.Signals
+) -> None:
+    name = f"slow-{number.name}"
+    write_network(folder / f"{name}.onnx", operator_network(SLOW_TO_BUILD, 0.5, seed=number))
+    arguments = ("compile", f"{name}.onnx", "--arch", ARCHS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "cli.main", *arguments]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as typed:
-        job = _running("slow", within_seconds=30)
-        typed.send_signal(signal.SIGINT)
+        job = _running(name, within_seconds=30)
+        typed.send_signal(number)
         out, err = typed.communicate(timeout=20)
     assert typed.returncode == 130
     assert not out
     assert "Traceback" not in err
-    assert f"interrupted: job {job[:8]} (slow) is PENDING" in err
+    assert f"interrupted: job {job[:8]} ({name}) is PENDING" in err
     assert "run farm compile again" in err
     assert farm("fetch", job)[0] == 101
     code, out, err = farm(*arguments, "--json")
