@@ -13,7 +13,7 @@ from codegen.errors import MachineCodeError
 from codegen.layers import Weights
 from codegen.machine.admission import unknown
 from codegen.machine.elf import CubinFile
-from codegen.machine.marked import DEMANDS, LAST_DEMAND, Marked
+from codegen.machine.marked import APART, DEMANDS, LAST_DEMAND, Marked
 from codegen.machine.proof import prove
 from codegen.machine.skeleton import Skeleton
 from codegen.machine.splice import Frame, GroupValues, splice
@@ -49,10 +49,15 @@ def make_skeleton(
     others: list[Cubin] = []
     refusal = MachineCodeError("its skeleton needs too much local memory")
     tried: set[str] = set()
-    for demand in (*DEMANDS, LAST_DEMAND):
-        if (running and not demand.runs_on) or (others and demand == LAST_DEMAND):
+    for demand in (*DEMANDS, LAST_DEMAND, *APART):
+        if (running and not demand.runs_on) or (others and demand in (LAST_DEMAND, APART[0])):
             break
-        marked = Marked.of(template, demand)
+        try:
+            marked = Marked.of(template, demand)
+        except MachineCodeError:
+            if demand.apart:
+                break
+            raise
         if marked.ptx in tried:
             continue
         tried.add(marked.ptx)
@@ -67,7 +72,7 @@ def make_skeleton(
             return cubin
         if skeleton.runs_on and cubin.spill_bytes <= RUNNING_SPILL_BYTES * marked.chunks:
             running.append(cubin)
-        elif cubin.spill_bytes <= SPILL_BYTES * marked.chunks:
+        elif (skeleton.turn_spill_bytes if demand.apart else cubin.spill_bytes) <= SPILL_BYTES * marked.chunks:
             others.append(cubin)
     if not running and not others:
         raise refusal
@@ -111,7 +116,7 @@ class DirectAssembler:
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
         data = splice(self.frame, part.first, made, GroupValues(kept, every.exists[chosen]))
         prove(CubinFile.read(data))
-        return Cubin(data, self.arch, skeleton.file.registers, skeleton.spill_bytes, time.perf_counter() - began)
+        return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)
 
 
 def _has_constants(spec: LayerSpec, untouched: NDArray[np.bool_], exists: NDArray[np.bool_]) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.errors import MachineCodeError
 from codegen.machine import word
+from codegen.machine.operands import operands
 from codegen.machine.schedule import SETTLE_CYCLES
 from codegen.machine.word import Field, Words
 
@@ -31,6 +33,21 @@ def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray
         (opcodes[within] == word.LDG) & (_ORDER.get(words[within]) == _VOLATILE)
     )
     return found
+
+
+def check_held(words: Words, loads: NDArray[np.int64], until: NDArray[np.int64]) -> None:
+    """Nothing reads what the `loads` bring before the next of the words `until`, which waits for them.
+
+    Where registers are short ptxas moves it to local memory: all warps would wait for it before the multiply-adds.
+    Raises MachineCodeError if it does.
+    """
+    if not len(loads) or not len(until):
+        return
+    used = operands(words)
+    writer = used.writes.before(used.reads.resource, used.reads.word)
+    ends = np.append(until, len(words))[np.searchsorted(until, writer)]
+    if (np.isin(writer, loads) & (used.reads.word < ends)).any():
+        raise MachineCodeError("ptxas uses the input of a copy before the multiply-adds")
 
 
 def put_loads(words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
 from codegen.machine.operands import operands
-from codegen.machine.shapes import UNIFORM_ADDRESS, WORDS_OF_SIZE
+from codegen.machine.shapes import PREDICATES, UNIFORM_ADDRESS, WORDS_OF_SIZE
 from codegen.machine.sums import Sums
 from codegen.machine.word import ZERO_REGISTER, Words
 from codegen.operators.placeholders import FIRST_BIAS
@@ -19,6 +19,8 @@ _LOP3 = 0x212
 _XOR = 0x3C
 _TRUTH_TABLE = word.Field(72, 8)
 _WORD_BYTES = 4
+_LAST_REGISTER = 252
+"""Of 255, two of which are spare."""
 _FIRST_SLOT, _SECOND_SLOT = word.SOURCE_A, word.SOURCE_B
 
 
@@ -31,6 +33,35 @@ class Biases:
     """The register of what each is added to."""
     numbers: NDArray[np.int64]
     """Which sum of its row that is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The words that take a sum from its register to one of ptxas's."""
+
+    registers: NDArray[np.int64]
+    """[pinned registers]: beyond all of ptxas's."""
+    words: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    """[words]: registers."""
+
+    @staticmethod
+    def of(words: Words, loads: NDArray[np.int64], count: int) -> Moves:
+        """Of the loads at the end that name so many sums. Raises MachineCodeError if there are too many."""
+        numbers = (word.OFFSET.get(words)[loads] - marked.SUMS) // _WORD_BYTES
+        if (
+            len(set(numbers.tolist())) != len(loads)
+            or (numbers >= count).any()
+            or (word.SIZE.get(words)[loads] != 4).any()
+        ):
+            raise MachineCodeError("a sum is loaded otherwise than once")
+        used = operands(words)
+        everything = np.concatenate([used.reads.resource, used.writes.resource])
+        first = int(everything[everything < PREDICATES].max()) + 1
+        registers = first + np.arange(count)
+        if int(registers[-1]) > _LAST_REGISTER:
+            raise MachineCodeError(f"{count} sums beside {first} registers")
+        return Moves(registers, loads, registers[numbers])
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +99,20 @@ class Ending:
         if others := sorted(_readers(words, end, one) - set(found.tolist())):
             raise MachineCodeError(f"word {others[0]} reads the last marker, and is no bias of a sum")
         return Ending(biases, splits, none, splits)
+
+    @staticmethod
+    def of_moved(words: Words, opcodes: NDArray[np.int64], sums: Sums, end: slice) -> Ending:
+        """Of sums that are apart: ptxas knows where each is once it is moved, and only biases are changed."""
+        adds = end.start + np.flatnonzero(opcodes[end] == word.FADD_IMMEDIATE)
+        numbers = word.IMMEDIATE.get(words)[adds] - FIRST_BIAS
+        chosen = np.isin(numbers, list(sums.in_row))
+        biases = Biases(adds[chosen], word.SOURCE_A.get(words)[adds[chosen]], numbers[chosen])
+        if sums.exchanged_bytes:
+            _check_each_row(biases, sums)
+        elif len(set(np.bincount(biases.numbers, minlength=max(sums.in_row) + 1).tolist())) != 1:
+            raise MachineCodeError(f"{len(biases.numbers)} biases for {max(sums.in_row) + 1} sums of a row")
+        none = np.zeros(0, dtype=np.int64)
+        return Ending(biases, none, none, none)
 
 
 def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int, sums: Sums) -> Biases:

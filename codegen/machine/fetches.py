@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine.gates import PLACES, TURN_WORDS, Gates
-from codegen.machine.marked import Marked
+from codegen.machine.marked import BANKS, Marked
 from codegen.machine.skeleton import Skeleton
 
-BANKS = 4
-"""Of the ring: three are being loaded while one is used."""
 FIRST_SCOREBOARD, SCOREBOARDS_USED = 1, 5
 """Not the first: ptxas counts copies to shared memory with it."""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from codegen.machine import word
 from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
-from codegen.machine.operands import operands
+from codegen.machine.operands import Operands, operands
 from codegen.machine.passes import Finish
 from codegen.machine.running import Between
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
@@ -20,8 +20,10 @@ from codegen.machine.skeleton import CONTROL, Skeleton
 from codegen.machine.stalls import settle
 from codegen.machine.word import NO_SCOREBOARD, Words
 
-_MOV_IMMEDIATE = 0x802
+_MOV, _MOV_IMMEDIATE = 0x202, 0x802
 _ALL_LANES = 0xF00
+_OF_MOVES = 5
+"""The scoreboard of what comes before a move, where the load that it replaces has none."""
 ZERO_CYCLES = 6
 """From a number's MOV to whatever uses it."""
 
@@ -136,11 +138,16 @@ def covered(skeleton: Skeleton) -> Words:
     never = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 1)
     later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
     gone[[skeleton.first_group, *skeleton.zeroed.tolist()]] = True
+    moved = np.zeros(len(words), dtype=np.bool_)
+    if skeleton.moves is not None:
+        gone[skeleton.moves.words] = moved[skeleton.moves.words] = True
     has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
     sets, reads = word.WRITE_SCOREBOARD.get(words), word.READ_SCOREBOARD.get(words)
     bare: list[int] = []
     for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():
         board = int(min(sets[place], reads[place]))
+        if moved[place] and board == NO_SCOREBOARD:
+            board = _OF_MOVES
         if not gone[place]:
             if board == NO_SCOREBOARD:
                 bare.append(place)
@@ -154,7 +161,23 @@ def covered(skeleton: Skeleton) -> Words:
             before = words[place - 1 : place]
             word.STALL.put(before, np.maximum(SETTLE_CYCLES, word.STALL.get(before)))
             bare = []
+    if skeleton.moves is not None:
+        _wait_for_readers(words, used, skeleton.moves.words)
     return words
+
+
+def _wait_for_readers(words: Words, used: Operands, moves: NDArray[np.int64]) -> None:
+    """Each load that a move comes in the place of waits for who reads its register before: a load comes after them."""
+    reader = used.reads.before(word.DESTINATION.get(words)[moves], moves)
+    board = np.where(reader < 0, NO_SCOREBOARD, word.READ_SCOREBOARD.get(words)[reader])
+    late = board != NO_SCOREBOARD
+    for places, field, least in (
+        (moves[late], word.WAIT, word.WAIT.get(words[moves[late]]) | 1 << board[late]),
+        (moves[late] - 1, word.STALL, np.maximum(word.STALL.get(words[moves[late] - 1]), SETTLE_CYCLES)),
+    ):
+        chosen = words[places]
+        field.put(chosen, least)
+        words[places] = chosen
 
 
 def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
@@ -175,6 +198,20 @@ def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
     words[changed - 1] = before
     for place in (skeleton.zeroed - start).tolist():
         put_number(words[place : place + 1], 0, ZERO_CYCLES)
+    if skeleton.moves is not None:
+        places = skeleton.moves.words - start
+        words[places] = _moved(words[places], skeleton.moves.sources)
+        before = words[places - 1]  # a move reads registers where the load did not
+        word.REUSE.put(before, 0)
+        words[places - 1] = before
+
+
+def _moved(loads: Words, sources: NDArray[np.int64]) -> Words:
+    """MOV of registers in the place of loads."""
+    none = np.zeros(len(loads), dtype=np.int64)
+    high = _ALL_LANES | control(none + ZERO_CYCLES, none + NO_SCOREBOARD, word.WAIT.get(loads), none)
+    low = _MOV | word.ALWAYS << 12 | word.DESTINATION.get(loads) << 16 | sources << 32
+    return np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
 
 
 def put_number(load: Words, number: int, stall: int) -> None:

@@ -9,7 +9,8 @@ they name tells which registers hold what. Their addresses are beyond all shared
     each chunk      wait, barrier, next copies; then loads of the ring, the registers that inputs come into, a store
                     that names every pointer that the chunk's loads went through, and stores of the ring; a load from
                     AFTER where what follows uses a sum, so as not to come before it
-    load            from LAST: no bias is added before the last chunk, and no packed sum taken apart
+    load            from LAST: no bias is added before the last chunk, and no packed sum taken apart; of sums that are
+                    apart a store, and the epilogue loads each from SUMS on
     stores          to ENDS of packed sums that nothing reads any more
     epilogue        bias placeholders added, steps, stores
     other           a store of the K group's number: its register is still there at the branch
@@ -48,8 +49,10 @@ LAST = 0x780000
 HELD_SUMS = 0x580000
 AFTER = 0x500000
 ENDS = 0x480000
-RINGS = {1: (16, 8), 2: (16, 8), 4: (32, 16)}
+RINGS = {1: (16, 8, 4), 2: (16, 8, 8), 4: (32, 16, 16)}
 """How many registers inputs may be loaded into, in turn, by the words of the widest load."""
+BANKS = 4
+"""Of the ring: three are being loaded while one is used."""
 NO_GROUP = 0x5EED0000
 """The K group that the branch to `other` asks for."""
 
@@ -68,16 +71,30 @@ class Demand:
     runs_on: bool = False
     """Whether the ring keeps its registers from the first chunk to the last, so that streams run on from one to the
     next. Not with gates, and in float32 only: others have copies that pass through registers beside the markers."""
+    apart: bool = False
+    """Whether the sums have registers beyond those of ptxas, which is given so many fewer. Its epilogue loads each sum
+    before its first use, which becomes a move. Without, it moves sums to local memory where registers are short, or
+    needs every one of them at once for the markers of a chunk."""
 
 
 _IN_TURN = (Demand(), Demand(holds_sums=True), Demand(1, holds_sums=True))
 DEMANDS = (*(replace(each, runs_on=True) for each in _IN_TURN), *_IN_TURN)
 """In turn, until nothing is moved to local memory."""
 LAST_DEMAND = Demand(crowded=False)
-"""Of a template that nothing else does for."""
+"""Of a template that none of these does for."""
+APART = (Demand(apart=True), Demand(1, apart=True), Demand(2, apart=True))
+"""The last, again until nothing is moved to local memory."""
 _LOAD = re.compile(r"^ld\.shared(?:\.v([24]))?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),\s*\[(%\w+)(?:\+(-?\d+))?\];$")
 _FIRST_GROUP = re.compile(r"^mov\.u32 (%r\d+),0; // farm\.first_group$", re.MULTILINE)
-_RESIDENT = re.compile(r"^\.minnctapersm \d+$", re.MULTILINE)
+_RESIDENT = re.compile(r"^\.minnctapersm (\d+)$", re.MULTILINE)
+_THREADS = re.compile(r"^\.maxntid (\d+), 1, 1$", re.MULTILINE)
+_REGISTERS, _MOST_REGISTERS = 2**16, 255
+"""Of a multiprocessor, of a thread."""
+_LEAST_REGISTERS = 24
+"""That ptxas is left with beside the sums."""
+_WARP, _WARPS_TOGETHER, _REGISTERS_TOGETHER = 32, 4, 8
+"""Threads have registers in such portions."""
+_NAME = re.compile(r"%[fr]\d+")
 _BODY_END = "// farm.body.end"
 
 
@@ -146,16 +163,15 @@ class Marked:
         lines = [
             f".reg .pred %other; .reg .f32 %one, %after, %ring<{ring_words}>; .reg .b32 %onebits, %afterbits;",
             f"setp.ge.u32 %other,{group},{NO_GROUP}; @%other bra $other;",
-            *(f"ld.volatile.shared.b32 {each},[%thread+{SUMS + 4 * i}];" for i, each in enumerate(sums.pinned)),
+            *([] if demand.apart else _sum_loads(sums.pinned)),
             *(ring_loads if runs_on else []),
             *body * layer.streams.chunks,
-            f"ld.volatile.shared.f32 %one,[{pointers[0]}+{LAST}]; mov.b32 %onebits,%one;",
-            *(_store(each, f"{pointers[0]}+{ENDS + 4 * i}") for i, each in enumerate(sums.registers) if sums.wide),
-            *(each for line in tail for each in sums.ending(line, "%one", "%onebits")),
+            *_tail(tail, sums, pointers[0], demand),
             f"$other: st.volatile.shared.u32 [%thread+{LAST}],{group}; ret;",
             "}",
         ]
-        head = form.head if demand.crowded else _RESIDENT.sub("", form.head)
+        head = _beside(form.head, len(sums.pinned)) if demand.apart else form.head
+        head = head if demand.crowded else _RESIDENT.sub("", head)
         head = _FIRST_GROUP.sub(
             rf".reg .u32 %thread; mov.u32 %thread,%tid.x; ld.volatile.shared.u32 \1,[%thread+{FIRST_GROUP}];", head
         )
@@ -177,6 +193,39 @@ class Marked:
             residuals=residuals(tail),
             ring_width=width,
         )
+
+
+def _beside(head: str, sums: int) -> str:
+    """The head of a kernel that leaves registers for so many sums on a multiprocessor with all its blocks."""
+    threads, blocks = _THREADS.search(head), _RESIDENT.search(head)
+    if threads is None:
+        raise MachineCodeError("a kernel without its number of threads")
+    warps = -(-int(threads[1]) // (_WARP * _WARPS_TOGETHER)) * _WARPS_TOGETHER * (int(blocks[1]) if blocks else 1)
+    each = min(_REGISTERS // (warps * _WARP) // _REGISTERS_TOGETHER * _REGISTERS_TOGETHER, _MOST_REGISTERS)
+    if each - sums < _LEAST_REGISTERS:
+        raise MachineCodeError(f"{sums} sums of {each} registers")
+    return _THREADS.sub(rf"\g<0>\n.maxnreg {each - sums}", _RESIDENT.sub("", head))
+
+
+def _sum_loads(registers: tuple[str, ...]) -> list[str]:
+    return [f"ld.volatile.shared.b32 {each},[%thread+{SUMS + 4 * i}];" for i, each in enumerate(registers)]
+
+
+def _tail(tail: list[str], sums: Sums, pointer: str, demand: Demand) -> Iterator[str]:
+    """The epilogue, which waits for the last marker, or for the load of each sum."""
+    last = f"{pointer}+{LAST}"
+    if not demand.apart:
+        yield f"ld.volatile.shared.f32 %one,[{last}]; mov.b32 %onebits,%one;"
+        if sums.wide:
+            yield from (_store(each, f"{pointer}+{ENDS + 4 * i}") for i, each in enumerate(sums.registers))
+        for line in tail:
+            yield from sums.ending(line, "%one", "%onebits")
+        return
+    yield _store("0", last)
+    missing = dict(zip(sums.pinned, _sum_loads(sums.pinned), strict=True))
+    for line in tail:
+        yield from (missing.pop(each) for each in _NAME.findall(line) if each in missing)
+        yield line
 
 
 def _load(line: str) -> tuple[list[str], str, int]:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.fetches import BANKS, Fetches
+from codegen.machine.fetches import Fetches
+from codegen.machine.marked import BANKS
 from codegen.machine.operands import operands
 from codegen.machine.passes import Finish
 from codegen.machine.schedule import SETTLE_CYCLES

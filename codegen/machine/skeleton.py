@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.machine import marked, word
-from codegen.machine.copies import loads_of
+from codegen.machine.copies import check_held, loads_of
 from codegen.machine.elf import CubinFile
-from codegen.machine.ending import Biases, Ending
+from codegen.machine.ending import Biases, Ending, Moves
 from codegen.machine.marked import Marked
 from codegen.machine.operands import operands
 from codegen.machine.outputs import accesses_of
+from codegen.machine.ring import Ring
 from codegen.machine.shapes import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS, UNIFORM_C
 from codegen.machine.word import Words
 
@@ -57,6 +58,8 @@ class Skeleton:
     """[words]: of the leaf, what is left out."""
     zeroed: NDArray[np.int64]
     """Loads that a zero comes in the place of."""
+    moves: Moves | None
+    """Of sums apart from ptxas's registers."""
     jumps: NDArray[np.int64]
     """The branches of the leaf, and where they go."""
     targets: NDArray[np.int64]
@@ -83,11 +86,20 @@ class Skeleton:
         free: NDArray[np.int64] = places.ravel()
         return free
 
+    @property
+    def registers(self) -> int:
+        """That the cubin has: those of the skeleton, and the sums that are apart."""
+        return self.file.registers + (0 if self.moves is None else len(self.moves.registers))
+
     @cached_property
     def spill_bytes(self) -> int:
         """What a K group moves to local memory and back, as ptxas counts it."""
-        local = self.words[operands(self.words).where("local")]
-        return sum(word.SIZE_BYTES[size] for size in word.SIZE.get(local).tolist())
+        return _local_bytes(self.words)
+
+    @cached_property
+    def turn_spill_bytes(self) -> int:
+        """The same from its first chunk to its last: what it moves before or after, it moves once."""
+        return _local_bytes(self.words[self.splices[0] : self.splices[-1]])
 
     def accesses_of(self, exists: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The words that store the sums of a row [sums of a row] that do not exist, or load what is added to them.
@@ -114,18 +126,25 @@ class Skeleton:
         if int(word.SOURCE_A.get(words)[compare]) != group:
             raise MachineCodeError("the number of the K group changes its register before the branch")
         leaf = slice(branch, leaf_end)
-        initial = np.array(
-            [
-                places.only(places.loads, marked.SUMS + 4 * i, within=leaf, what=f"sum {i}")
-                for i in range(len(template.sums.pinned))
-            ]
-        )
-        last, *others = places.several(places.loads, marked.LAST, leaf).tolist() or [-1]
+        ends = places.several(places.loads, marked.LAST, leaf)
+        apart = not len(ends)
+        last, *others = (places.several(places.all_stores, marked.LAST, leaf) if apart else ends).tolist() or [-1]
         if last < 0 or others:
             raise MachineCodeError("not one marker at the end of the chunks")
-        pinned = word.DESTINATION.get(words)[initial]
-        if len(set(pinned.tolist())) != len(pinned):
-            raise MachineCodeError("two sums are in one register")
+        in_end, count = slice(last, leaf_end), len(template.sums.pinned)
+        moves = Moves.of(words, places.several(places.loads, marked.SUMS, in_end), count) if apart else None
+        if moves is None:
+            initial = np.array(
+                [
+                    places.only(places.loads, marked.SUMS + 4 * i, within=leaf, what=f"sum {i}")
+                    for i in range(len(template.sums.pinned))
+                ]
+            )
+            pinned = word.DESTINATION.get(words)[initial]
+            if len(set(pinned.tolist())) != len(pinned):
+                raise MachineCodeError("two sums are in one register")
+        else:
+            initial, pinned = np.zeros(0, dtype=np.int64), moves.registers
         pointed = places.several(places.all_stores, marked.POINTERS, leaf)
         together = [*range(1, template.pointers, marked.MARKED_TOGETHER)] or [1]
         if len(pointed) != len(together) * template.chunks:
@@ -134,15 +153,8 @@ class Skeleton:
         if _changes_between(words, pointed):
             raise MachineCodeError("ptxas changes a pointer between two of its markers")
         loads, stores = (places.several(kind, marked.RING, leaf) for kind in (places.loads, places.all_stores))
-        runs_on = len(loads) < len(stores)
-        times = template.chunks if runs_on else 1
-        if not len(loads) or len(loads) * times != len(stores) or len(stores) % template.chunks:
-            raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {template.chunks} chunks")
-        stores = stores.reshape(template.chunks, -1)
-        loads = loads.reshape(-1, stores.shape[1])
-        ring = word.SOURCE_B.get(words)[stores]
-        if (ring != word.DESTINATION.get(words)[loads]).any():
-            raise MachineCodeError("the ring changes its registers between two of its markers")
+        found = Ring.of(words, loads, stores, template.chunks, template.ring_width, fewer=apart)
+        ring, runs_on, loads, stores = found.registers, found.runs_on, found.loads, found.stores
         held = places.several(places.all_stores, marked.HELD_SUMS, leaf).reshape(template.chunks, -1)
         if held.size and (word.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("a sum changes its register from chunk to chunk")
@@ -155,16 +167,23 @@ class Skeleton:
         offsets = np.zeros(registers.shape, dtype=np.int64)
         offsets[:, 0] = places.offsets[first] - marked.POINTERS
         _check_barriers(opcodes, in_order, leaf)
-        ending = Ending.of(words, opcodes, template.sums, pinned, slice(last, leaf_end))
+        ending = (
+            Ending.of(words, opcodes, template.sums, pinned, in_end)
+            if moves is None
+            else Ending.of_moved(words, opcodes, template.sums, in_end)
+        )
         zeroed = places.several(places.loads, marked.AFTER, leaf)
         of_chunk = np.searchsorted(in_order.ravel(), zeroed)
         if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
             raise MachineCodeError("what uses a sum after a chunk comes before its markers")
+        copies = loads_of(words, opcodes, leaf)
+        check_held(words, copies, zeroed)
         gone = [*initial.tolist(), *loads.ravel().tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
         markers = np.zeros(len(words), dtype=np.bool_)
         markers[gone] = True
         jumps, targets = _jumps(words, opcodes, leaf, markers, file.capability)
-        _check_pinned(words, pinned, initial, ending.last_use, markers)
+        if moves is None:
+            _check_pinned(words, pinned, initial, ending.last_use, markers)
         if runs_on:
             in_ring = (ring[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
             begin, end = (np.repeat(each, template.ring_width) for each in (loads[0], stores[-1]))
@@ -188,11 +207,12 @@ class Skeleton:
             ring=ring,
             markers=markers,
             zeroed=zeroed,
+            moves=moves,
             jumps=jumps,
             targets=targets,
             biases=ending.biases,
             splits=ending.splits,
-            copies=loads_of(words, opcodes, leaf),
+            copies=copies,
             one=int(word.DESTINATION.get(words)[last]),
             template=template,
             runs_on=runs_on,
@@ -201,6 +221,11 @@ class Skeleton:
         if len(skeleton.stores) < len(ending.biases.words):
             raise MachineCodeError("a sum is not stored")
         return skeleton
+
+
+def _local_bytes(words: Words) -> int:
+    local = words[operands(words).where("local")]
+    return sum(word.SIZE_BYTES[size] for size in word.SIZE.get(local).tolist())
 
 
 class _Places:

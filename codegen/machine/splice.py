@@ -83,7 +83,7 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
     targets = np.concatenate([begins[later], moved[:, skeleton.targets].ravel()])
     _put_jumps(words, jumps, targets, skeleton.file.capability)
     moved[:, -1] = len(words)
-    return skeleton.file.with_code(words, moved, skeleton.file.registers)
+    return skeleton.file.with_code(words, moved, skeleton.registers)
 
 
 def _nodes_before(groups: int) -> list[list[int]]:
