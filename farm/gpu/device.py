@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from codegen.errors import DeviceError
 from codegen.launch import Launch
 from farm.extras import way_out
+from farm.gpu.code_address import VARIABLE, with_address
 from farm.gpu.facts import DeviceFacts
-from farm.gpu.loaded import GIVEN_SHARED_BYTES
+from farm.gpu.loaded import GIVEN_SHARED_BYTES, Code
 from farm.gpu.replay import REPLAYS, CudaGraph, Gate, launches_of, rest
 
 _POISON = 0xFF
@@ -38,6 +39,8 @@ class LoadedKernel:
 
     _function: Any
     _launch: Launch
+    code: Code | None = None
+    """Where it lies, if somebody asked for it."""
 
     def __call__(self, source: int, target: int, batch: int, stream: Any = None, **others: int | None) -> None:
         values = {"input": source, "output": target} | {name: each or 0 for name, each in others.items()}
@@ -69,6 +72,11 @@ class LoadedLayer:
         self._stream = stream
         self._others = tuple(others)
         self._begin, *self._ends = events
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """Of the parts whose code lies nobody knows where, none."""
+        return tuple(kernel.code for kernel in self._kernels if kernel.code is not None)
 
     def __call__(self, source: int, target: int, batch: int, residual: int | None = None) -> None:
         """Launches all parts with these device addresses."""
@@ -277,22 +285,31 @@ class Device:
         """A stream of PyCUDA's; its `handle` is what other libraries take."""
         return self._driver.Stream()
 
-    def load(self, cubin: bytes, launch: Launch) -> LoadedKernel:
-        """Loads a cubin for repeated launches."""
+    def load(self, cubin: bytes, launch: Launch, *, addressed: bool = False) -> LoadedKernel:
+        """Loads a cubin for repeated launches; `addressed` has it say where its code lies, if the driver tells."""
+        found = with_address(cubin) if addressed else None
         try:
-            function = self._driver.module_from_buffer(cubin).get_function(launch.kernel)
+            module = self._driver.module_from_buffer(cubin if found is None else found[0])
+            function = module.get_function(launch.kernel)
             if launch.shared_bytes > GIVEN_SHARED_BYTES:
                 most = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
                 function.set_attribute(most, launch.shared_bytes)
-            return LoadedKernel(function, launch)
+            return LoadedKernel(function, launch, None if found is None else self._code(module, found[1]))
         except self._driver.Error as error:
             raise DeviceError(
                 f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
             ) from None
 
-    def load_layer(self, kernels: Sequence[tuple[bytes, Launch]], stream: Any) -> LoadedLayer:
-        """Loads all parts of a layer for repeated launches on a stream. Raises DeviceError."""
-        loaded = [self.load(cubin, launch) for cubin, launch in kernels]
+    def _code(self, module: Any, size_bytes: int) -> Code | None:
+        address = np.zeros(1, np.uint64)
+        self._driver.memcpy_dtoh(address, module.get_global(VARIABLE)[0])
+        return Code(int(address[0]), size_bytes) if address[0] else None
+
+    def load_layer(
+        self, kernels: Sequence[tuple[bytes, Launch]], stream: Any, *, addressed: bool = False
+    ) -> LoadedLayer:
+        """Loads all parts of a layer for repeated launches on a stream; see `load`. Raises DeviceError."""
+        loaded = [self.load(cubin, launch, addressed=addressed) for cubin, launch in kernels]
         others = min(len(loaded), BRANCHES) - 1
         while len(self._streams) < others:
             self._streams.append(self.new_stream())

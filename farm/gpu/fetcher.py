@@ -50,8 +50,11 @@ done:
 
 def fetcher_of(parts: Iterable[Part]) -> CodeFetcher | None:
     """For their code, in the current context; None where nobody knows where that lies, and for a GPU before sm_90."""
-    if not any(part.code for part in parts):
-        return None
+    return open_fetcher() if any(part.code for part in parts) else None
+
+
+def open_fetcher() -> CodeFetcher | None:
+    """In the current context; None for a GPU before sm_90."""
     try:
         return CodeFetcher()
     except DeviceError:
