@@ -20,6 +20,7 @@ NOT_COMPILED = {
     "FusedGemm": _OPTIMISED,
     "FusedMatMul": _OPTIMISED,
     "DeformConv": "deformable convolutions are not compiled",
+    "Einsum": "it is an einsum; only MatMul and Gemm are compiled: export it as one of them",
     "GRU": _RECURRENT,
     "LSTM": _RECURRENT,
     "RNN": _RECURRENT,

@@ -12,7 +12,9 @@ from codegen.onnx.reasons import UnsupportedError
 from codegen.spec import LIKELY_ROWS, SkippedLayer
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "DeformConv", "FusedConv", "QLinearConv"})
-PRODUCTS = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"})
+PRODUCTS = frozenset(
+    {"Einsum", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"}
+)
 """Their weights may be either operand."""
 _PLACES = {"QLinearConv": (3,), "QLinearMatMul": (3, 0), "QGemm": (3, 0), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
 """Of the weights among a node's inputs, where they are not in second place."""
@@ -45,7 +47,9 @@ def _weights_shapes(node: Node, graph: Graph) -> dict[int, Shape]:
 
 
 def _multiply_adds(node: Node, graph: Graph, shapes: Mapping[int, Shape], weights: int) -> int | None:
-    """Of one image, which is the first dimension of what the node reads; of a sequence the second."""
+    """Of one image, which is the first dimension of what the node reads; of a sequence the second. None: not known."""
+    if node.operator == "Einsum":
+        return None
     produces = node.operator in _CONVOLUTIONS | PRODUCTS
     size = graph.size(next(filter(None, node.outputs)) if produces else node.input(0))
     if size is None:

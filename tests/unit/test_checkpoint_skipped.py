@@ -96,6 +96,7 @@ def test_weights_and_biases_that_are_computed_are_the_reason(position: int, tmp_
         ("ConvInteger", ("x", "c"), "8-bit integers"),
         ("MatMulInteger", ("g", "c"), "8-bit integers"),
         ("DeformConv", ("x", "c", "g"), "deformable"),
+        ("Einsum", ("g", "c"), "it is an einsum"),
         ("LSTM", ("g", "c", "c"), "recurrent"),
     ],
 )
@@ -116,7 +117,9 @@ def test_nodes_without_weights_are_not_listed(tmp_path: Path) -> None:
     assert read_checkpoint(save(tmp_path, model(nodes, [KERNEL]))).skipped == ()
 
 
-@pytest.mark.parametrize(("operator", "domain"), [("FusedMatMul", "com.microsoft"), ("MatMulInteger", "")])
+@pytest.mark.parametrize(
+    ("operator", "domain"), [("FusedMatMul", "com.microsoft"), ("MatMulInteger", ""), ("Einsum", "")]
+)
 def test_a_product_of_two_activations_has_no_weights_and_is_not_listed(
     operator: str, domain: str, tmp_path: Path
 ) -> None:
