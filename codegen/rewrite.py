@@ -78,7 +78,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     form = template.rolled
     every = values(layer, weights)
     chosen = slice(part.first, part.end)
-    turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds)
+    turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds[chosen])
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     if may_have_constants(spec) and spec.data_type != "float16" and layer.tiling.cluster == 1:
         zeros = _unknown_zeros(layer, form, every.weights[chosen])
@@ -118,7 +118,7 @@ def _turns(
     if len(form.accumulate_lines):
         row, number = form.accumulate_sums.T
         keep[:, :, form.accumulate_lines] = added_up_after(layer, nonzero)[:, :, row * layer.sums + number]
-    of_line = bounds[:, form.bound_inputs, form.bound_sides]
+    of_line = bounds[:, :, form.bound_inputs, form.bound_sides]
     if len(form.input_lines):
         read = _by_owner(np.logical_or, nonzero, form.input_of_slot, len(form.input_lines))
         keep[:, :, form.input_lines] = read
@@ -183,14 +183,13 @@ def _put_bounds(
     keep: NDArray[np.bool_],
     bounds: NDArray[np.float32],
 ) -> None:
-    """Writes the bounds [copies, bound lines] into the lines that are kept."""
+    """Writes the bounds [groups, copies, bound lines] into the lines that are kept."""
     bound_of_line = np.full(len(form.turn), -1)
     bound_of_line[form.bound_lines] = np.arange(len(form.bound_lines))
     bound = bound_of_line[kept_lines]
     here = bound >= 0
-    groups, copies, _ = keep.shape
-    copy = np.repeat(np.tile(np.arange(copies), groups), keep.sum(axis=2).ravel())
-    _patch(text, starts[here] + form.bound_columns[bound[here]], bounds[copy[here], bound[here]].view(np.uint32))
+    copy = np.repeat(np.arange(bounds.shape[0] * bounds.shape[1]), keep.sum(axis=2).ravel())
+    _patch(text, starts[here] + form.bound_columns[bound[here]], bounds.reshape(-1, bounds.shape[2])[copy[here], bound[here]].view(np.uint32))
 
 
 def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64], owners: int) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import Work, exchange_instructions
-from codegen.spec import Conv2d, LayerSpec, is_bounded, is_gated, is_pooled
+from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.tiling import Part, Tiling
 
 KERNEL = "stationary"
@@ -41,7 +41,6 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
         isinstance(spec, Conv2d)
         and spec.data_type == "float32"
         and geometry.groups == geometry.patch_rows == 1
-        and not is_bounded(spec)
         and not is_pooled(spec)
     )
 
@@ -199,7 +198,7 @@ def work(layer: TiledConvolution) -> Work:
         output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, QUAD * geometry.channel_step),
         conflicts=float(QUAD),
-        prepared=used_rows * streams.channels if is_gated(spec) else 0,
+        prepared=used_rows * streams.channels if prepares_inputs(spec) else 0,
         gate_loads=gate_loads(layer),
         loop_instructions=LOOP_INSTRUCTIONS * tile.pointers if is_refilled(layer) else 1.0,
     )

@@ -126,7 +126,7 @@ class Values:
     exists: NDArray[np.bool_]
     """The same: whether the kernel is one of the layer's."""
     bounds: FloatArray
-    """[chunks, inputs of the loop, 2]: lowest and highest, of bounded layers; no inputs of others."""
+    """[streams, chunks, inputs of the loop, 2]: lowest and highest, of bounded layers; no inputs of others."""
 
 
 def values(layer: AnyTiled, weights: Weights) -> Values:
@@ -150,13 +150,14 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
 
 
 def _bounds(layer: AnyTiled, weights: Weights) -> FloatArray:
-    chunks, tiling = layer.streams.chunks, layer.tiling
+    streams, tiling = layer.streams, layer.tiling
     if weights.bounds is None:
-        return np.zeros((chunks, 0, 2), dtype=np.float32)
-    missing = chunks * tiling.chunk_channels - len(weights.bounds)
-    of_channel = np.pad(weights.bounds, ((0, missing), (0, 0))).reshape(chunks, tiling.chunk_channels, 2)
+        return np.zeros((streams.count, streams.chunks, 0, 2), dtype=np.float32)
+    missing = streams.shares * streams.chunks * tiling.chunk_channels - len(weights.bounds)
+    of_channel = np.pad(weights.bounds, ((0, missing), (0, 0))).astype(np.float32)
+    of_share = of_channel.reshape(streams.shares, streams.chunks, tiling.chunk_channels, 2)
     channels = [tap.channel for statement in taps(layer) for tap in statement]
-    return np.asarray(of_channel[:, channels], dtype=np.float32)
+    return np.tile(of_share[:, :, channels], (streams.count // streams.shares, 1, 1, 1))
 
 
 def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:

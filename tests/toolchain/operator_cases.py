@@ -281,6 +281,17 @@ _ACTIVATIONS = {
     "bounded inputs on an older GPU": Case(
         Conv2d(8, 9, 1, 40, 1, 1, bounded=True), Tiling(32, 1, 1, 9, 8, 2), virtual_arch="compute_75"
     ),
+    "bounded inputs, a cluster": Case(
+        Conv2d(64, 5, 9, 20, 1, 1, epilogue=(Clip(low=0.0),), bounded=True),
+        Tiling(23, 1, 1, 8, 8, 3, cluster=4),
+        virtual_arch="compute_90",
+    ),
+    "bounded inputs, a cluster, several images and a residual": Case(
+        Conv2d(48, 7, 7, 12, 1, 1, epilogue=RESIDUAL, bounded=True),
+        Tiling(7, 7, 1, 4, 12, 2, images=2, cluster=4),
+        batch=3,
+        virtual_arch="compute_90",
+    ),
     "linear, GELU": Case(Linear(41, 10, epilogue=(Gelu(),)), Tiling(32, 1, 2, 4, 8, 2), batch=40),
     "float16 linear, a hard sigmoid": Case(
         Linear(41, 10, epilogue=(HardSigmoid(0.2, 0.5),), data_type="float16"), Tiling(32, 1, 2, 4, 8, 2), batch=70

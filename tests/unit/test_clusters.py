@@ -39,6 +39,9 @@ SHALLOW = Conv2d(64, 56, 56, 64, 3, 3, padding=PAD)
 BLOCKS_OF_FOUR = Tiling(7, 7, 1, 16, 8, 3, cluster=4)
 
 
+BOUNDED = Conv2d(992, 7, 7, 128, 1, 1, bounded=True)
+
+
 def tenth(spec: LayerSpec) -> NDArray[np.int64]:
     return np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
 
@@ -53,6 +56,10 @@ def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_th
     assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
     others = [each for each in with_clusters if (each.cluster, each.form, each.order) == (1, "rolled", "group")]
     assert tuple(others) == ranked_tilings(spec, 1, nonzeros)
+
+
+def test_a_normalisation_before_a_deep_layer_does_not_keep_it_from_being_split() -> None:
+    assert choose_tiling(BOUNDED, 1, tenth(BOUNDED), clusters=True).cluster > 1
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -141,16 +148,27 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
     assert [k for region in regions for k in range(region.kernels.start, region.kernels.stop)] == list(range(kernels))
 
 
+def test_each_stream_of_a_split_layer_has_the_bounds_of_its_channels() -> None:
+    spec = Conv2d(24, 7, 7, 8, 1, 1, bounded=True)
+    bounds = np.arange(48, dtype=np.float32).reshape(24, 2)
+    weights = Weights(np.ones(spec.weights_shape, np.float32), np.zeros(8), bounds)
+    layer = tiled(spec, Tiling(7, 7, 1, 4, 4, 3, cluster=2))
+    of_streams = values(layer, weights).bounds
+    assert of_streams.shape == (4, 3, 4, 2)  # two K groups, each of two shares
+    for stream in range(4):
+        first = stream % 2 * 12
+        assert of_streams[stream].reshape(12, 2).tolist() == bounds[first : first + 12].tolist()
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, groups=2),
         Conv2d(32, 7, 7, 32, 3, 3, padding=PAD, data_type="float16"),
-        Conv2d(32, 7, 7, 32, 1, 1, bounded=True),
         Conv2d(40, 7, 7, 32, 3, 3, padding=PAD),
         Linear(64, 32, data_type="bfloat16"),
     ],
-    ids=["groups", "float16", "bounds", "channels that do not divide", "linear, bfloat16"],
+    ids=["groups", "float16", "channels that do not divide", "linear, bfloat16"],
 )
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
