@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from codegen.errors import LaunchError
-from codegen.spec import AddResidual, DataType, LayerSpec, is_gated
+from codegen.spec import AddResidual, DataType, LayerSpec, is_bounded, is_gated
 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Most blocks of a grid in x, y and z, on every architecture."""
-NUMBERS = ("images", "output_step")
+NUMBERS = ("images", "output_step", "input_step")
 """Arguments that are an int32; the others are pointers."""
 LISTS = {"count": "int32*", "places": "int32*", "marks": "uint8*"}
 """Pointers to other things than elements, of kernels of listed columns."""
@@ -23,6 +23,11 @@ def tensors_of(spec: LayerSpec) -> tuple[str, ...]:
     """The tensors of a layer, as its launches call them."""
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return ("input", "output", *residual, *(("gate",) if is_gated(spec) else ()))
+
+
+def numbers_of(spec: LayerSpec) -> tuple[str, ...]:
+    """The numbers that launches of a convolution take: a bounded one, which often reads a Concat, `input_step` too."""
+    return NUMBERS if is_bounded(spec) else NUMBERS[:2]
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,10 @@ class Launch:
     The arguments, in order: `input`, `output`, of layers that add one `residual` and of gated ones `gate` are pointers
     to elements, at multiples of 16 bytes; `images` is the int32 number of images in the batch, or of rows of a Linear.
     Convolutions have an int32 `output_step`, the elements from one image of the output to the next, so that they may
-    write channels of a larger tensor: such an output may begin at any element. Kernels of listed columns also have
-    `count`, how many columns there are, `places`, where the input of each is (null: in its own place), and `marks`, a
-    byte for each; all are pointers.
+    write channels of a larger tensor: such an output may begin at any element. Bounded ones have an `input_step` too:
+    their input may be channels of a larger tensor, whose images begin at multiples of 16 bytes. Kernels of listed
+    columns also have `count`, how many columns there are, `places`, where the input of each is (null: in its own
+    place), and `marks`, a byte for each; all are pointers.
     """
 
     kernel: str
@@ -58,6 +64,8 @@ class Launch:
     """Data type of the elements."""
     output_step: int | None = None
     """What the argument of this name is for a contiguous output; None of kernels without the argument."""
+    input_step: int | None = None
+    """The same for a contiguous input."""
     waits: bool = False
     """Whether the kernel itself waits for what ran before it: from sm_90 on it may begin before that has ended."""
 
@@ -83,8 +91,9 @@ class Launch:
         return tuple(name for name in self.arguments if name not in NUMBERS)
 
     def numbers(self, images: int) -> dict[str, int]:
-        """The arguments that are no pointers, for so many images and a contiguous output."""
-        return {"images": images} | ({} if self.output_step is None else {"output_step": self.output_step})
+        """The arguments that are no pointers, for so many images, contiguous input and output."""
+        steps = {"output_step": self.output_step, "input_step": self.input_step}
+        return {"images": images, **{name: step for name, step in steps.items() if step is not None}}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -97,7 +106,8 @@ class Launch:
         }
 
     def _argument(self, name: str) -> dict[str, Any]:
-        contiguous = {"contiguous": self.output_step} if name == "output_step" else {}
+        steps = {"output_step": self.output_step, "input_step": self.input_step}
+        contiguous = {"contiguous": steps[name]} if name in steps else {}
         kind = "int32" if name in NUMBERS else LISTS.get(name, f"{self.data_type}*")
         return {"name": name, "type": kind, **contiguous}
 
@@ -108,7 +118,7 @@ class Launch:
         width, height, depth = map(int, value["block"])
         types = {argument["name"]: str(argument["type"]).removesuffix("*") for argument in value["arguments"]}
         (data_type,) = {of for name, of in types.items() if name not in (*NUMBERS, *LISTS)}
-        steps = [int(argument["contiguous"]) for argument in value["arguments"] if argument["name"] == "output_step"]
+        steps = {each["name"]: int(each["contiguous"]) for each in value["arguments"] if each["name"] in NUMBERS[1:]}
         if data_type not in get_args(DataType):
             raise ValueError(f"a launch with elements of {data_type}")
         return Launch(
@@ -118,6 +128,7 @@ class Launch:
             shared_bytes=int(value["shared_bytes"]),
             arguments=tuple(types),
             data_type=cast("DataType", data_type),
-            output_step=steps[0] if steps else None,
+            output_step=steps.get("output_step"),
+            input_step=steps.get("input_step"),
             waits=bool(value.get("waits", False)),
         )

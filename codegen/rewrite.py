@@ -189,7 +189,11 @@ def _put_bounds(
     bound = bound_of_line[kept_lines]
     here = bound >= 0
     copy = np.repeat(np.arange(bounds.shape[0] * bounds.shape[1]), keep.sum(axis=2).ravel())
-    _patch(text, starts[here] + form.bound_columns[bound[here]], bounds.reshape(-1, bounds.shape[2])[copy[here], bound[here]].view(np.uint32))
+    _patch(
+        text,
+        starts[here] + form.bound_columns[bound[here]],
+        bounds.reshape(-1, bounds.shape[2])[copy[here], bound[here]].view(np.uint32),
+    )
 
 
 def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64], owners: int) -> NDArray[Any]:

@@ -41,6 +41,8 @@ VERSION_OF_CONSTANTS_BESIDE = 8
 """Version of a manifest whose network has constants in the file of those that the plan reads."""
 VERSION_OF_POOLS = 9
 """Version of a manifest in which an epilogue has the step `max_pool`."""
+VERSION_OF_INPUT_PLACES = 10
+"""Version of a manifest in which a launch has an argument `input_step`."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -159,8 +161,9 @@ def _manifest(
     version = VERSION_OF_PARTIAL if missing else version
     version = VERSION_OF_PLACES if "output_step" in arguments else version
     version = VERSION_OF_GATES if "gate" in arguments else version
+    version = VERSION_OF_POOLS if "max_pool" in steps else version
     return {
-        "schema_version": VERSION_OF_POOLS if "max_pool" in steps else version,
+        "schema_version": VERSION_OF_INPUT_PLACES if "input_step" in arguments else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),

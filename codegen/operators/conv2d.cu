@@ -8,7 +8,7 @@
 // tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says
 // where its words lie. In float16 the channels may be split over the blocks of a cluster, as in stationary.cu: blockIdx.z
 // is then group times CLUSTER, plus rank. From an image of the output to the next it is `output_step` elements: an output
-// may be channels of a larger tensor. The residual is contiguous.
+// may be channels of a larger tensor, and by `input_step` the input of a bounded layer too. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/template.py finds its way by them.
 #include "parameters.h"
@@ -29,9 +29,9 @@
 #define CLUSTERED
 #endif
 #if RESIDENT_BLOCKS > 0
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step) {
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT_BLOCKS) conv2d(PARAMETERS, int output_step INPUT_STEP_PARAMETER) {
 #else
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step) {
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETERS, int output_step INPUT_STEP_PARAMETER) {
 #endif
     extern __shared__ __align__(16) float tile[];
     FIND_PLACE
@@ -57,7 +57,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 #endif
 
     Copies copies;
-    const Element* channels = input + (size_t)first_image * IMAGE_ELEMENTS + (size_t)first_channel * CHANNEL_STEP;
+    const Element* channels = input + (size_t)first_image * IMAGE_STEP + (size_t)first_channel * CHANNEL_STEP;
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
         const unsigned unit = thread + j * THREADS;
@@ -83,7 +83,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
         copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
 #endif
         // A mask, not a choice: that could become a branch.
-        const int offset = i * IMAGE_ELEMENTS + c * CHANNEL_STEP + in_y * ROW_STEP + in_x;
+        const int offset = i * IMAGE_STEP + c * CHANNEL_STEP + in_y * ROW_STEP + in_x;
         copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
         copies.inside[j] = unit < IMAGES / PAIR_IMAGES * IMAGE_UNITS;
 #if PATCH_GAP

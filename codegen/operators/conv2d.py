@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from codegen.launch import GridSize, Launch, tensors_of
+from codegen.launch import GridSize, Launch, numbers_of, tensors_of
 from codegen.operators import stream
 from codegen.operators.gates import gate_loads, gate_parameters, with_gates
 from codegen.operators.geometry import Geometry
@@ -17,7 +17,7 @@ from codegen.operators.region import Region
 from codegen.operators.registers import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
-from codegen.spec import is_pooled, prepares_inputs
+from codegen.spec import is_bounded, is_pooled, prepares_inputs
 from codegen.tiling import Part, Tiling
 
 KERNEL = "conv2d"
@@ -35,9 +35,10 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
         block=(layer.threads, 1, 1),
         shared_bytes=_shared_bytes(layer, tiling.stages),
-        arguments=(*tensors_of(spec), "images", "output_step"),
+        arguments=(*tensors_of(spec), *numbers_of(spec)),
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
+        input_step=prod(spec.input_shape) if is_bounded(spec) else None,
     )
 
 

@@ -14,7 +14,7 @@
 #include "stream.cuh"
 
 extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS)
-    stationary(PARAMETERS, int output_step) {
+    stationary(PARAMETERS, int output_step INPUT_STEP_PARAMETER) {
     extern __shared__ __align__(16) float tile[];
     const unsigned thread = threadIdx.x;
     const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
@@ -29,7 +29,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
     const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
 
     Copies copies;
-    const Element* channels = input + (size_t)first_image * IMAGE_ELEMENTS + (size_t)first_channel * CHANNEL_STEP;
+    const Element* channels = input + (size_t)first_image * IMAGE_STEP + (size_t)first_channel * CHANNEL_STEP;
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
         const int place = thread + j * THREADS;
@@ -39,7 +39,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
         asm volatile("" : "+r"(in_y));
         const bool present = (unsigned)in_y < HEIGHT && (unsigned)in_x < WIDTH && first_image + i < images;
         // A mask, not a choice: that could become a branch.
-        const int offset = i * IMAGE_ELEMENTS + in_y * WIDTH + in_x;
+        const int offset = i * IMAGE_STEP + in_y * WIDTH + in_x;
         copies.source[j] = channels + (offset & -(int)present);
         copies.bytes[j] = present * 4;
         copies.target[j] = tile_address + (i * IMAGE_WORDS + place % PLANE * 4) * 4;

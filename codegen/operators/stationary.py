@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.launch import GridSize, Launch, tensors_of
+from codegen.launch import GridSize, Launch, numbers_of, tensors_of
 from codegen.operators import stream
 from codegen.operators.conv2d import ELEMENT_BYTES
 from codegen.operators.gates import gate_loads, gate_parameters, with_gates
@@ -17,7 +17,7 @@ from codegen.operators.region import Region
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store, Tap
 from codegen.operators.work import Work, exchange_instructions
-from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
+from codegen.spec import Conv2d, LayerSpec, is_bounded, is_pooled, prepares_inputs
 from codegen.tiling import Part, Tiling
 
 KERNEL = "stationary"
@@ -92,9 +92,10 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
         grid=(GridSize(down * across), GridSize(images=layer.tiling.images), GridSize(streams)),
         block=(layer.threads, 1, 1),
         shared_bytes=4 * with_gates(layer, shared_words(layer)),
-        arguments=(*tensors_of(spec), "images", "output_step"),
+        arguments=(*tensors_of(spec), *numbers_of(spec)),
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
+        input_step=prod(spec.input_shape) if is_bounded(spec) else None,
     )
 
 

@@ -267,6 +267,13 @@ __device__ __forceinline__ float larger(float a, float b) {
 #else
 #define GATE_PARAMETER
 #endif
+#if BOUNDED
+#define INPUT_STEP_PARAMETER , int input_step
+#define IMAGE_STEP input_step
+#else
+#define INPUT_STEP_PARAMETER
+#define IMAGE_STEP IMAGE_ELEMENTS
+#endif
 #define PARAMETERS \
     const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER GATE_PARAMETER int images
 #define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))

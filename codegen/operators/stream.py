@@ -17,7 +17,7 @@ from codegen.operators.inputs import prepared_input, with_prepared_inputs
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
 from codegen.operators.steps import step_text
-from codegen.spec import AddResidual, LayerSpec, is_gated, prepares_inputs
+from codegen.spec import AddResidual, LayerSpec, is_bounded, is_gated, prepares_inputs
 from codegen.tiling import Tiling
 
 POINTWISE_CHANNELS = 4
@@ -174,6 +174,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
     common: dict[str, int | str] = {
         "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
         "FLOAT32_SUMS": int(tiling.accumulate == "float32" and tiling.cluster == 1),
+        "BOUNDED": int(is_bounded(spec)),
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
         "FULL": int(tiling.form == "full"),
         "CHANNELS": geometry.channels,

@@ -27,7 +27,7 @@ PLAN = "network.plan"
 """How the network runs without a framework."""
 CONSTANTS = "network.constants"
 REST = "rest.ptx"
-SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9)
+SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
 """Of manifests that this program reads."""
 NO_DIGEST = "0" * 64
 
@@ -64,6 +64,12 @@ class BundledLayer:
         """Whether its output may be channels of a larger tensor."""
         code = (*self.cubins, *self.ptx)
         return bool(code) and all(each.launch.output_step is not None for each in code)
+
+    @property
+    def reads_among_others(self) -> bool:
+        """Whether its input may be channels of a larger tensor."""
+        code = (*self.cubins, *self.ptx)
+        return bool(code) and all(each.launch.input_step is not None for each in code)
 
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
         """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,

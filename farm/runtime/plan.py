@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from codegen.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
 from farm.errors import UsageError
 
-FIRST_LINE = "farm-plan 2"
+FIRST_LINE = "farm-plan 3"
 Grid = tuple[GridSize, GridSize, GridSize]
 Kind = Literal["input", "output", "buffer", "constant"]
 _LETTERS: dict[str, Kind] = {"i": "input", "o": "output", "b": "buffer", "c": "constant"}

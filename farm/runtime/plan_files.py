@@ -17,7 +17,10 @@ from farm.runtime.lowering import RefusedError
 from farm.runtime.plan import FIRST_LINE, grid_text
 from farm.runtime.planner import ELEMENT_BYTES, plan_network
 
-_LETTERS = {"input": "i", "output": "o", "residual": "r", "gate": "g", "images": "n", "output_step": "s"}
+_LETTERS = {
+    **{"input": "i", "output": "o", "residual": "r", "gate": "g"},
+    **{"images": "n", "output_step": "s", "input_step": "t"},
+}
 
 
 @dataclass(frozen=True)
@@ -69,5 +72,6 @@ def _kernel_lines(number: int, layer: BundledLayer) -> list[str]:
         block = " ".join(map(str, launch.block))
         arguments = "".join(_LETTERS[name] for name in launch.arguments)
         head = f"kernel {number} {each.arch} {each.path} {launch.kernel} {grid_text(launch.grid)} {block}"
-        lines.append(f"{head} {launch.shared_bytes} {launch.images_limit} {launch.output_step or 0} {arguments}")
+        steps = f"{launch.output_step or 0} {launch.input_step or 0}"
+        lines.append(f"{head} {launch.shared_bytes} {launch.images_limit} {steps} {arguments}")
     return lines

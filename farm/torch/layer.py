@@ -28,7 +28,8 @@ BRANCHES = 8
 
 
 class Compute(Protocol):
-    """Computes a layer from its input, residual and gate, contiguous and of the layer's type."""
+    """Computes a layer from its input, residual and gate, contiguous and of the layer's type; the images of an input
+    that is read among others may lie apart."""
 
     def __call__(
         self,
@@ -131,6 +132,7 @@ class GpuLayer:
             output, step = x.new_empty(sizes.output), sizes.step
         else:
             step = output.stride(0)
+        input_step = x.stride(0) if self._layer.reads_among_others else 0
         images = sizes.images
         if images == 0:
             return output
@@ -141,7 +143,7 @@ class GpuLayer:
             tensors["residual"] = residual
         if gate is not None:
             tensors["gate"] = gate
-        values = {"images": images, "output_step": step}
+        values = {"images": images, "output_step": step, "input_step": input_step}
         for name, each in tensors.items():
             values[name] = each.data_ptr()
         with launching_on(index):
@@ -161,6 +163,8 @@ class GpuLayer:
         images, most = values["images"], self._most_images
         image_bytes = {name: each.numel() // images * each.element_size() for name, each in tensors.items()}
         image_bytes["output"] = values["output_step"] * tensors["output"].element_size()
+        if self._layer.reads_among_others:
+            image_bytes["input"] = values["input_step"] * tensors["input"].element_size()
         for start in range(0, images, most):
             moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
             yield {**values, **moved, "images": min(most, images - start)}
@@ -251,7 +255,7 @@ def _compute(
     gate: torch.Tensor | None,
 ) -> torch.Tensor:
     layer, compute = _layers[number]
-    x = _checked(layer, "input", x)
+    x = x if _is_among_others(layer, x) else _checked(layer, "input", x)
     if residual is not None:
         residual = _checked(layer, "residual", residual)
         # It may be of the shape that the model gives the output behind the layer.
@@ -295,6 +299,20 @@ def _fake(
     x: torch.Tensor, _residual: torch.Tensor | None, number: int, _gate: torch.Tensor | None = None
 ) -> torch.Tensor:
     return x.new_empty(output_shape(_layers[number][0].spec, x.shape))
+
+
+def _is_among_others(layer: BundledLayer, x: torch.Tensor) -> bool:
+    """Whether an input is channels of a larger tensor, from where the layer's kernels read it as it is."""
+    return (
+        layer.reads_among_others
+        and x.dtype == DTYPES[layer.spec.data_type]
+        and _fits(layer.spec, x.shape)
+        and x.shape[0] > 1
+        and x[0].is_contiguous()
+        and (x.stride(0) * x.element_size()) % ALIGNMENT_BYTES == 0
+        and x.data_ptr() % ALIGNMENT_BYTES == 0
+        and x.stride(0) < 2**31
+    )
 
 
 def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tensor:

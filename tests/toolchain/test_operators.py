@@ -25,7 +25,7 @@ from codegen.networks.pruning import random_bounds
 from codegen.operators import launch_of, products_together, stream_count, tiled
 from codegen.reference import error_bound, layer_output
 from codegen.rewrite import Kernel, rewrite
-from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear, plain
+from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear, is_bounded, plain
 from codegen.template import Template, make_template
 from codegen.tiling import Form, Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
@@ -89,7 +89,8 @@ def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
 def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
     """The output of a layer in these kernels, NaN where none of them wrote.
 
-    Convolutions write it among the channels of a larger tensor, and nothing beside them.
+    Convolutions write it among the channels of a larger tensor, and nothing beside them; bounded ones read their input
+    from among others, too.
     """
     residual, gate = random_residual(case.spec, case.batch, seed=0), random_gate(case.spec, case.batch, seed=0)
     arguments: dict[str, Any] = {"input": x, "residual": residual, "gate": gate, "images": case.batch}
@@ -101,6 +102,10 @@ def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
         own = slice(BESIDE[0], BESIDE[0] + case.spec.kernels)
         arguments["output"] = tensor.reshape(-1)[BESIDE[0] * prod(tensor.shape[2:]) :]
         arguments["output_step"] = prod(tensor.shape[1:])
+        if is_bounded(case.spec):
+            apart = np.full((len(x), prod(x.shape[1:]) // 4 * 4 + 12), np.nan, x.dtype)
+            apart[:, : prod(x.shape[1:])] = x.reshape(len(x), -1)
+            arguments["input"], arguments["input_step"] = apart, apart.shape[1]
     for kernel in kernels:
         launch = kernel.launch
         given = [arguments[name] for name in launch.arguments]

@@ -102,7 +102,7 @@ typedef struct {
     grid_size grid[3];
     unsigned block[3], shared_bytes;
     long images_limit;
-    int output_step;
+    int output_step, input_step;
     size_t image_bytes;
     CUdeviceptr code; /* where its instructions lie, 0 where that is not known */
     size_t code_bytes;
@@ -386,6 +386,7 @@ static int read_kernel(farm_bundle *bundle, words *line, int gpu) {
     each.shared_bytes = (unsigned)number(line);
     each.images_limit = number(line);
     each.output_step = (int)number(line);
+    each.input_step = (int)number(line);
     copy_word(each.arguments, word(line), sizeof each.arguments);
     if (each.layer < 0 || each.layer >= bundle->layer_count) return fail("the plan has a kernel without a layer");
     if (!runs_on(&each, gpu)) return 0;
@@ -480,7 +481,7 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     size_t bytes;
     int failed = 0;
     TRY(read_file(bundle, "network.plan", &text, &bytes));
-    if (strncmp(text, "farm-plan 2\n", 12) != 0)
+    if (strncmp(text, "farm-plan 3\n", 12) != 0)
         failed = fail("%s: its network.plan is of another version: fetch it again", bundle->path);
     for (line = text; !failed && *line; line = end + 1) {
         end = strchr(line, '\n');
@@ -833,13 +834,14 @@ static unsigned blocks(grid_size size, long rows) {
 
 static int launch_part(const kernel *each, long rows, tensors given, CUstream stream) {
     void *pointers[sizeof each->arguments];
-    int i, images = (int)rows, output_step = each->output_step;
+    int i, images = (int)rows, output_step = each->output_step, input_step = each->input_step;
     for (i = 0; each->arguments[i]; i++) switch (each->arguments[i]) {
             case 'i': pointers[i] = &given.input; break;
             case 'o': pointers[i] = &given.output; break;
             case 'r': pointers[i] = &given.residual; break;
             case 'g': pointers[i] = &given.gate; break;
             case 's': pointers[i] = &output_step; break;
+            case 't': pointers[i] = &input_step; break;
             default: pointers[i] = &images; break;
         }
     DRIVER(cuLaunchKernel(
