@@ -18,8 +18,13 @@ from farm.runtime.plan import FIRST_LINE, grid_text
 from farm.runtime.planner import ELEMENT_BYTES, plan_network
 
 _LETTERS = {
-    **{"input": "i", "output": "o", "residual": "r", "gate": "g"},
-    **{"images": "n", "output_step": "s", "input_step": "t"},
+    "input": "i",
+    "output": "o",
+    "residual": "r",
+    "gate": "g",
+    "images": "n",
+    "output_step": "s",
+    "input_step": "t",
 }
 
 

@@ -16,8 +16,13 @@ from farm.submission import new_job
 from tests.bundle_samples import JOB, TOOLS
 
 LETTERS = {
-    **{"input": "i", "output": "o", "residual": "r", "gate": "g"},
-    **{"images": "n", "output_step": "s", "input_step": "t"},
+    "input": "i",
+    "output": "o",
+    "residual": "r",
+    "gate": "g",
+    "images": "n",
+    "output_step": "s",
+    "input_step": "t",
 }
 ARCHS = ("sm_80", "sm_90")
 

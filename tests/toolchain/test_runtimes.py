@@ -19,6 +19,7 @@ from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
+from tests.unit.test_checkpoint_prologue import CONV, NORM, RELU, dense_net
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def _wanted(
                 given = dict(zip(tensors, (f"p{place}" for place in step.places), strict=True))
                 given |= {"images": f"d{rows}"}
                 arguments = [
-                    f"d{each['contiguous']}" if each["name"] == "output_step" else given[each["name"]]
+                    f"d{each['contiguous']}" if "contiguous" in each else given[each["name"]]
                     for each in launch["arguments"]
                 ]
                 yield launch["kernel"], [*grid, *launch["block"], launch["shared_bytes"]], arguments
@@ -90,6 +91,20 @@ def test_a_gate_is_launched_as_the_manifest_says(played: Played, tmp_path: Path,
     layers = json.loads((folder / "manifest.json").read_text())["layers"]
     names = [each["name"] for each in layers[-1]["launches"][0]["arguments"]]
     assert names == ["input", "output", "residual", "gate", "images", "output_step"]
+    assert played.run(language, folder, 3) == ""
+    assert played.launches() == wanted(folder, "sm_90", 3)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_layer_with_a_normalisation_before_it_is_launched_as_the_manifest_says(
+    played: Played, tmp_path: Path, language: str
+) -> None:
+    proto = dense_net(NORM, RELU, CONV)
+    del proto.graph.input[1]
+    folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto))
+    [layer] = json.loads((folder / "manifest.json").read_text())["layers"]
+    names = [each["name"] for each in layer["launches"][0]["arguments"]]
+    assert names == ["input", "output", "images", "output_step", "input_step"]
     assert played.run(language, folder, 3) == ""
     assert played.launches() == wanted(folder, "sm_90", 3)
 

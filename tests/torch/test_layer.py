@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.launch import GridSize, Launch
+from codegen.launch import NUMBERS, GridSize, Launch
 from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear
 from farm.gpu import loaded
 from farm.runtime.bundle import BundledLayer, Cubin
@@ -34,7 +34,7 @@ class PlayedDriver:
         if name != "cuLaunchKernel":
             return
         _, *sizes, _, stream, pointers, _ = given
-        kinds = {"images": "c_int32", "output_step": "c_int32"}
+        kinds = dict.fromkeys(NUMBERS, "c_int32")
         read = {
             argument: getattr(loaded.ctypes, kinds.get(argument, "c_uint64")).from_address(pointer).value
             for argument, pointer in zip(self.arguments, pointers, strict=True)
@@ -46,8 +46,9 @@ def played(
     monkeypatch: pytest.MonkeyPatch, spec: LayerSpec, arguments: tuple[str, ...], images: int = 1
 ) -> tuple[GpuLayer, PlayedDriver]:
     """A layer of one part, of whose grid one block has so many images."""
-    step = STEP if "output_step" in arguments else None
-    how = Launch("k", (GridSize(2), GridSize(1, images), GridSize()), (32, 1, 1), 0, arguments, output_step=step)
+    steps = {"output_step": STEP, "input_step": 2 * 4 * 4}
+    given = {name: step for name, step in steps.items() if name in arguments}
+    how = Launch("k", (GridSize(2), GridSize(1, images), GridSize()), (32, 1, 1), 0, arguments, **given)
     driver = PlayedDriver(arguments)
     monkeypatch.setattr(loaded, "call", driver)
     monkeypatch.setattr(layers, "_index", lambda _: 0)
@@ -106,6 +107,20 @@ def test_images_of_an_output_may_lie_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert layer(torch.zeros(5, 2, 4, 4), torch.zeros(5, 3, 4, 4), output) is output
     [launch] = driver.launches
     assert (launch["output"], launch["output_step"]) == (whole.data_ptr() + 2 * 16 * 4, 8 * 16)
+
+
+@pytest.mark.parametrize("most", [16, 64])
+def test_images_of_an_input_may_lie_apart(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    layer, driver = played(monkeypatch, CONV, (*CONV_ARGUMENTS, "input_step"))
+    layer._most_images = most
+    whole, own = torch.zeros(20, 8, 4, 4), torch.zeros(20, 2, 4, 4)
+    for x in (whole[:, 2:4], own):
+        layer(x, torch.zeros(20, 3, 4, 4))
+    starts = range(0, 20, most)
+    assert [(each["input"], each["input_step"]) for each in driver.launches] == [
+        *((whole[i:, 2:].data_ptr(), 8 * 16) for i in starts),
+        *((own[i:].data_ptr(), 2 * 16) for i in starts),
+    ]
 
 
 @pytest.mark.parametrize(("spec", "arguments"), [(CONV, CONV_ARGUMENTS), (LINEAR, ("input", "output", "images"))])

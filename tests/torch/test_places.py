@@ -13,10 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.launch import Launch
+from codegen.layers import Layer
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.network import read_network
+from codegen.spec import Conv2d
 from farm.runtime.bundle import BundledLayer, Cubin
 from farm.torch.dense import DenseLayer
+from farm.torch.layer import forget, register
 from farm.torch.module import module_of
 from farm.torch.shaping import concat
 from tests.samples import LAUNCH
@@ -24,6 +27,7 @@ from tests.torch.test_networks import played
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 PLACED = Launch(**{**vars(LAUNCH), "arguments": (*LAUNCH.arguments, "output_step"), "output_step": 64})
+READING = Launch(**{**vars(PLACED), "arguments": (*PLACED.arguments, "input_step"), "input_step": 64})
 
 
 def conv(x: str, weights: str, y: str, size: int = 1) -> onnx.NodeProto:
@@ -110,13 +114,25 @@ WRITTEN = {
 
 
 def module_read(
-    folder: Path, proto: onnx.ModelProto, launch: Launch = PLACED, *, dense: bool = False
+    folder: Path,
+    proto: onnx.ModelProto,
+    launch: Launch = PLACED,
+    *,
+    dense: bool = False,
+    read: list[torch.Tensor] | None = None,
 ) -> torch.fx.GraphModule:
+    """The module, and in `read` what its layers were given."""
     checkpoint = read_checkpoint(save(folder, proto))
     assert checkpoint.rest is not None
     made = Cubin("path", "0" * 64, 0, "sm_80", launch)
     layers = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), (made,)) for each in checkpoint.layers}
-    compute = {each.name: DenseLayer(each) if dense else partial(played, each) for each in checkpoint.layers}
+
+    def computed(layer: Layer, x: torch.Tensor, *more: torch.Tensor | None) -> torch.Tensor:
+        if read is not None:
+            read.append(x)
+        return played(layer, x, *more)
+
+    compute = {each.name: DenseLayer(each) if dense else partial(computed, each) for each in checkpoint.layers}
     return module_of(read_network(checkpoint.rest.without(checkpoint.layers)), layers, compute)
 
 
@@ -165,6 +181,51 @@ def test_a_concat_is_no_copy_its_output_is_the_memory_that_the_layers_wrote(tmp_
     output = Watch(module).run(torch.from_numpy(values(2, 3, 8, 8)))
     assert output.is_contiguous()
     assert written == [(output[:, first:].data_ptr(), 9 * 64) for first in (0, 4)]
+
+
+def dense_block() -> onnx.ModelProto:
+    """Of x [N, 3, 8, 8]: a layer reads another's output beside that one's input, both normalised before."""
+    norms = constants(
+        **{f"{name}{size}": np.abs(values(size, seed=i)) for size in (3, 7) for i, name in enumerate("stmv")}
+    )
+    nodes = [node("Identity", "x", "p")]
+    for source, size, made in (("p", 3, "a"), ("pa", 7, "b")):
+        nodes += [node("BatchNormalization", f"{source} s{size} t{size} m{size} v{size}", f"n{made}")]
+        nodes += [node("Relu", f"n{made}", f"r{made}"), conv(f"r{made}", f"w{made}", made)]
+        names = "p a" if made == "a" else "p a b"
+        nodes += [node("Concat", names, names.replace(" ", ""), axis=1)]
+    nodes += [node("Sigmoid", "pab", "y")]
+    kernels = constants(wa=values(4, 3, 1, 1), wb=values(5, 7, 1, 1))
+    return model(nodes, [*norms, *kernels], inputs=[info("x", ("N", 3, 8, 8))], output="y")
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_layer_with_a_normalisation_before_it_reads_a_part_of_a_concat_where_it_lies(
+    tmp_path: Path, images: int
+) -> None:
+    proto = dense_block()
+    x = values(images, 3, 8, 8)
+    for launch, step in ((READING, 12 * 64), (PLACED, 7 * 64)):
+        read: list[torch.Tensor] = []
+        found = outputs(module_read(tmp_path, proto, launch, read=read)(torch.from_numpy(x)))
+        np.testing.assert_allclose(found[0], expected(proto, x)[0], rtol=1e-4, atol=1e-5)
+        assert [each.shape[1] for each in read] == [3, 7]
+        assert images == 1 or read[1].stride(0) == step
+
+
+def test_an_input_whose_images_begin_unaligned_is_copied() -> None:
+    layer = BundledLayer("l", Conv2d(2, 3, 3, 4, 1, 1, bounded=True), False, (Cubin("p", "0", 0, "sm_80", READING),))
+    read: list[torch.Tensor] = []
+
+    def compute(x: torch.Tensor, *_: torch.Tensor | None) -> torch.Tensor:
+        read.append(x)
+        return x.new_empty(2, 4, 3, 3)
+
+    number = register(layer, compute)
+    for channels in (4, 5):  # 36 elements, and 45
+        torch.ops.farm.layer(torch.zeros(2, channels, 3, 3)[:, :2], None, number)
+    forget(number)
+    assert [each.is_contiguous() for each in read] == [False, True]
 
 
 def test_layers_without_code_for_it_write_tensors_of_their_own(tmp_path: Path) -> None:

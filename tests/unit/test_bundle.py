@@ -189,6 +189,18 @@ def test_a_manifest_of_a_layer_with_gates_has_a_version_of_its_own(tmp_path: Pat
     assert Bundle(tmp_path / "out").layers["conv1"].spec == spec
 
 
+def test_a_manifest_of_layers_that_read_from_larger_tensors_has_a_version_of_its_own(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    layer = replace(build(0, "conv1"), spec=Conv2d(6, 8, 8, 4, 1, 1, bounded=True))
+    manifest = write_layers(tmp_path / "out", store, layer)
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 10
+    [launch] = manifest["layers"][0]["launches"]
+    assert launch["arguments"][-1] == {"name": "input_step", "type": "int32", "contiguous": 6 * 8 * 8}
+    assert Bundle(tmp_path / "out").layers["conv1"].reads_among_others
+
+
 STEPS: list[Activation] = [
     Sigmoid(),
     HardSigmoid(0.2, 0.5),

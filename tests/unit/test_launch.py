@@ -32,7 +32,9 @@ KEY = "5a" * 32
 def test_a_launch_is_read_back_as_it_was_written(data_type: DataType) -> None:
     names = ("input", "output", "residual", "images")
     placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4_800)
-    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type), placed, replace(LAUNCH, waits=True)):
+    read = replace(placed, arguments=(*placed.arguments, "input_step"), input_step=2_400)
+    waiting = replace(LAUNCH, waits=True)
+    for launch in (LAUNCH, replace(LAUNCH, arguments=names, data_type=data_type), placed, read, waiting):
         assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
 
 
@@ -43,6 +45,15 @@ def test_a_convolution_says_how_far_apart_its_images_lie_in_an_output_of_its_own
     assert launch.output_step == 4 * 4 * 6
     assert launch.to_json()["arguments"][-1] == {"name": "output_step", "type": "int32", "contiguous": 96}
     assert launch_of(Linear(16, 8), Tiling(32, 1, 2, 8, 8, 2)).output_step is None
+
+
+@pytest.mark.parametrize("tiling", [Tiling(7, 7, 1, 4, 8, 2), Tiling(7, 7, 1, 4, 8, 3, cluster=2)])
+def test_a_bounded_convolution_says_how_far_apart_the_images_of_its_input_lie(tiling: Tiling) -> None:
+    spec = Conv2d(32, 7, 7, 8, 1, 1, bounded=True)
+    launch = launch_of(spec, tiling)
+    assert launch.arguments == ("input", "output", "images", "output_step", "input_step")
+    assert launch.numbers(3) == {"images": 3, "output_step": 8 * 49, "input_step": 32 * 49}
+    assert launch_of(replace(spec, bounded=False), tiling).input_step is None
 
 
 @pytest.mark.parametrize(
