@@ -1,4 +1,5 @@
-"""Layers that write into a Concat's output on a GPU: values of the model, in eager mode and in a CUDA graph."""
+"""Layers that write into a Concat's output, or read a part of it, on a GPU: values of the model, in eager mode and in
+a CUDA graph."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
@@ -17,18 +19,28 @@ from farm.gpu.device import Device
 from farm.jobs import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import load
-from tests.torch.test_places import calls, module_read, network
+from tests.torch.test_places import calls, dense_block, module_read, network
 from tests.unit.onnx_models import save, values
 
-NAME = "each layer reads all before it"
+CALLS = {"each layer reads all before it": (3, 1, 0), "a dense block": (2, 1, 0)}
+"""By network: what `calls` finds."""
+
+
+def proto_of(name: str) -> onnx.ModelProto:
+    return dense_block() if name == "a dense block" else network(name)
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def fetched(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fetched(name: str, device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("places")
     settings = replace(laptop_settings(folder), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
     with Farm.open(settings) as farm:
-        [job] = farm.compile([read_checkpoint(save(folder, network(NAME)))], BuildOptions((device.arch,)))
+        [job] = farm.compile([read_checkpoint(save(folder, proto_of(name)))], BuildOptions((device.arch,)))
         assert job.status is Status.SUCCEEDED, job.reason
         farm.fetch(job.id, folder / "bundle")
     return folder / "bundle"
@@ -36,12 +48,12 @@ def fetched(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("images", [1, 3, 50])
 def test_layers_that_write_among_others_compute_what_the_model_does(
-    fetched: Path, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, fetched: Path, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = load(fetched)
-    assert calls(net) == (3, 1, 0)
+    assert calls(net) == CALLS[name]
     x = torch.from_numpy(values(images, 3, 8, 8, seed=images))
-    wanted = module_read(tmp_path, network(NAME), dense=True)(x).numpy()
+    wanted = module_read(tmp_path, proto_of(name), dense=True)(x).numpy()
     with torch.inference_mode():
         np.testing.assert_allclose(net(x.cuda()).cpu().numpy(), wanted, rtol=1e-3, atol=1e-4)
         from farm.torch import layer
