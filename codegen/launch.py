@@ -92,8 +92,12 @@ class Launch:
 
     def numbers(self, images: int) -> dict[str, int]:
         """The arguments that are no pointers, for so many images, contiguous input and output."""
+        return {"images": images, **self._steps}
+
+    @property
+    def _steps(self) -> dict[str, int]:
         steps = {"output_step": self.output_step, "input_step": self.input_step}
-        return {"images": images, **{name: step for name, step in steps.items() if step is not None}}
+        return {name: step for name, step in steps.items() if step is not None}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -106,8 +110,7 @@ class Launch:
         }
 
     def _argument(self, name: str) -> dict[str, Any]:
-        steps = {"output_step": self.output_step, "input_step": self.input_step}
-        contiguous = {"contiguous": steps[name]} if name in steps else {}
+        contiguous = {"contiguous": self._steps[name]} if name in self._steps else {}
         kind = "int32" if name in NUMBERS else LISTS.get(name, f"{self.data_type}*")
         return {"name": name, "type": kind, **contiguous}
 

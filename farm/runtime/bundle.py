@@ -66,10 +66,13 @@ class BundledLayer:
         return bool(code) and all(each.launch.output_step is not None for each in code)
 
     @property
-    def reads_among_others(self) -> bool:
-        """Whether its input may be channels of a larger tensor."""
-        code = (*self.cubins, *self.ptx)
-        return bool(code) and all(each.launch.input_step is not None for each in code)
+    def most_input_step(self) -> int:
+        """Most elements from an image of its input to the next where it may be channels of a larger tensor, else 0."""
+        launches = [each.launch for each in (*self.cubins, *self.ptx)]
+        if not launches or any(each.input_step is None for each in launches):
+            return 0
+        of_block = max(size.images or 1 for each in launches for size in each.grid)
+        return (2**31 - 1) // of_block  # its offsets are int32
 
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
         """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,

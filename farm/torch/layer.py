@@ -132,7 +132,6 @@ class GpuLayer:
             output, step = x.new_empty(sizes.output), sizes.step
         else:
             step = output.stride(0)
-        input_step = x.stride(0) if self._layer.reads_among_others else 0
         images = sizes.images
         if images == 0:
             return output
@@ -143,7 +142,7 @@ class GpuLayer:
             tensors["residual"] = residual
         if gate is not None:
             tensors["gate"] = gate
-        values = {"images": images, "output_step": step, "input_step": input_step}
+        values = {"images": images, "output_step": step, "input_step": x.stride(0)}
         for name, each in tensors.items():
             values[name] = each.data_ptr()
         with launching_on(index):
@@ -163,7 +162,7 @@ class GpuLayer:
         images, most = values["images"], self._most_images
         image_bytes = {name: each.numel() // images * each.element_size() for name, each in tensors.items()}
         image_bytes["output"] = values["output_step"] * tensors["output"].element_size()
-        if self._layer.reads_among_others:
+        if self._layer.most_input_step:
             image_bytes["input"] = values["input_step"] * tensors["input"].element_size()
         for start in range(0, images, most):
             moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
@@ -304,14 +303,14 @@ def _fake(
 def _is_among_others(layer: BundledLayer, x: torch.Tensor) -> bool:
     """Whether an input is channels of a larger tensor, from where the layer's kernels read it as it is."""
     return (
-        layer.reads_among_others
+        layer.most_input_step > 0
         and x.dtype == DTYPES[layer.spec.data_type]
         and _fits(layer.spec, x.shape)
         and x.shape[0] > 1
         and x[0].is_contiguous()
+        and x.stride(0) <= layer.most_input_step
         and (x.stride(0) * x.element_size()) % ALIGNMENT_BYTES == 0
         and x.data_ptr() % ALIGNMENT_BYTES == 0
-        and x.stride(0) < 2**31
     )
 
 

@@ -25,7 +25,7 @@ from codegen.spec import (
     Tanh,
     spec_from_json,
 )
-from codegen.tiling import Part
+from codegen.tiling import Part, Tiling
 from farm.bundle import write_bundle
 from farm.jobs import TilingChoice
 from farm.runtime.bundle import Bundle
@@ -192,13 +192,14 @@ def test_a_manifest_of_a_layer_with_gates_has_a_version_of_its_own(tmp_path: Pat
 def test_a_manifest_of_layers_that_read_from_larger_tensors_has_a_version_of_its_own(
     tmp_path: Path, store: MemoryStore
 ) -> None:
-    layer = replace(build(0, "conv1"), spec=Conv2d(6, 8, 8, 4, 1, 1, bounded=True))
+    tiling = Tiling(8, 8, 1, 4, 6, 2, images=4)
+    layer = replace(build(0, "conv1"), spec=Conv2d(6, 8, 8, 4, 1, 1, bounded=True), tiling=tiling)
     manifest = write_layers(tmp_path / "out", store, layer)
     validator().validate(manifest)
     assert manifest["schema_version"] == 10
     [launch] = manifest["layers"][0]["launches"]
     assert launch["arguments"][-1] == {"name": "input_step", "type": "int32", "contiguous": 6 * 8 * 8}
-    assert Bundle(tmp_path / "out").layers["conv1"].reads_among_others
+    assert Bundle(tmp_path / "out").layers["conv1"].most_input_step == (2**31 - 1) // 4
 
 
 STEPS: list[Activation] = [
