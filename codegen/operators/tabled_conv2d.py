@@ -44,8 +44,6 @@ MOST_ACROSS = 8
 """Tiles beside each other."""
 CODE_INSTRUCTIONS = 800
 """Of such a kernel, about: whatever the weights are."""
-TABLE_SHARED_BYTES = 224 * 1024
-"""Of a block, which may have a multiprocessor's."""
 
 
 def applies(spec: LayerSpec, geometry: Geometry) -> bool:

@@ -12,6 +12,8 @@ SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
 CLUSTER_SHARED_BYTES = 99 * 1024
 """Every architecture with clusters gives a block this much if it is asked for."""
+BLOCK_SHARED_BYTES = 224 * 1024
+"""Of a block that may have a multiprocessor's: of the GPUs of data centres with clusters."""
 
 
 ASYNCHRONOUS_COPY = 8.0

@@ -15,7 +15,8 @@ from codegen.machine.admission import assembler_for
 from codegen.machine.elf import CubinFile
 from codegen.networks.pruning import random_weights
 from codegen.operators import is_newest, launch_of, lower, tiled
-from codegen.operators.tabled_conv2d import TABLE_SHARED_BYTES, table, tile_of
+from codegen.operators.tabled_conv2d import table, tile_of
+from codegen.operators.work import BLOCK_SHARED_BYTES
 from codegen.rewrite import rewrite
 from codegen.spec import AddResidual, Conv2d, LayerSpec, Linear
 from codegen.tiling import Tiling
@@ -117,7 +118,7 @@ def test_it_is_for_architectures_with_clusters_and_made_by_ptxas() -> None:
 def test_what_does_not_fit_a_multiprocessor_or_a_cluster_is_refused() -> None:
     good = Tiling(25, 1, 1, 32, 256, 1, form="table", cluster=2)
     assert misfit_of(DEEP, good, share(DEEP)) == ""
-    assert launch_of(DEEP, good).shared_bytes <= TABLE_SHARED_BYTES
+    assert launch_of(DEEP, good).shared_bytes <= BLOCK_SHARED_BYTES
     for bad in (replace(good, group_kernels=33, cluster=2), replace(good, group_kernels=40), replace(good, rows=60)):
         assert misfit_of(DEEP, bad, share(DEEP)) == "it needs more threads, registers or shared memory than there are"
 
