@@ -67,6 +67,7 @@ MACHINE_SOURCES = (
     "machine/paths.py",
     "machine/program.py",
     "machine/proof.py",
+    "machine/ring.py",
     "machine/roles.py",
     "machine/running.py",
     "machine/schedule.py",
