@@ -17,7 +17,7 @@ from farm.runtime.lowering import RefusedError
 from farm.runtime.plan import FIRST_LINE, grid_text
 from farm.runtime.planner import ELEMENT_BYTES, plan_network
 
-_LETTERS = {
+LETTERS = {
     "input": "i",
     "output": "o",
     "residual": "r",
@@ -26,6 +26,7 @@ _LETTERS = {
     "output_step": "s",
     "input_step": "t",
 }
+"""Of arguments, as a plan has them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _kernel_lines(number: int, layer: BundledLayer) -> list[str]:
     for each in (*layer.cubins, *layer.ptx):
         launch = each.launch
         block = " ".join(map(str, launch.block))
-        arguments = "".join(_LETTERS[name] for name in launch.arguments)
+        arguments = "".join(LETTERS[name] for name in launch.arguments)
         head = f"kernel {number} {each.arch} {each.path} {launch.kernel} {grid_text(launch.grid)} {block}"
         steps = f"{launch.output_step or 0} {launch.input_step or 0}"
         lines.append(f"{head} {launch.shared_bytes} {launch.images_limit} {steps} {arguments}")

@@ -10,20 +10,12 @@ from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import launch_of
 from farm.bundle import write_bundle
 from farm.jobs import BuildOptions, BuildResult, Outcome
+from farm.runtime.plan_files import LETTERS
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
 from tests.bundle_samples import JOB, TOOLS
 
-LETTERS = {
-    "input": "i",
-    "output": "o",
-    "residual": "r",
-    "gate": "g",
-    "images": "n",
-    "output_step": "s",
-    "input_step": "t",
-}
 ARCHS = ("sm_80", "sm_90")
 
 

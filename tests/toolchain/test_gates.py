@@ -24,8 +24,8 @@ from farm.api import Farm
 from farm.jobs import BuildOptions, Status
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.operator_case import Case
-from tests.toolchain.test_operators import half_of_the_weights, template_of
-from tests.toolchain.test_operators import run as run_case
+from tests.toolchain.operator_run import half_of_the_weights, template_of
+from tests.toolchain.operator_run import run as run_case
 from tests.unit.onnx_models import squeeze_and_excitation, values
 
 

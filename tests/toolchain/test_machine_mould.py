@@ -18,7 +18,7 @@ from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
-from tests.toolchain.test_operators import rounded
+from tests.toolchain.operator_run import rounded
 
 ARCHS = [arch for arch in supported_archs(find_toolchain()) if arch[-1].isdigit()]
 BFLOATS = "whole rows, bfloat16"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,51 +13,36 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from codegen import emulate
 from codegen.choice import choose_parts, choose_tiling
-from codegen.data_types import PRECISIONS, from_float32, to_float32
+from codegen.data_types import from_float32, to_float32
 from codegen.dot_products import gated_input
 from codegen.layers import Weights
 from codegen.networks import TEN_OPERATORS, random_weights
 from codegen.networks.pruning import random_bounds
-from codegen.operators import launch_of, products_together, stream_count, tiled
+from codegen.operators import products_together, stream_count
 from codegen.reference import error_bound, layer_output
-from codegen.rewrite import Kernel, rewrite
-from codegen.spec import AddResidual, Conv2d, DataType, LayerSpec, Linear, is_bounded, plain
-from codegen.template import Template, make_template
+from codegen.rewrite import rewrite
+from codegen.spec import Conv2d, plain
+from codegen.template import make_template
 from codegen.tiling import Form, Part, Tiling
 from codegen.toolchain import ToolLimits, find_toolchain
-from codegen.verify import (
-    is_written,
-    poisoned,
-    random_gate,
-    random_input,
-    random_residual,
-    sample_blocks,
-    verify_layer,
-    verify_output,
-)
+from codegen.verify import random_gate, random_input, random_residual, verify_layer
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
+from tests.toolchain.operator_run import half_of_the_weights, rounded, run, template_of
 
 LIMITS = ToolLimits(300)
 SPARSITIES = (0.0, 0.5, 0.9, 1.0)
 SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1")
 """Those quick enough to compile for every sparsity; the others are for one."""
 RELATIVE_ERROR = 1e-6
-BESIDE = (1, 2)
-"""Channels of the larger tensor before and after those of the layer."""
 ROLLED = [name for name, case in CASES.items() if case.tiling.form == "rolled"]
 
 
 def in_parts(case: Case) -> bool:
     """Whether it can be launched in parts: it has several K groups, which do not begin side by side."""
     return case.tiling.order != "place" and stream_count(case.spec, case.tiling) > case.tiling.cluster
-
-
-def template_of(case: Case) -> Template:
-    return shared_template(case.spec, case.tiling, case.virtual_arch)
 
 
 def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
@@ -86,36 +69,6 @@ def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
     chosen_and_verified(TEN_OPERATORS["lenet-conv1"], sparsity, "full")
 
 
-def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
-    """The output of a layer in these kernels, NaN where none of them wrote.
-
-    Convolutions write it among the channels of a larger tensor, and nothing beside them; bounded ones read their input
-    from among others, too.
-    """
-    residual, gate = random_residual(case.spec, case.batch, seed=0), random_gate(case.spec, case.batch, seed=0)
-    arguments: dict[str, Any] = {"input": x, "residual": residual, "gate": gate, "images": case.batch}
-    if isinstance(case.spec, Linear):
-        tensor, own = poisoned(case.spec, case.batch), slice(None)
-        arguments["output"] = tensor
-    else:
-        tensor = poisoned(replace(case.spec, kernels=case.spec.kernels + sum(BESIDE), groups=1), case.batch)
-        own = slice(BESIDE[0], BESIDE[0] + case.spec.kernels)
-        arguments["output"] = tensor.reshape(-1)[BESIDE[0] * prod(tensor.shape[2:]) :]
-        arguments["output_step"] = prod(tensor.shape[1:])
-        if is_bounded(case.spec):
-            apart = np.full((len(x), prod(x.shape[1:]) // 4 * 4 + 12), np.nan, x.dtype)
-            apart[:, : prod(x.shape[1:])] = x.reshape(len(x), -1)
-            arguments["input"], arguments["input_step"] = apart, apart.shape[1]
-    for kernel in kernels:
-        launch = kernel.launch
-        given = [arguments[name] for name in launch.arguments]
-        emulate.run(kernel.ptx, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
-    beside = np.ones(tensor.shape[1], np.bool_)
-    beside[own] = False
-    assert not is_written(tensor[:, beside]).any()
-    return tensor[:, own]
-
-
 def gated(case: Case, x: NDArray[Any]) -> NDArray[Any]:
     """The input as the weights meet it: times the gates if the layer has some."""
     gate = random_gate(case.spec, case.batch, seed=0)
@@ -131,20 +84,6 @@ def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
     together = products_together(weights, case.tiling)
     residual = random_residual(case.spec, case.batch, seed=0)
     return error_bound(plain(case.spec), weights, gated(case, x), residual=residual, products_together=together)
-
-
-def rounded(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.float32]:
-    """To finite values that the data type has."""
-    largest = np.float32(PRECISIONS[data_type].largest)
-    return to_float32(from_float32(np.clip(values, -largest, largest), data_type), data_type)
-
-
-def half_of_the_weights(spec: LayerSpec) -> Weights:
-    rng = np.random.default_rng(0)
-    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * (rng.random(spec.weights_shape) < 0.5)
-    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
-    kernel, bias = rounded(kernel.astype(np.float32), spec.data_type), rounded(bias, spec.data_type)
-    return Weights(kernel, bias, random_bounds(spec))
 
 
 weight_values = st.one_of(
@@ -314,52 +253,3 @@ def test_two_images_in_a_lane_give_each_image_what_it_has_alone(images: int, bat
     together = run([kernel], case, x)
     alone = [run([kernel], replace(case, batch=1), x[i : i + 1]) for i in range(batch)]
     assert together.tobytes() == np.concatenate(alone).tobytes()
-
-
-def test_sampled_blocks_see_every_group_every_corner_and_every_edge() -> None:
-    spec = TEN_OPERATORS["vgg-conv3"]
-    tiling = Tiling(16, 8, 1, 32, 4, 2)
-    grid = launch_of(spec, tiling).grid_at(2)
-    down, across = tiled(spec, tiling).tiles
-    blocks = sample_blocks(tiled(spec, tiling), grid, seed=3)
-    assert len(blocks) < grid[0] * grid[1] * grid[2]
-    for group in range(grid[2]):
-        places = {divmod(x, across) for x, _, z in blocks if z == group}
-        assert {(0, 0), (0, across - 1), (down - 1, 0), (down - 1, across - 1)} <= places
-        assert any(row == 0 and 0 < column < across - 1 for row, column in places)
-        assert any(row == down - 1 and 0 < column < across - 1 for row, column in places)
-        assert any(column == 0 and 0 < row < down - 1 for row, column in places)
-        assert any(column == across - 1 and 0 < row < down - 1 for row, column in places)
-    assert {y for _, y, _ in blocks} == {0, 1}
-
-
-@pytest.mark.parametrize(
-    "name", ["channels and kernels that do not divide", "linear, copied by fours", "float16, added up in float32"]
-)
-def test_a_wrong_weight_and_a_missing_output_are_noticed(name: str) -> None:
-    case = CASES[name]
-    weights, x = half_of_the_weights(case.spec), random_input(case.spec, case.batch, seed=0)
-    residual = random_residual(case.spec, case.batch, seed=0)
-    wrong = Weights(weights.kernel.copy(), weights.bias, weights.bounds)
-    wrong.kernel[np.nonzero(wrong.kernel)] *= np.float32(1.25)
-
-    def found(output: NDArray[Any]) -> str:
-        return verify_output(case.spec, case.tiling, weights, x, output, residual=residual).message
-
-    right = run([rewrite(template_of(case), weights)], case, x)
-    assert not found(right)
-    assert "error bound" in found(run([rewrite(template_of(case), wrong)], case, x))
-    assert "were not written" in found(run([rewrite(template_of(case), weights, Part(0, 1))], case, x))
-
-
-def test_an_output_written_where_none_belongs_is_noticed() -> None:
-    case = CASES["channels and kernels that do not divide"]
-    template, weights = template_of(case), half_of_the_weights(case.spec)
-    plane = 4 * 9 * 11
-    assert AddResidual() not in case.spec.epilogue
-    last = f"+{3 * plane}],v; }} // farm.store 3"
-    assert template.ptx.count(last) == 1
-    stray = template.ptx.replace(last, last.replace(f"+{3 * plane}", f"+{4 * plane}"))
-    assert verify_layer(template, weights, [Part(0, 1)]).ok
-    message = verify_layer(Template.from_ptx(stray), weights, [Part(0, 1)]).message
-    assert "outputs written outside the blocks that ran" in message

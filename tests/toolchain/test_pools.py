@@ -29,9 +29,9 @@ from farm.api import Farm
 from farm.jobs import BuildOptions, Status
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
+from tests.toolchain.operator_run import half_of_the_weights, template_of
+from tests.toolchain.operator_run import run as run_case
 from tests.toolchain.pool_cases import POOL_CASES
-from tests.toolchain.test_operators import half_of_the_weights, template_of
-from tests.toolchain.test_operators import run as run_case
 
 ARCH = "sm_90"
 DIRECT = ("pool", "pool, several images a block", "float16 pool, column pairs, added up in float16", "bfloat16 pool")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,20 +10,10 @@ from pathlib import Path
 import pytest
 
 from farm.coordination.coordinator import NO_COORDINATOR, POLL_SECONDS
-from farm.coordination.lease import Lease
 from farm.coordination.progress import Progress
 from farm.errors import UnreachableError
 from farm.jobs import BuildResult, Job, Outcome, Status
-from farm.worker.requests import (
-    CubinRequest,
-    Failure,
-    Fault,
-    Request,
-    Result,
-    TemplateRequest,
-    TemplateResult,
-    failed,
-)
+from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
 from tests.samples import SMALLER
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 
@@ -292,38 +281,6 @@ def test_a_job_that_takes_too_long_ends_with_what_it_has(farm: Farmyard) -> None
     assert "FARM_JOB_TIMEOUT" in job.reason
     assert job.done == 1
     assert farm.executor.dropped
-
-
-def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> None:
-    [job_id] = farm.submit("a")
-    told: list[str] = []
-
-    class Watch(Progress):
-        def elsewhere(self, job: Job) -> None:
-            told.append(job.id)
-
-    assert farm.ledger.claim(job_id, "somebody else", lease_seconds=30)
-    other = threading.Timer(0.7, lambda: farm.ledger.finish(job_id, Status.FAILED, "theirs"))
-    other.start()
-    executor = PlayedExecutor(farm.store)
-    [job] = farm.coordinator(executor, Watch()).run([job_id])
-    other.join()
-    assert (job.status, job.reason, executor.submitted, told) == (Status.FAILED, "theirs", [], [job_id])
-
-
-def test_a_job_whose_coordinator_died_is_taken_over_when_its_lease_ends(farm: Farmyard) -> None:
-    [job_id] = farm.submit("a")
-    assert farm.ledger.claim(job_id, "somebody who died", lease_seconds=0.3)
-    [job] = farm.run([job_id])
-    assert (job.status, job.tries) == (Status.SUCCEEDED, 2)
-
-
-def test_a_lease_lasts_as_long_as_its_coordinator_works(farm: Farmyard) -> None:
-    [job_id] = farm.submit("a")
-    assert farm.ledger.claim(job_id, "me", lease_seconds=0.2)
-    with Lease(farm.ledger, "me", beat_seconds=0.05):
-        time.sleep(0.4)
-        assert not farm.ledger.claim(job_id, "another", lease_seconds=1)
 
 
 def test_progress_hears_of_every_step(farm: Farmyard) -> None:

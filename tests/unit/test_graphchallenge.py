@@ -1,35 +1,25 @@
-"""The sparse DNN challenge without a GPU: inputs, live rows, tables of indices, who is best, what is shown."""
+"""The sparse DNN challenge without a GPU: inputs, live rows, tables of indices, what is built, wrong arguments."""
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from cli.graphchallenge_tables import challenge_tables, progress_line
 from cli.main import run
-from codegen.assemble import Cubin
-from codegen.chain import Chain
-from codegen.errors import ToolError
 from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
 from codegen.tsv.network import write_tsv_network
-from farm.bench.challenge_benchmark import Begun, ChallengeSession, begin, rates, wrongness
-from farm.bench.challenge_kernels import cases_of, chain_of, listed_tiling, tilings_of
-from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
+from farm.bench.challenge_benchmark import Begun, begin, rates
+from farm.bench.challenge_kernels import cases_of, chain_of, tilings_of
 from farm.errors import UsageError
 from farm.gpu.challenge import (
     COMPACTED,
     MULTIPROCESSORS,
     Challenge,
     Cycle,
-    Run,
     cycle_of,
     edge_table,
     grouped_table,
@@ -40,17 +30,8 @@ from farm.gpu.challenge import (
     read_challenge,
 )
 from farm.gpu.challenge_rows import digit_rows
-from farm.gpu.kernels import BuiltLayer
 from farm.gpu.workload import Case
-
-NEURONS = 64
-
-
-def challenge(layers: int = 8, rows: int = 50) -> Challenge:
-    matrices = radix_net(NEURONS)
-    x = (np.random.default_rng(0).random((rows, NEURONS)) < 0.25).astype(np.float32)
-    in_turn = tuple(matrices[i % len(matrices)] for i in range(layers))
-    return Challenge("small", NEURONS, in_turn, (-0.3,) * layers, CLIP, x)
+from tests.unit.small_challenge import NEURONS, challenge
 
 
 def test_digits_are_zeros_and_ones_all_different_and_the_same_for_a_seed() -> None:
@@ -239,115 +220,6 @@ def test_a_network_of_files_must_be_like_the_challenges(tmp_path: Path) -> None:
     path = write_tsv_network(tmp_path, radix_net(NEURONS), NEURONS, 2, -0.3, None)
     with pytest.raises(UsageError, match="have a clip"):
         read_challenge(path, np.zeros((1, NEURONS), np.float32))
-
-
-RIGHT = Run(100.0, 3, True, 1e-7)
-
-
-class Gpu:
-    """What `best` asks of a GPU."""
-
-    def __init__(self, net: Challenge) -> None:
-        self.reference = outcome_of(net)
-
-
-def best(*runs: Run | Exception) -> Measurement:
-    net = challenge()
-
-    def run_of(given: Run | Exception) -> Callable[[], Run]:
-        def run() -> Run:
-            if isinstance(given, Exception):
-                raise given
-            return given
-
-        return run
-
-    session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
-    return session.best("index", [(f"variant {i}", run_of(each)) for i, each in enumerate(runs)])
-
-
-def test_the_fastest_variant_counts() -> None:
-    found = best(RIGHT, Run(50.0, 3, True, 1e-7), Run(70.0, 3, True, 1e-7))
-    assert (found.microseconds, found.note, found.facts["variants"]) == (50.0, "variant 1", 3)
-
-
-def test_a_variant_that_cannot_run_does_not_end_the_others() -> None:
-    assert best(RuntimeError("out of memory"), RIGHT).microseconds == 100.0
-    failed = best(RuntimeError("out of memory"))
-    assert (failed.microseconds, failed.reason) == (None, "variant 0: out of memory")
-    assert best().reason == "no variant fits"
-
-
-def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
-    class Broken:
-        def result(self) -> object:
-            raise ToolError("ptxas: no", command="ptxas")
-
-    net = challenge()
-    session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
-    broken = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
-    assert session.best("generated", itertools.chain([("variant 0", lambda: RIGHT)], broken)).microseconds == 100.0
-    again = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
-    assert session.best("generated", again).reason == "ptxas: no"
-
-
-def test_layers_that_are_alone_may_be_computed_by_their_own_kernels() -> None:
-    given: list[tuple[object, ...]] = []
-
-    class Recorder:
-        def chained(self, *arguments: object) -> Run:
-            given.append(arguments)
-            return RIGHT
-
-    net = challenge()
-    session = ChallengeSession(net, net.checkpoint(), cast("Any", Recorder()))
-    tiling = listed_tiling(16, 512, NEURONS)
-    cubin, layer = Future[Cubin](), Future[BuiltLayer]()
-    cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
-    layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
-    how = Chain(16, 128, 8, 2)
-    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})]):
-        variant()
-    [first_launching, *_] = launchings(512, NEURONS // 16, 40)
-    assert given == [(b"chain", how), (b"chain", how, ({"digest": (b"layer", None)}, first_launching))]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (Run(1.0, 2, False, float("nan")), "wrong: 2 rows are left"),
-        (Run(1.0, 3, True, 1e-3), "wrong: relative error 1.0e-03"),
-        (Run(1.0, 3, True, float("nan")), "wrong: relative error nan"),
-    ],
-)
-def test_who_is_wrong_has_no_time(wrong: Run, reason: str) -> None:
-    found = best(RIGHT, wrong)
-    assert found.microseconds is None
-    assert found.reason.startswith(reason)
-    assert wrongness(RIGHT, outcome_of(challenge())) == ""
-
-
-def test_the_table_has_times_rates_and_speed_ups() -> None:
-    own, peer = best(Run(50.0, 3, True, 1e-7)), best(Run(210.0, 3, True, 1e-7))
-    rows = [replace(own, contender="generated"), replace(peer, contender="cusparse"), best()]
-    table, *reasons = challenge_tables(Results({}, {}, tuple(rows)), 120)
-    text = table.plain.splitlines()
-    assert "LIVE TE/S" in text[0]
-    assert "4.20x" in text[2]
-    assert [reason.plain for reason in reasons] == ["small, index: no variant fits"]
-    assert "converged" in progress_line(rows[0])
-    assert progress_line(rows[2]).endswith("no variant fits")
-
-
-def test_the_file_of_a_run_shows_its_table_again_and_has_no_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "r.json"
-    write_results(file, Results({"gpu": "H200"}, {"kind": CHALLENGE_KIND}, (best(RIGHT),)))
-    assert run(["bench", "plot", str(file), str(tmp_path / "figures")]) == 2
-    shown = capsys.readouterr()
-    assert "LIVE TE/S" in shown.out
-    assert "has no figures" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from farm.coordination.lease import Lease
 from farm.coordination.progress import Progress
 from farm.errors import LeaseLostError
 from farm.executors.contract import WorkerState
-from farm.jobs import Status
+from farm.jobs import Job, Status
 from farm.ledger import Ledger
 from farm.worker.requests import Request, Result
 from tests.samples import fixed_toolchain
@@ -85,3 +85,35 @@ def test_a_coordinator_whose_lease_is_lost_gives_its_jobs_back_and_says_why(farm
     job = farm.ledger.job(job_id)
     assert job.status is Status.PENDING
     assert "a bug" in job.reason
+
+
+def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    told: list[str] = []
+
+    class Watch(Progress):
+        def elsewhere(self, job: Job) -> None:
+            told.append(job.id)
+
+    assert farm.ledger.claim(job_id, "somebody else", lease_seconds=30)
+    other = threading.Timer(0.7, lambda: farm.ledger.finish(job_id, Status.FAILED, "theirs"))
+    other.start()
+    executor = PlayedExecutor(farm.store)
+    [job] = farm.coordinator(executor, Watch()).run([job_id])
+    other.join()
+    assert (job.status, job.reason, executor.submitted, told) == (Status.FAILED, "theirs", [], [job_id])
+
+
+def test_a_job_whose_coordinator_died_is_taken_over_when_its_lease_ends(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    assert farm.ledger.claim(job_id, "somebody who died", lease_seconds=0.3)
+    [job] = farm.run([job_id])
+    assert (job.status, job.tries) == (Status.SUCCEEDED, 2)
+
+
+def test_a_lease_lasts_as_long_as_its_coordinator_works(farm: Farmyard) -> None:
+    [job_id] = farm.submit("a")
+    assert farm.ledger.claim(job_id, "me", lease_seconds=0.2)
+    with Lease(farm.ledger, "me", beat_seconds=0.05):
+        time.sleep(0.4)
+        assert not farm.ledger.claim(job_id, "another", lease_seconds=1)
