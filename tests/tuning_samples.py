@@ -150,7 +150,7 @@ def whole_tuning(
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:
     """A whole tuning on this rig, its records kept in the table."""
-    return follow(tune_on(rig, builder, cases, table.records(), plan, clock), table, progress)
+    return follow(tune_on(rig, builder, cases, table.records(), plan, clock=clock), table, progress)
 
 
 def other_tiling(tiling: Tiling) -> Tiling:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.arch import has_clusters
-from codegen.choice import choose_parts, ranked_tilings
+from codegen.choice import choose_parts, misfit_of, ranked_tilings
 from codegen.code_size import stream_instructions
 from codegen.machine.admission import Assembler
 from codegen.operators import tiled
@@ -16,8 +16,8 @@ from codegen.tiling import Accumulator, Tiling
 from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from farm.gpu.workload import Case
 from farm.tuner.building import Builder, Building, spread
-from farm.tuning.book import key_of
-from farm.tuning.record import TuningKey
+from farm.tuning.book import key_of, related
+from farm.tuning.record import TuningKey, TuningRecord
 
 LEAST_CANDIDATES, MOST_CANDIDATES = 2, 24
 """Of a layer, where the time for all of them is given: the cost model's first choice and another, at least."""
@@ -77,6 +77,9 @@ SPLIT = 6
 TABLES = 6
 """So many of a convolution's tilings whose weights are a table are tried after its first few."""
 
+RELATED = 4
+"""So many tilings of the layer's records for other densities and batches are tried behind the cost model's choice."""
+
 AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
 """Who makes a layer's machine code."""
 
@@ -92,6 +95,16 @@ def kinds_of(
     kinds = [_kind(key, alike, accumulate, optimisation, assembler_of) for key, alike in of_key.items()]
     shares = dict(zip(kinds, shares_of(kinds), strict=True))
     return sorted(kinds, key=lambda kind: -shares[kind])
+
+
+def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
+    """The same kind; the tilings of the layer's other records, of the nearest densities, come second."""
+    case = kind.case
+    nonzeros = case.weights.nonzeros_per_kernel
+    known = (tiling for _, tiling in related(records, kind.key))
+    fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros)]
+    ranked = (*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])
+    return replace(kind, ranked=tuple(dict.fromkeys(ranked)))
 
 
 def shares_of(kinds: Sequence[Kind]) -> list[float]:

@@ -27,9 +27,10 @@ from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import blob_digest
 from farm.tuner.building import Builder
-from farm.tuner.kinds import Effort, Kind, kinds_of
+from farm.tuner.kinds import Effort, Kind, kinds_of, led_by_records
 from farm.tuner.rig import GpuRig, Rig
 from farm.tuner.search import Attempt, Found, Measured, search
+from farm.tuning.files import shipped_records
 from farm.tuning.record import TuningKey, TuningRecord
 from farm.worker.build import known_toolchain
 
@@ -167,7 +168,7 @@ def tuning_work(
             assembler=plan.assembler,
             admissions=admissions,
         ) as pool:
-            yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan)
+            yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan, shipped_records())
 
 
 def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProgress) -> list[Outcome]:
@@ -193,11 +194,19 @@ def tune_on(
     cases: Sequence[Case],
     known: Iterable[TuningRecord],
     plan: TunePlan,
+    shipped: Sequence[TuningRecord] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[TuningEvent]:
-    """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`."""
+    """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`.
+
+    Tilings of what is `known` or `shipped` for the same layer otherwise, at another density, are tried early.
+    """
     begun = clock()
-    kinds = kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of)
+    known = tuple(known)
+    kinds = [
+        led_by_records(kind, (*known, *shipped))
+        for kind in kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of)
+    ]
     records = {record.key: record for record in known if record.gpu == rig.gpu}
     yield Started(rig.gpu, len(kinds))
     todo = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,29 @@ def key_of(
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate, nonzeros), optimisation)
 
 
+NEAR = 2.0
+"""Without a record of a layer's own density one of at most so many times it, or so many times less, does."""
+
+
+def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[TuningRecord, Tiling]]:
+    """Records of the same layer for any density, batch and sums, the nearest density first, and their tilings.
+
+    A tiling adds up as the key has it: what does with sums in float32 does with sums in float16, not the other way.
+    """
+
+    def distance(other: TuningKey) -> tuple[float, float]:
+        apart = (other.density_band / key.density_band, other.batch_band / key.batch_band)
+        return abs(math.log(apart[0])), abs(math.log(apart[1]))
+
+    found = [
+        (record, replace(record.tiling, accumulate=key.accumulate))
+        for record in records
+        if (record.key.arch, record.key.optimisation, record.key.spec) == (key.arch, key.optimisation, key.spec)
+        and key.accumulate in (record.key.accumulate, "float16")
+    ]
+    return sorted(found, key=lambda each: distance(each[0].key))
+
+
 @dataclass(frozen=True)
 class TuningBook:
     """The best record of each key."""
@@ -60,18 +84,19 @@ class TuningBook:
     ) -> list[tuple[Tiling, TilingChoice]]:
         """The tiling for each architecture; `batch` in images or rows, `nonzeros` per output channel [K].
 
-        If a record's tiling does not fit these weights, the cost model chooses, and the choice says why. Raises
-        TilingError if no tiling fits.
+        Without a record of the layer's density that of the nearest one counts (see NEAR). If a record's tiling does not
+        fit these weights, the cost model chooses, and the choice says why. Raises TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: dict[bool, Tiling] = {}
         for arch in options.archs:
-            record = self._find(arch, spec, batch, nonzeros, options)
+            tuned = self._find(arch, spec, batch, nonzeros, options)
             note = ""
-            if record is not None:
-                note = misfit_of(spec, record.tiling, nonzeros, code_limit_bytes=options.code_limit_bytes)
+            if tuned is not None:
+                record, tiling = tuned
+                note = misfit_of(spec, tiling, nonzeros, code_limit_bytes=options.code_limit_bytes)
                 if not note:
-                    found.append((record.tiling, TilingChoice(arch, record.gpu)))
+                    found.append((tiling, TilingChoice(arch, record.gpu)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
             clusters = has_clusters(arch)
@@ -90,10 +115,19 @@ class TuningBook:
 
     def _find(
         self, arch: str, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], options: BuildOptions
-    ) -> TuningRecord | None:
+    ) -> tuple[TuningRecord, Tiling] | None:
         if not options.tuning or options.form != "rolled" or not self.records:
             return None
-        return self.records.get(key_of(arch, spec, batch, nonzeros, options.accumulate, options.optimisation))
+        key = key_of(arch, spec, batch, nonzeros, options.accumulate, options.optimisation)
+        if record := self.records.get(key):
+            return record, record.tiling
+        near = (
+            (record, tiling)
+            for record, tiling in related(self.records.values(), key)
+            if record.key.batch_band == key.batch_band
+            and 1 / NEAR <= record.key.density_band / key.density_band <= NEAR
+        )
+        return next(near, None)
 
 
 NO_RECORDS = TuningBook({})

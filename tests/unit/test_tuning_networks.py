@@ -13,7 +13,7 @@ from codegen.machine.admission import Assembler
 from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Tiling
 from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
-from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, shares_of
+from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
 from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
 from farm.tuning.book import TuningBook
 from tests.samples import SMALL, SMALLER, checkpoint, layer
@@ -119,6 +119,22 @@ def test_between_two_runs_of_a_layer_the_other_layers_of_its_network_move_their_
     medium, large = net.layers
     found = {case.key.operator: case.others_bytes for case in model_cases(net, [], Choice((64,)))}
     assert found == {"medium": moved(large, 64), "large": moved(medium, 64)}
+
+
+def test_tilings_of_a_layers_records_for_other_densities_are_tried_behind_the_models_choice() -> None:
+    [case] = cases(64)[1:2]
+    [kind] = kinds_of([case], "sm_90", "float32", 3, BY_PTXAS)
+    known = [replace(record(tiling, layer(spec=SMALL)), microseconds=5.0) for tiling in kind.ranked[-3:]]
+    sparser = [
+        replace(each, key=replace(each.key, density_band=band))
+        for each, band in zip(known, (0.02, 0.1, 0.05), strict=True)
+    ]
+    last, nearest, near = kind.ranked[-3:]
+    found = led_by_records(kind, sparser).ranked
+    assert found[:4] == (kind.ranked[0], nearest, near, last)
+    assert sorted(map(str, found)) == sorted(map(str, kind.ranked))
+    foreign = replace(sparser[0], key=replace(sparser[0].key, arch="sm_80"))
+    assert led_by_records(kind, [foreign]).ranked == kind.ranked
 
 
 SAME = Conv2d(8, 14, 14, 8, 3, 3, (1, 1), (1, 1, 1, 1))

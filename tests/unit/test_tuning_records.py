@@ -23,7 +23,7 @@ from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob, TilingChoice
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
-from farm.tuning.book import TuningBook, tuned_spec
+from farm.tuning.book import TuningBook, related, tuned_spec
 from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
 from farm.tuning.record import TuningRecord, record_of_json
 from tests.benchmarks.cost_model.fit import layers_of
@@ -203,6 +203,34 @@ def test_an_architecture_with_a_letter_takes_the_records_of_its_gpu() -> None:
 def test_a_record_is_for_its_own_kind_of_job_only(options: BuildOptions) -> None:
     [build] = submitted(record(TUNED), options=options).builds
     assert build.choices == ()
+
+
+@pytest.mark.parametrize(("sparsity", "found"), [(0.9, TUNED), (0.95, TUNED), (0.8, TUNED), (0.98, None), (0.5, None)])
+def test_a_layer_without_a_record_takes_that_of_at_most_twice_or_half_its_density(
+    sparsity: float, found: Tiling | None
+) -> None:
+    tuned = record(TUNED, layer(sparsity=0.9))
+    pruned = layer(sparsity=sparsity)
+    book = TuningBook.of([tuned])
+    nonzeros = pruned.weights.nonzeros_per_kernel
+    [(tiling, choice)] = book.tilings(SMALL, 64, nonzeros, BuildOptions(("sm_90",)))
+    assert (tiling, choice.gpu) == ((found, GPU) if found else (choose_tiling(SMALL, 64, nonzeros, clusters=True), ""))
+
+
+def test_the_record_of_the_nearest_density_counts() -> None:
+    near, far = record(TUNED, layer(sparsity=0.9)), record(other_tiling(TUNED), layer(sparsity=0.85))
+    nonzeros = layer(sparsity=0.95).weights.nonzeros_per_kernel
+    for records in ([near, far], [far, near]):
+        [(tiling, _)] = TuningBook.of(records).tilings(SMALL, 64, nonzeros, BuildOptions(("sm_90",)))
+        assert tiling == TUNED
+
+
+def test_sums_in_float16_take_a_record_of_sums_in_float32_and_not_the_other_way() -> None:
+    exact = record(TUNED)
+    packed = replace(exact.key, accumulate="float16", density_band=0.05)
+    [(found, tiling)] = related([exact], packed)
+    assert (found, tiling) == (exact, replace(TUNED, accumulate="float16"))
+    assert related([replace(exact, key=packed, tiling=tiling)], exact.key) == []
 
 
 @pytest.mark.parametrize("stale", [replace(TUNED, rows=4000), replace(TUNED, tile_width=4096)])
