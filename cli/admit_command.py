@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK, UNFINISHED
 from cli.options import data_types_of, seconds_of
+from cli.output_file import write_output
 from cli.render import counted, plain_table, print_json, stderr, stdout
 from cli.workload import Compilers, Local, Quiet
 from farm.errors import UsageError
@@ -92,10 +93,7 @@ def _check_places(output: Path | None, keep: Path | None) -> None:
 def _write(path: Path, outcome: Outcome) -> None:
     from farm.admission.files import document_of
 
-    try:
-        path.write_text(json.dumps(document_of(outcome.records), indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): name another file") from None
+    write_output(path, (json.dumps(document_of(outcome.records), indent=2) + "\n").encode(), f"--output {path}")
 
 
 def _print(outcome: Outcome) -> None:

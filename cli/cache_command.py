@@ -11,6 +11,7 @@ from rich.table import Table
 from cli.counting import counting
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options import bytes_of, input_shapes_of, seconds_of
+from cli.output_file import write_output
 from cli.render import counted, duration, plain_table, print_error, print_json, print_warning, size, stderr, stdout
 from cli.submission import (
     Accumulate,
@@ -91,10 +92,7 @@ def get(
     """Write one blob to a file: the PTX of a failed kernel, a cubin, a layer's weights."""
     with _farm() as farm:
         data = farm.blob(name)
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"--output {output}: it cannot be written ({error.strerror}): name another file") from None
+    write_output(output, data, f"--output {output}")
 
 
 @app.command("rm")

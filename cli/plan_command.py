@@ -66,7 +66,7 @@ def plan(
     keep_going: KeepGoing = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> int:
-    """Show what compiling checkpoints would make, find in the store and take; starts no tool, writes nothing."""
+    """Show what compiling checkpoints would make, find in the store and take; starts no tool, stores nothing."""
     from farm.api import Farm
     from farm.settings import load_settings
     from farm.submission import dense_warnings

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.output_file import write_output
 from cli.render import size, stdout
 from cli.selection import OfSubmission
 from farm.errors import UsageError
@@ -35,10 +36,7 @@ def report(
     with Farm.open(load_settings()) as farm:
         page = _job_page(farm, job or "latest") if submission is None else _sweep_page(farm, submission)
     data = page.encode(errors="replace")
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"--output {output}: it cannot be written ({error.strerror}): name another file") from None
+    write_output(output, data, f"--output {output}")
     stdout().print(Text(f"{output}: {size(len(data))}, open it in a browser"), soft_wrap=True)
 
 

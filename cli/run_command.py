@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import OK
+from cli.output_file import write_output
 from cli.render import stdout
 from farm.errors import UsageError
 
@@ -79,12 +81,10 @@ def write_arrays(path: Path, ports: Sequence[Port], arrays: Sequence[NDArray[Any
 
     if len(arrays) > 1 and path.suffix != ".npz":
         raise UsageError(f"--output {path}: the network has {len(arrays)} outputs: name a file that ends in .npz")
-    try:
-        with path.open("wb") as file:
-            if path.suffix == ".npz":
-                named: dict[str, Any] = {port.name: array for port, array in zip(ports, arrays, strict=True)}
-                np.savez(file, **named)
-            else:
-                np.save(file, arrays[0])
-    except OSError as error:
-        raise UsageError(f"--output {path}: it cannot be written ({error.strerror}): name another file") from None
+    file = io.BytesIO()
+    if path.suffix == ".npz":
+        named: dict[str, Any] = {port.name: array for port, array in zip(ports, arrays, strict=True)}
+        np.savez(file, **named)
+    else:
+        np.save(file, arrays[0])
+    write_output(path, file.getvalue(), f"--output {path}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.output_file import write_output
 from cli.render import counted, print_json, stderr, stdout
 from farm.errors import UsageError
 
@@ -76,10 +77,7 @@ def export(
     if file == "-":
         print_json(document)
         return
-    try:
-        Path(file).write_text(json.dumps(document, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written ({error.strerror}): name another file") from None
+    write_output(Path(file), (json.dumps(document, indent=2) + "\n").encode(), file)
     stderr().print(Text(f"wrote {counted(len(records), 'record')} to {file}"), soft_wrap=True)
 
 

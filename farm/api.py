@@ -122,7 +122,7 @@ class Farm(Keeper, Reader):
     def forecast(
         self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
     ) -> Forecast:
-        """What `compile` would make, find in the store and take; starts no tool and writes nothing.
+        """What `compile` would make, find in the store and take; starts no tool and stores nothing.
 
         Raises ArchError, and UsageError as `submit` does.
         """

@@ -85,7 +85,10 @@ def _open(settings: Settings) -> Engine:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LedgerError(f"the folder of the database {file} cannot be made: {error.strerror}") from None
+            raise LedgerError(
+                f"the folder of the database {file} cannot be made ({error.strerror}): "
+                "check its permissions, or name another database in FARM_DATABASE_URL"
+            ) from None
     return open_engine(settings.database_url)
 
 

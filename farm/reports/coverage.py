@@ -71,8 +71,9 @@ def coverage_warning(job: str, coverage: Coverage) -> str | None:
         coverage.share_of_weights(coverage.weights),
         coverage.share_of_multiply_adds(coverage.multiply_adds),
     )
+    most = "at most" if coverage.of_unknown_size else "only"
     return (
-        f"{job}: only {weights:.1%} of the weights and {multiply_adds:.1%} of the multiply-adds will be compiled, "
+        f"{job}: {most} {weights:.1%} of the weights and {multiply_adds:.1%} of the multiply-adds will be compiled, "
         f"{coverage.skipped} of {coverage.compiled + coverage.skipped} layers are skipped: farm plan says why"
     )
 

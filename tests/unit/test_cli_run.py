@@ -109,7 +109,9 @@ def test_an_unusable_database_is_one_line_and_32(
     (tmp_path / "file").touch()
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'file' / 'farm.db'}")
     assert run(["status"]) == 32
-    assert "cannot be made" in capsys.readouterr().err
+    words = capsys.readouterr().err
+    assert "cannot be made (File exists): " in words
+    assert words.endswith("or name another database in FARM_DATABASE_URL\n")
 
 
 def test_a_broken_configuration_file_is_named(

@@ -45,5 +45,9 @@ def test_there_is_a_warning_below_nine_tenths_of_weights_or_multiply_adds() -> N
     assert text is not None
     assert text.startswith("net: only 50.0% of the weights and ")
     assert text.endswith("1 of 2 layers are skipped: farm plan says why")
+    unknown = coverage_of(BUILDS, [replace(skipped("fc"), weights=coverage.weights, multiply_adds=None)])
+    upper_bounds = coverage_warning("net", unknown)
+    assert upper_bounds is not None
+    assert upper_bounds.startswith("net: at most 50.0% of the weights and 100.0% of the multiply-adds ")
     enough = coverage_of(BUILDS, [replace(skipped("fc"), weights=1, multiply_adds=1)])
     assert coverage_warning("net", enough) is None
