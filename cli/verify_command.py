@@ -7,15 +7,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
 from cli.network_verdict import print_network
-from cli.render import counted, plain_table, print_json, stderr, stdout
+from cli.render import counted, print_json, stderr, stdout
 from cli.run_command import read_arrays
+from cli.tables import Column, fitted_table, without_column
 from cli.workload import Local
 from farm.errors import UsageError
+
+COLUMNS = (
+    Column("LAYER", least=12),
+    Column("ARCHS", least=7, cut_end=True),
+    Column("ON", least=8, cut_end=True),
+    Column("PARTS", "right"),
+    Column("BLOCKS", "right"),
+    Column("OUTPUTS", "right"),
+    Column("REL. ERROR", "right"),
+    Column("% OF TOLERANCE", "right"),
+    Column("RESULT"),
+)
 
 
 def verify(
@@ -83,7 +95,8 @@ def verify(
         print_json({"ok": not wrong, "layers": rows})
     else:
         console = stdout()
-        console.print(_table(rows, console.width))
+        for shown in (verdict_table(rows, console.width), *wrong_lines(rows)):
+            console.print(shown, soft_wrap=True)
         outputs = sum(row["outputs"] for row in rows)
         layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
         within = "the layer is within tolerance" if layers == 1 else f"all {layers} layers are within tolerance"
@@ -92,26 +105,29 @@ def verify(
     return JOB_FAILED if wrong else OK
 
 
-def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
     """One row per layer and set of kernels, however many parts it has."""
-    several = any(row["parts"] > 1 for row in rows)
-    table = plain_table(width)
-    table.add_column("LAYER", overflow="ellipsis", no_wrap=True)
-    table.add_column("ARCHS")
-    table.add_column("ON")
-    for name in (*(["PARTS"] if several else []), "BLOCKS", "OUTPUTS", "REL. ERROR", "% OF TOLERANCE"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("RESULT", overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        [
             row["layer"],
             ",".join(arch.removeprefix("sm_") for arch in row["archs"]),
             row["on"],
-            *([str(row["parts"])] if several else []),
+            str(row["parts"]),
             f"{row['blocks']:,} of {row['blocks_total']:,}",
             f"{row['outputs']:,}",
             f"{row['relative_error']:.1e}",
             f"{row['bound_share']:.1%}",
-            Text("PASS", style="green") if row["ok"] else Text(f"FAIL: {row['message']}", style="red"),
-        )
-    return table
+            Text("PASS", style="green") if row["ok"] else Text("FAIL", style="red"),
+        ]
+        for row in rows
+    ]
+    if any(row["parts"] > 1 for row in rows):
+        return fitted_table(COLUMNS, cells, width)
+    return fitted_table(*without_column("PARTS", COLUMNS, cells), width)
+
+
+def wrong_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """What is wrong, under the table: whole, which no column has room for."""
+    return [
+        Text(f"{row['layer']} {','.join(row['archs'])}: {row['message']}", style="red") for row in rows if not row["ok"]
+    ]

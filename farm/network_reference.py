@@ -30,5 +30,8 @@ def reference_tensors(
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         computed = session.run(list(found), dict(inputs))
     except Exception as error:  # noqa: BLE001 - onnxruntime's own, which have no common class
-        raise UsageError(f"onnxruntime cannot run {model} ({' '.join(str(error).split())})") from None
+        raise UsageError(
+            f"onnxruntime cannot run {model} ({' '.join(str(error).split())}), and so there is nothing to compare: "
+            "correct the model, or leave out --network, which checks each layer by itself"
+        ) from None
     return dict(zip(found, computed, strict=True))

@@ -1,0 +1,47 @@
+"""The table of `farm verify`: a line a layer within the screen, whatever it is called; what is wrong stands below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.verify_command import verdict_table, wrong_lines
+
+NAME = "/backbone/backbone.features/backbone.features.17/conv/conv.2/Conv"
+
+
+def row(layer: str = NAME, *, parts: int = 1, message: str = "") -> dict[str, Any]:
+    return {
+        "layer": layer,
+        "parts": parts,
+        "archs": ["sm_80", "sm_90"],
+        "on": "machine code",
+        "blocks": 12,
+        "blocks_total": 1024,
+        "outputs": 65_536,
+        "relative_error": 3.9e-8,
+        "bound_share": 0.479,
+        "ok": not message,
+        "message": message,
+    }
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_of_a_long_name_only_the_name_is_cut(width: int) -> None:
+    lines = verdict_table([row("x" * 300), row()], width).plain.splitlines()
+    assert len(lines) == 3
+    assert all(len(line) <= width for line in lines)
+    assert all(line.split()[1] == "80,90" and line.split()[-3:] == ["3.9e-08", "47.9%", "PASS"] for line in lines[1:])
+
+
+def test_parts_are_shown_where_a_layer_has_several() -> None:
+    assert "PARTS" not in verdict_table([row()], 100).plain
+    assert "PARTS" in verdict_table([row(), row(parts=2)], 120).plain
+
+
+def test_what_is_wrong_is_said_whole_under_the_table() -> None:
+    wrong = "in the block of outputs from [0, 0, 0]: one is 0.7 and should be 0.5, further off than 0.1 " + "x" * 50
+    rows = [row(), row("conv1", message=wrong)]
+    assert [line.split()[-1] for line in verdict_table(rows, 100).plain.splitlines()] == ["RESULT", "PASS", "FAIL"]
+    assert [line.plain for line in wrong_lines(rows)] == [f"conv1 sm_80,sm_90: {wrong}"]
