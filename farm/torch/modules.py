@@ -59,25 +59,26 @@ def is_norm(module: nn.Module | None) -> bool:
 
 def digests_of(module: nn.Module, norm: nn.Module | None) -> Iterator[str]:
     """Of the weights that a layer of this module has, a normalisation behind it folded in: by the farm, in float64, or
-    before that by an exporter, in float32. A bundle's manifest has them."""
+    before that by an exporter, in their own type. A bundle's manifest has them."""
     kernel, bias = _arrays(module)
     kind = _TYPES[module.weight.dtype]
     kernels = len(kernel)
     if norm is None:
         yield folded(kernel, bias, 1.0, Affine(np.ones(kernels), np.zeros(kernels)), kind).digest
         return
-    scale, shift, mean, variance = _norm_tensors(norm, kernels)
+    scale, shift, mean, variance = _norm_tensors(norm)
     doubles = [each.double().numpy() for each in (scale, shift, mean, variance)]
     epsilon = float(np.float32(norm.eps))  # as ONNX has it
     affine = batch_normalization(doubles[0], doubles[1], doubles[2], doubles[3], epsilon)
     yield folded(kernel, bias, 1.0, affine, kind).digest
     # PyTorch's exporters differ in the last bit: one divides by torch's square root, the other by NumPy's.
-    numpy_root = torch.from_numpy(np.sqrt((variance + norm.eps).numpy()))
-    for root in (torch.sqrt(variance + norm.eps), numpy_root):
+    moved = variance + norm.eps
+    numpy_root = torch.from_numpy(np.sqrt(moved.float().numpy())).to(moved.dtype)
+    for root in (torch.sqrt(moved), numpy_root):
         factor = scale / root
-        shifted = (torch.from_numpy(bias).float() - mean) * factor + shift
-        scaled = kernel * factor.numpy().reshape(-1, *[1] * (kernel.ndim - 1))
-        yield Weights(*(rounded(each.astype(np.float64), kind) for each in (scaled, shifted.numpy()))).digest
+        shifted = (torch.from_numpy(bias).to(module.weight.dtype) - mean) * factor + shift
+        scaled = kernel * factor.float().numpy().reshape(-1, *[1] * (kernel.ndim - 1))
+        yield Weights(*(rounded(each.astype(np.float64), kind) for each in (scaled, shifted.double().numpy()))).digest
 
 
 def module_difference(module: nn.Module, spec: LayerSpec) -> str:
@@ -199,11 +200,11 @@ def _arrays(module: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float64]
     return np.ascontiguousarray(kernel), bias
 
 
-def _norm_tensors(norm: nn.Module, kernels: int) -> list[torch.Tensor]:
-    """Scale, shift, mean, variance: float32 on the CPU."""
-    scale = torch.ones(kernels) if norm.weight is None else norm.weight
-    shift = torch.zeros(kernels) if norm.bias is None else norm.bias
-    return [each.detach().float().cpu() for each in (scale, shift, norm.running_mean, norm.running_var)]
+def _norm_tensors(norm: nn.Module) -> list[torch.Tensor]:
+    """Scale, shift, mean, variance: of their own type, on the CPU."""
+    scale = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight
+    shift = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias
+    return [each.detach().cpu() for each in (scale, shift, norm.running_mean, norm.running_var)]
 
 
 def _pair(value: Any, first: int) -> tuple[int, int]:

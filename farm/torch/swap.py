@@ -85,6 +85,8 @@ class _Swap:
             self._by_digest.setdefault(value["weights"]["sha256"], []).append(value["name"])
         self._known: set[str] = set()
         """Layers whose weights some module has."""
+        self._made: dict[fx.Node, fx.Node] = {}
+        """What is in the place of a match's last node, which another match may add."""
 
     def result(self, strict: bool) -> Swapped:
         matches: list[_Match] = []
@@ -173,9 +175,11 @@ class _Swap:
         graph, last = self._traced.graph, match.nodes[-1]
         number = register(match.layer, self._compute[match.layer.name])
         with graph.inserting_after(last):
-            arguments = (match.nodes[0].args[0], match.residual, number)
+            residual = None if match.residual is None else self._made.get(match.residual, match.residual)
+            arguments = (match.nodes[0].args[0], residual, number)
             made = graph.call_function(torch.ops.farm.layer.default, arguments)
         last.replace_all_uses_with(made)
+        self._made[last] = made
         for node in reversed(match.nodes):
             graph.erase_node(node)
         return number

@@ -52,7 +52,7 @@ def played(
     inputs = x.numpy().reshape(rows)
     inputs = inputs if gate is None else gated_input(spec, inputs, gate.numpy())
     computed = layer_output(plain(spec), layer.weights, inputs, residual=added)
-    found = torch.from_numpy(computed.astype(np.float32).reshape(shape))
+    found = torch.from_numpy(computed.astype(np.float32).reshape(shape)).to(x.dtype)
     return found if output is None else output.copy_(found)
 
 

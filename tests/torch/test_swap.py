@@ -75,7 +75,8 @@ def exported(net: nn.Module, path: Path, exporter: str) -> Path:
     options: dict[str, Any] = {"dynamo": exporter == "dynamo", "input_names": ["x"], "output_names": ["y"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of deprecations within torch
-        torch.onnx.export(net, (torch.zeros(1, 3, 12, 13),), str(path), **options)
+        x = torch.zeros(1, 3, 12, 13, dtype=next(net.parameters()).dtype)
+        torch.onnx.export(net, (x,), str(path), **options)
     return path
 
 
@@ -105,6 +106,18 @@ def test_layers_go_in_the_place_of_modules_with_what_is_folded_into_them(tmp_pat
     with torch.inference_mode():
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_layers_go_in_the_place_of_modules_of_float16(tmp_path: Path, exporter: str) -> None:
+    """Exporters fold normalisations in the model's own type."""
+    net = made().half()
+    x = torch.rand(3, 3, 12, 13).half()
+    found = swapped_net(net, tmp_path, exporter)
+    assert sorted(found.replaced.values()) == sorted(LAYERS)
+    assert found.left == {}
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=0.02, atol=0.02)
 
 
 def test_a_bundle_of_other_weights_is_refused(tmp_path: Path) -> None:
@@ -223,6 +236,34 @@ def test_a_layer_never_reads_what_was_changed_in_place(tmp_path: Path) -> None:
     x = torch.rand(2, 3, 12, 13)
     with torch.inference_mode():
         torch.testing.assert_close(found.module(x.clone()), net(x.clone()), rtol=1e-4, atol=1e-5)
+
+
+class Identity(nn.Module):
+    """Two blocks whose shortcuts have no weights: what one layer gives, a later one adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        self.second = nn.Conv2d(8, 8, 1)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.stem(x))
+        x = self.relu(self.first(x) + x)
+        return self.relu(x + self.second(x))
+
+
+def test_a_layer_adds_what_another_layer_gives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Identity().eval()
+    x = torch.rand(2, 3, 12, 13)
+    found = swapped_net(net, tmp_path)
+    assert sorted(found.replaced.values()) == ["first.0", "first.2", "second", "stem"]
+    assert called(found) == []
+    found.module.graph.lint()
+    with torch.inference_mode():
+        torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 class Shared(nn.Module):
