@@ -136,7 +136,7 @@ class Plan:
         if len(arrays) != len(self.inputs):
             names = ", ".join(f"'{port.name}'" for port in self.inputs)
             raise UsageError(f"the network's inputs are {names} and it is given {len(arrays)}: give an array for each")
-        counts: set[int] = set()
+        counts: list[int] = []
         for port, array in zip(self.inputs, arrays, strict=True):
             first = f"N x {port.rows}" if port.rows > 1 else "N"
             if array.dtype != port.held_in:
@@ -144,11 +144,16 @@ class Plan:
             if array.shape[1:] != port.shape or array.ndim == 0 or array.shape[0] % port.rows:
                 wanted = ", ".join(map(str, (first, *port.shape)))
                 raise UsageError(f"the input '{port.name}' is [{wanted}] and is given {list(array.shape)}: reshape it")
-            counts.add(array.shape[0] // port.rows)
-        images = counts.pop()
-        if counts or self.images not in (None, images):
-            raise UsageError(f"the network takes {self.images or 'as many'} images in each input, not {images}")
-        return images
+            counts.append(array.shape[0] // port.rows)
+        if len(set(counts)) > 1:
+            given = " and ".join(map(str, counts))
+            raise UsageError(f"the network's inputs are given {given} images: give as many in each")
+        if self.images not in (None, counts[0]):
+            raise UsageError(
+                f"the network takes {self.images} images, as its ONNX file says, and is given {counts[0]}: give as "
+                "many, or export the model with its batch size left open, by torch.onnx.export's dynamic_shapes"
+            )
+        return counts[0]
 
     def lines(self, layers: Sequence[str]) -> list[str]:
         """Its text, with layers by their positions."""

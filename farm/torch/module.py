@@ -33,9 +33,9 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
     """The network of a bundle, a folder or a file that `farm fetch` wrote, on a GPU.
 
     It takes what the ONNX model takes, in the order of its inputs, and gives its output, or a tuple of them; any batch
-    size. Compiled layers run on the current stream. For inference: gradients do not pass. Raises UsageError for what
-    is no bundle, for a network with operators that this program does not run, and for a GPU that the bundle has no
-    code for; DeviceError where there is no GPU.
+    size that the model leaves open. Compiled layers run on the current stream. For inference: gradients do not pass.
+    Raises UsageError for what is no bundle, for a network with operators that this program does not run, and for a GPU
+    that the bundle has no code for; DeviceError where there is no GPU.
     """
     bundle = Bundle(path)
     network = bundle.network

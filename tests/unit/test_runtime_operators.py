@@ -160,7 +160,7 @@ def test_outputs_may_be_inputs_and_each_other() -> None:
 def test_a_network_for_one_image_takes_one() -> None:
     proto = one("Reshape", {"s": np.array([1, -1])}, shape=(1, 3, 9, 7))
     assert check(proto, (1, 3, 9, 7)).images == 1
-    with pytest.raises(UsageError, match="takes 1 images in each input, not 2"):
+    with pytest.raises(UsageError, match="takes 1 images, as its ONNX file says, and is given 2: give as many, or"):
         computed(proto, values(2, 3, 9, 7))
 
 
