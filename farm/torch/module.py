@@ -23,8 +23,8 @@ from farm.torch.pooling import own_max_pool
 
 MOST_PARAMETERS = 64
 """Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
-
-
+SEVERAL = ("Split",)
+"""Operators of which all outputs are computed; of all others it is the first one."""
 OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
 """Operators that the farm computes otherwise than PyTorch's functions do."""
 
@@ -59,6 +59,13 @@ def module_of(
     unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in operators})
     if unknown:
         raise UsageError(f"farm.torch does not run {', '.join(unknown)}: use another runtime for the network around")
+    read = {name for node in network.nodes for name in node.inputs} | {each.name for each in network.outputs}
+    later = {each.operator for each in network.nodes if each.operator not in SEVERAL and read & {*each.outputs[1:]}}
+    if later:
+        raise UsageError(
+            f"farm.torch computes the first output only of {', '.join(sorted(later))}, and the network reads another: "
+            "use another runtime for the network around"
+        )
     return _Builder(network, layers, compute, operators).module()
 
 
@@ -94,7 +101,7 @@ class _Builder:
             self._values[each.name] = graph.placeholder(f"input_{i}")
         for node in network.nodes:
             made = self._node(node)
-            if len(node.outputs) == 1:
+            if node.operator not in SEVERAL or len(node.outputs) == 1:
                 self._values[node.outputs[0]] = made
             else:
                 for i, name in enumerate(node.outputs):
@@ -163,7 +170,7 @@ class _Builder:
             None if not name else self._parameter(name) if i in places else self._tensor(name)
             for i, name in enumerate(node.inputs)
         ]
-        more = {"opset": self._network.opset, "outputs": len(node.outputs)}
+        more = {"opset": self._network.opset, "outputs": len(node.outputs) if node.operator in SEVERAL else 1}
         attributes = {
             name: self._stored(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()

@@ -31,16 +31,16 @@ _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
 _lock = threading.Lock()
 
 
-def own_max_pool(x: torch.Tensor, outputs: int = 1, **attributes: Any) -> torch.Tensor:
+def own_max_pool(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
     """MaxPool: by the farm's kernel on a GPU, for the windows that it is made for, and else by PyTorch."""
-    if x.is_cuda and x.ndim == 4 and x.dtype in _TYPES and outputs == 1:
+    if x.is_cuda and x.ndim == 4 and x.dtype in _TYPES:
         asked = tuple((name, tuple(each) if isinstance(each, list) else each) for name, each in attributes.items())
         # Within torch.compile sizes may be symbols, and it looks into no cache.
         own_window = _own_window.__wrapped__ if torch.compiler.is_compiling() else _own_window
         if (window := own_window(x.shape, asked)) is not None:
             pooled: torch.Tensor = torch.ops.farm.max_pool.default(x, *window)
             return pooled
-    return max_pool(x, outputs, **attributes)
+    return max_pool(x, **attributes)
 
 
 @lru_cache(maxsize=256)  # for every pool of a network, and not for every call of it

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from farm.errors import UsageError
-
 T: TypeAlias = torch.Tensor
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
@@ -62,10 +60,8 @@ def _transposed_pads(
     return begins + ends
 
 
-def max_pool(x: T, outputs: int = 1, **attributes: Any) -> T:
-    """MaxPool, without its second output. Raises UsageError for that."""
-    if outputs > 1:
-        raise UsageError("MaxPool's indices are not computed by farm.torch: use another runtime for this network")
+def max_pool(x: T, **attributes: Any) -> T:
+    """MaxPool, without its second output."""
     extent = list(attributes["kernel_shape"])
     strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     ceil = bool(attributes.get("ceil_mode", 0))
