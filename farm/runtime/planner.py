@@ -50,6 +50,9 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
     steps = list(lowering.steps)
     places = dict(inputs)
     copies: list[Lowered] = []
+    unknown = [each.name for each in network.outputs if each.name not in lowering.values]
+    if unknown:
+        raise RefusedError(f"the runtime does not compute the output {unknown[0]} of its operator: use farm.torch")
     outputs = [lowering.values[each.name] for each in network.outputs]
     for number, value in enumerate(outputs):
         if value.constant is not None:
@@ -87,9 +90,9 @@ def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
 
 def _port(lowering: Lowering, tensor: Tensor, value: Value) -> Port:
     count = value.size // lowering.images
-    if value.size % lowering.images:
+    first, *shape = value.shape or (1,)
+    if first % lowering.images:
         raise RefusedError(f"{tensor.name} has no images as its first size: use farm.torch")
-    first, *shape = value.shape
     return Port(tensor.name, value.dtype, first // lowering.images, tuple(shape), count * ELEMENT_BYTES[value.dtype])
 
 

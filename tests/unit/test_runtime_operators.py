@@ -199,7 +199,8 @@ REFUSED = {
     "its window is larger than the image": one("MaxPool", kernel_shape=[10, 10]),
     "has sizes that are open": one("Relu", shape=("N", 3, "H", "W")),
     "with several outputs": model([node("MaxPool", "x", "y i", kernel_shape=[2, 2])]),
-    "for an image depends on the number of images": one("Reshape", {"s": np.array([7, -1])}),
+    "for an image depends on the number of images": one("Reshape", {"s": np.array([480, -1])}, shape=("N", 2, 9, 7)),
+    "y has no images as its first size": one("Reshape", {"s": np.array([7, -1])}),
     "for each image": one("Add", {"c": values(240, 1, 1, 1)}),
 }
 
@@ -222,6 +223,23 @@ def test_arrays_that_the_network_does_not_take_are_refused(shape: tuple[int, ...
         computed(one("Relu"), values(*shape))
     with pytest.raises(UsageError, match="the input 'x' is float32 and is given float64: convert it"):
         computed(one("Relu"), values(*shape).astype(np.float64))
+
+
+def test_outputs_that_are_no_images_are_refused() -> None:
+    for proto in (
+        one("Flatten", shape=(2, 3, 9, 7), axis=0),
+        one("Unsqueeze", {"axes": np.array([0])}, shape=(2, 3, 9, 7)),
+    ):
+        with pytest.raises(UsageError, match=r"y has no images as its first size: use farm.torch"):
+            computed(proto, values(2, 3, 9, 7))
+
+
+def test_a_mask_that_the_model_gives_is_refused() -> None:
+    proto = model([node("Dropout", "x", "y")], inputs=[info("x", IMAGE)])
+    proto.graph.node[0].output.append("mask")
+    proto.graph.output.append(info("mask", None, onnx.TensorProto.BOOL))
+    with pytest.raises(UsageError, match=r"does not compute the output mask of its operator: use farm.torch"):
+        computed(proto, values(2, 3, 9, 7))
 
 
 def test_every_operator_is_tried() -> None:
