@@ -206,14 +206,13 @@ def compare(
     What `outcomes` allows beyond the reference, after an overflow, is right and has no part in the errors. An output
     that was not written fails.
     """
-    values = to_float32(output, spec.data_type)
     together = products_together(weights, tiling)
     checked = 0
     square_error = square_reference = share = 0.0
     for region in regions:
-        index = region.index(values.ndim)
+        index = region.index(output.ndim)
         expected, *others = outcomes(spec, weights, x, region, residual, together)
-        got = values[index].astype(np.float64)
+        got = to_float32(output[index], spec.data_type).astype(np.float64)
         overflowed = np.zeros(got.shape, dtype=np.bool_)
         for other in others:
             overflowed |= other.is_met_by(got)
@@ -227,7 +226,7 @@ def compare(
         square_reference += float(np.sum(expected.value[~overflowed] ** 2))
         share = worst if np.isnan(worst) else max(share, worst)
         if not worst <= 1 and not message:
-            place = ", ".join(str(each.start or 0) for each in region.index(values.ndim))
+            place = ", ".join(str(each.start or 0) for each in region.index(output.ndim))
             of = np.unravel_index(np.argmax(shares), shares.shape)
             wrong = f"is {got[of]:.3g} instead of {expected.value[of]:.3g}"
             wrong += f", off by {worst:.3g} times its error bound" if np.isfinite(worst) else ""

@@ -116,6 +116,11 @@ def shares_of(kinds: Sequence[Kind]) -> list[float]:
     return [kind.microseconds / ((whole[kind.case.key.batch] or 1.0) * len(whole)) for kind in kinds]
 
 
+def part_of(kinds: Sequence[Kind]) -> float:
+    """What the first of these may have of the time that is left for all: half of it goes by share, half evenly."""
+    return (shares_of(kinds)[0] + 1 / len(kinds)) / 2
+
+
 def _kind(
     key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int, assembler_of: AssemblerOf
 ) -> Kind:

@@ -126,8 +126,9 @@ def search(building: Building, rig: Rig, late: Callable[[], bool], *, seed: int 
         if not trials:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
             return Found(None, None, tried, (), not_built, tuple(wrong), reason)
-        best, model = _final(bench, trials, first)
-    return Found(best, model, tried, tuple(measured), not_built, tuple(wrong))
+        best, model, refused = _final(bench, judge, trials, first)
+    reason = "" if best else "its fastest kernels are wrong"
+    return Found(best, model, tried, tuple(measured), not_built, (*wrong, *refused), reason)
 
 
 def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: BuiltLayer) -> tuple[str, Times | None]:
@@ -146,8 +147,13 @@ def _fastest(trials: Sequence[Trial], first: Tiling) -> list[Trial]:
     return ordered[:FINALISTS] + [trial for trial in ordered[FINALISTS:] if trial.tiling == first]
 
 
-def _final(bench: Bench, trials: Sequence[Trial], first: Tiling) -> tuple[Trial, Trial | None]:
-    """The best of them, and the cost model's choice: those that may be the best by times taken in turn."""
+def _final(
+    bench: Bench, judge: Judge, trials: Sequence[Trial], first: Tiling
+) -> tuple[Trial | None, Trial | None, list[str]]:
+    """The best of them, the cost model's choice, and what is wrong with those that would have been the best.
+
+    Those that may be the best are timed again in turn.
+    """
     limit = CLOSE * trials[0].microseconds
     finalists = [trial for trial in trials if trial.microseconds <= limit]
     taken: dict[Tiling, list[Times]] = {trial.tiling: [trial.times] for trial in trials}
@@ -155,8 +161,13 @@ def _final(bench: Bench, trials: Sequence[Trial], first: Tiling) -> tuple[Trial,
         for trial in finalists:
             taken[trial.tiling].append(bench.times(trial.built.kernels))
     again = [Trial(trial.tiling, trial.built, _median(taken[trial.tiling])) for trial in trials]
-    best = min(again, key=lambda trial: trial.microseconds)
-    return best, next((trial for trial in again if trial.tiling == first), None)
+    refused: list[str] = []
+    for trial in sorted(again, key=lambda trial: trial.microseconds):
+        objection = judge.last_objection(trial.tiling, bench.output(trial.built.kernels))
+        if not objection:
+            return trial, next((each for each in again if each.tiling == first), None), refused
+        refused.append(f"{trial.tiling}: {objection}")
+    return None, None, refused
 
 
 def _median(taken: Sequence[Times]) -> Times:

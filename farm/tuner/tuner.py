@@ -27,7 +27,7 @@ from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import blob_digest
 from farm.tuner.building import Builder
-from farm.tuner.kinds import Effort, Kind, kinds_of, led_by_records
+from farm.tuner.kinds import Effort, Kind, kinds_of, led_by_records, part_of
 from farm.tuner.rig import GpuRig, Rig
 from farm.tuner.search import Attempt, Found, Measured, search
 from farm.tuning.files import shipped_records
@@ -228,7 +228,7 @@ def tune_on(
                 yield Outcome(*_names(kind), None, reason="there was no time for it", left=True)
                 continue
             building.before(buildings[i + 1 :])
-            deadline = now + effort.budget_seconds if end is None else end
+            deadline = now + (effort.budget_seconds if end is None else (end - now) * part_of(todo[i:]))
             yield from _tuned(search(building, rig, partial(_over, clock, deadline), seed=plan.seed), kind, rig.gpu)
     finally:
         for building in buildings:
