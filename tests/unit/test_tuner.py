@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from codegen.choice import choose_tiling, ranked_tilings
 from codegen.tiling import Tiling
@@ -93,6 +96,32 @@ def test_a_first_kernel_that_is_wrong_does_not_make_the_right_ones_wrong() -> No
     assert result.best is not None
     assert result.model is None
     assert (len(result.wrong), result.tried) == (1, FEW.candidates)
+
+
+def test_what_the_reference_refuses_is_not_kept_though_it_is_near_the_first_kernels_output() -> None:
+    """The fastest is off by too little for two kernels to differ, and by too much for one to be right."""
+
+    class Nearly(PlayedRig):
+        def output(self, kernels: Sequence[tuple[Any, Any]]) -> NDArray[Any]:
+            output = super().output(kernels)
+            if kernels[0][1] == RANKED[5]:
+                output += np.float32(5e-5) * np.abs(output).max()
+            return output
+
+    result = found(Nearly(fastest(RANKED[5])))
+    assert result.best is not None
+    assert result.best.tiling != RANKED[5]
+    [said] = result.wrong
+    assert said.startswith(f"{RANKED[5]}: in the block of outputs")
+
+
+def test_of_a_large_output_some_images_are_compared_the_first_and_the_last_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = PlayedRig(fastest(RANKED[5]), wrong=lambda tiling: tiling == RANKED[5])
+    monkeypatch.setattr("farm.tuner.judge.MOST_OUTPUTS", 1)
+    [said] = found(rig).wrong  # a played wrong kernel is wrong in its last output
+    assert "1 outputs differ from those of the first kernel" in said
 
 
 def test_if_all_are_wrong_there_is_no_best() -> None:

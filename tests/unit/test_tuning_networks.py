@@ -96,6 +96,15 @@ def test_what_the_time_does_not_suffice_for_is_left_and_is_no_failure_of_the_lay
     assert [(each.layer, each.known) for each in again] == [("large", True), ("medium", False), ("small", False)]
 
 
+def test_no_layer_takes_the_time_of_the_others() -> None:
+    """Every candidate takes seconds, so the first layer alone could take all of it."""
+    now = count()
+    outcomes = tuned(TunePlan(Effort(seconds=120.0)), PlayedBuilder(assembler="direct"), lambda: 4.0 * next(now), 64)
+    tried = {each.layer: each.record.tried for each in outcomes if each.record}
+    assert list(tried) == ["large", "medium", "small"]
+    assert tried["large"] > tried["small"]
+
+
 def test_builders_go_on_with_the_next_layer_while_the_one_at_hand_is_measured() -> None:
     builder = PlayedBuilder(workers=8)
     begun: list[set[str]] = []
