@@ -121,8 +121,6 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
     """What of a layer the assembler is known not to do, in words; empty if it may do it."""
     if arch not in ARCHITECTURES:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
-    if is_bounded(spec):
-        return "the assembler knows no bounds of inputs, as a normalisation before a layer leads to"
     if is_gated(spec) and spec.data_type == "float16":
         return "the assembler knows no gates of float16, which a layer's input is multiplied by"
     if tiling.stages == 0:

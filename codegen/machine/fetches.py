@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
-from codegen.machine.gates import PLACES, TURN_WORDS, Gates
+from codegen.machine.gates import PLACES, TURN_WORDS, Gates, multiplied
 from codegen.machine.marked import BANKS, Marked
+from codegen.machine.preparation import Preparation
 from codegen.machine.skeleton import Skeleton
 
 FIRST_SCOREBOARD, SCOREBOARDS_USED = 1, 5
@@ -24,11 +25,13 @@ class Products:
     """K group times chunks, plus chunk."""
     slot: NDArray[np.int64]
     chunk: NDArray[np.int64]
+    bounds: NDArray[np.float32]
+    """[segments, inputs of the loop, 2]: lowest and highest, of layers whose inputs have such."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fetches:
-    """The loads of a stream; operations are its multiply-adds and the multiplications by gates, in their order."""
+    """The loads of a stream; operations are its multiply-adds and what prepares their inputs, in their order."""
 
     multiplicand: NDArray[np.int64]
     """[products]: the register of the input."""
@@ -47,12 +50,7 @@ class Fetches:
     """The loads that are the first of their turn,"""
     users: NDArray[np.int64]
     """and the operation of each that waits for the turn."""
-    gated: NDArray[np.int64]
-    """[multiplications by gates]: the product before which each comes,"""
-    gated_register: NDArray[np.int64]
-    """the register of the input, which the result goes to too,"""
-    gate_register: NDArray[np.int64]
-    """and that of the gate."""
+    prepared: Preparation
 
 
 def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running: bool = False) -> Fetches:
@@ -73,9 +71,16 @@ def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running
         begun = begun // template.chunks
         turn = _running(turn, segment[first], begun)
     register = skeleton.ring[products.chunk[first], turn % BANKS * in_bank + lane]
-    before, leads = places(begun, turn, lane, first, len(slot), in_bank, BANKS)
+    multiplicand = register[run] + element - start[run]
+    prepared = Preparation.none()
+    if template.bounds is not None:
+        of_turn = changes(turn, begun)
+        begin = first[of_turn][np.cumsum(of_turn) - 1]
+        prepared = template.bounds.preparation(products.bounds, slot, segment, multiplicand, run, begin[run])
+    operation = prepared.begun(first)
+    before, leads = places(begun, turn, lane, operation, len(slot) + len(prepared), in_bank, BANKS)
     return Fetches(
-        multiplicand=register[run] + element - start[run],
+        multiplicand=multiplicand,
         run=run,
         register=register,
         pointer=template.load_pointer[load[first]],
@@ -85,10 +90,8 @@ def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running
         segment=segment[first],
         before=before,
         leads=leads,
-        users=first[leads],
-        gated=(none := np.zeros(0, dtype=np.int64)),
-        gated_register=none,
-        gate_register=none,
+        users=operation[leads],
+        prepared=prepared,
     )
 
 
@@ -157,9 +160,7 @@ def _gated(template: Marked, gates: Gates, skeleton: Skeleton, products: Product
         before=before,
         leads=leads,
         users=begin_operation[all_turns[at[leads]]],
-        gated=first[turn_begins][all_turns],
-        gated_register=register,
-        gate_register=gate_register,
+        prepared=multiplied(first[turn_begins][all_turns], register, gate_register),
     )
 
 

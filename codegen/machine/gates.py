@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.machine import word
+from codegen.machine.preparation import Preparation
 
 _GATING = re.compile(r"^mul\.rn\.f32 x(\d+),(%f\d+),g\1;$")
 _GATES = re.compile(r"^ld\.shared(?:\.v([24]))?\.b32 \{?([g\d,]+)\}?,\[(%\w+)\+(\d+)\]; // farm\.gates (\d+) \d+$")
@@ -20,6 +22,11 @@ TURN_WORDS = 4
 """Inputs of a turn."""
 PLACES = 2
 """Of the ring that a turn takes."""
+_CYCLES = 4
+"""From a multiplication by a gate to the first product of its input."""
+_MULTIPLY = word.FMUL | word.ALWAYS << 12
+_MULTIPLY_ORDINARY = 1 << 86 - 64
+"""The product as it is: other values double it, or halve it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,3 +86,9 @@ class Gates:
     def source_of(self, name: str) -> str:
         """The register that an input `x0`, `x1`, ... was loaded into."""
         return self.sources[int(name.removeprefix("x"))]
+
+
+def multiplied(before: NDArray[np.int64], register: NDArray[np.int64], gate: NDArray[np.int64]) -> Preparation:
+    """Inputs in these registers times the gates in those, before these products."""
+    low = _MULTIPLY | register << 16 | register << 24 | gate << 32
+    return Preparation(before, register, low, np.full(len(low), _MULTIPLY_ORDINARY), _CYCLES)

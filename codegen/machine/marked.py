@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.machine.bounds import Bounds
 from codegen.machine.copies import held_in_place
 from codegen.machine.gates import TURN_WORDS, Gates
 from codegen.machine.loads import Loads
@@ -117,6 +118,8 @@ class Marked:
     load_offset: NDArray[np.int64]
     """[loads]: bytes from the pointer."""
     load_words: NDArray[np.int64]
+    bounds: Bounds | None
+    """Of a layer whose input is brought within such."""
     gates: Gates | None
     """Of a layer whose input is multiplied by such."""
     gate_pointer: NDArray[np.int64]
@@ -133,12 +136,11 @@ class Marked:
         spec, tiling = template.spec, template.tiling
         if tiling.form != "rolled":
             raise MachineCodeError("a template of the full form")
-        if is_bounded(spec):
-            raise MachineCodeError("bounds of inputs")
         form, layer = template.rolled, tiled(spec, tiling)
         turn, tail = texts(form.turn), texts(form.tail)
         loads = [_load(turn[line]) for line in form.load_lines.tolist()]
         gates = _gates(turn, form) if is_gated(spec) else None
+        bounds = _bounds(turn, form) if is_bounded(spec) else None
         through = [pointer for _, pointer, _ in loads]
         pointers = list(dict.fromkeys([*through, *(gates.pointers if gates else ())]))
         if len(pointers) > MOST_POINTERS:
@@ -146,7 +148,7 @@ class Marked:
         sums = Sums.of(layer, form)
         element = {register: i for names, _, _ in loads for i, register in enumerate(names)}
         multiplicands = [multiply_add(turn[line])[1] for line in form.weight_line.tolist()]
-        multiplicands = [gates.source_of(each) if gates else each for each in multiplicands]
+        multiplicands = [prepared.source_of(each) if (prepared := gates or bounds) else each for each in multiplicands]
         slot_load, slot_element = form.load_of_slot, np.array([element[each] for each in multiplicands], dtype=np.int64)
         found = Loads.of([(pointers.index(pointer), offset, len(names)) for names, pointer, offset in loads])
         if gates is None:
@@ -157,7 +159,7 @@ class Marked:
         ring_loads, ring_stores = _ring(ring_words, width, "%thread" if runs_on else pointers[0], pointers[0])
         markers = [*([] if runs_on else ring_loads), *_markers(pointers, sums, demand), *ring_stores]
         taken = {*form.weight_line.tolist(), *form.load_lines.tolist()}
-        taken |= {*form.input_lines.tolist(), *form.gate_lines.tolist()}
+        taken |= {*form.input_lines.tolist(), *form.gate_lines.tolist(), *form.bound_lines.tolist()}
         body = _body([line for i, line in enumerate(turn) if i not in taken], sums, markers, pointers[0])
         group = form.group_register
         lines = [
@@ -187,6 +189,7 @@ class Marked:
             load_pointer=found.pointer,
             load_offset=found.offset,
             load_words=found.words,
+            bounds=bounds,
             gates=gates,
             gate_pointer=np.array([pointers.index(each) for each in (gates.pointers if gates else ())], dtype=np.int64),
             stores=stored(tail),
@@ -237,6 +240,10 @@ def _load(line: str) -> tuple[list[str], str, int]:
 
 def _gates(turn: list[str], form: RolledForm) -> Gates:
     return Gates.of(turn, form.input_lines.tolist(), form.gate_lines.tolist(), form.input_of_slot)
+
+
+def _bounds(turn: list[str], form: RolledForm) -> Bounds:
+    return Bounds.of(turn, form.input_lines.tolist(), form.bound_lines.tolist(), form.input_of_slot)
 
 
 def _body(lines: list[str], sums: Sums, markers: list[str], pointer: str) -> list[str]:

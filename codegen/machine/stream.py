@@ -29,9 +29,6 @@ loads for one warp it can multiply and add for four."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
 _FMA = word.FFMA_IMMEDIATE | word.ALWAYS << 12
-_MULTIPLY = word.FMUL | word.ALWAYS << 12
-_MULTIPLY_ORDINARY = 1 << 86 - 64
-"""The product as it is: other values double it, or halve it."""
 _LOAD = word.LDS | word.ALWAYS << 12
 _UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
 _LOAD_SIZES = np.array([0, 4, 5, 0, 6])
@@ -60,6 +57,7 @@ def streams(
     bits: NDArray[np.uint32],
     nonzero: NDArray[np.bool_],
     added: NDArray[np.bool_],
+    bounds: NDArray[np.float32],
     between: Between | None = None,
     finish: Finish | None = None,
 ) -> Streams:
@@ -68,7 +66,8 @@ def streams(
     They run on from chunk to chunk over the words `between`, if every chunk has a product, and then finish sums amid
     the last chunk, where that needs few more loads.
 
-    `added` [groups, chunks, sums] says after which chunks a packed sum is added to those of float32.
+    `added` [groups, chunks, sums] says after which chunks a packed sum is added to those of float32, `bounds` [groups,
+    chunks, inputs, 2] what inputs are no lower and no higher than.
     """
     groups, chunks, slots = nonzero.shape
     sums = len(template.sums.registers)
@@ -90,26 +89,23 @@ def streams(
             slot, value, number, passes = slot[order], value[order], number[order], passes[order]
         else:
             passes = None
-    fetched = fetches(template, skeleton, Products(segment, slot, chunk), running=runs_on)
-    placed = None
+    products = Products(segment, slot, chunk, bounds.reshape(segments, bounds.shape[2], 2))
+    fetched = fetches(template, skeleton, products, running=runs_on)
+    prepared, placed = fetched.prepared, None
     if between is not None and runs_on:
-        placed = Places.of(fetched, between, chunks, count)
+        placed = Places.of(fetched, between, chunks, count + len(prepared))
         if finish is not None and passes is not None:
             last_chunk = np.arange(1, groups + 1)[:, np.newaxis] * chunks - 1
             ends = np.searchsorted(segment * PASSES + passes, last_chunk * PASSES + np.arange(PASSES), side="right")
-            placed = placed.finishing(finish, ends)
+            placed = placed.finishing(finish, prepared.begun(ends))
         fetched = replace(fetched, before=placed.before)
 
-    # Operations are the multiply-adds, and where there are gates the multiplications by them.
-    loads, gated = len(fetched.before), len(fetched.gated)
-    of_gate = fetched.gated + np.arange(gated)
-    of_fma = np.arange(count)
-    if gated:
-        of_fma += np.searchsorted(fetched.gated, np.arange(count), side="right")
-    at_operation = np.arange(count + gated) + np.searchsorted(fetched.before, np.arange(count + gated), side="right")
-    at_fma, at_gate = at_operation[of_fma], at_operation[of_gate]
+    # Operations are the multiply-adds, and what prepares their inputs.
+    loads, operations = len(fetched.before), count + len(prepared)
+    at_operation = np.arange(operations) + np.searchsorted(fetched.before, np.arange(operations), side="right")
+    at_fma, at_prepared = at_operation[prepared.multiply_adds(count)], at_operation[prepared.operations]
     at_load = fetched.before + np.arange(loads)
-    total = count + gated + loads
+    total = operations + loads
     pointer, chunk = fetched.pointer, fetched.segment % chunks
     offset = skeleton.offsets[chunk, pointer] + fetched.offset
     sum_register = skeleton.sums[number]
@@ -123,18 +119,16 @@ def streams(
     low, high = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     low[at_fma] = _FMA | sum_register << 16 | multiplicand << 24 | value << 32
     high[at_fma] = addend
-    low[at_gate] = _MULTIPLY | fetched.gated_register << 16 | fetched.gated_register << 24 | fetched.gate_register << 32
-    high[at_gate] = _MULTIPLY_ORDINARY
+    low[at_prepared], high[at_prepared] = prepared.low, prepared.high
     low[at_load] = _LOAD | fetched.register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
     high[at_load] = _LOAD_SIZES[fetched.words] << 9
     uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
     low[at_load] |= np.where(uniform < 0, 0, uniform << 32)
     high[at_load] |= np.where(uniform < 0, 0, _UNIFORM_ADDRESS)
 
-    # The result of a multiplication by a gate is never taken for the input that came to its register.
     result, addition, source = (np.full(total, -1 - i, dtype=np.int64) for i in range(3))
     result[at_fma], addition[at_fma], source[at_fma] = sum_register, addend, multiplicand
-    result[at_gate] = fetched.gated_register
+    result[at_prepared] = source[at_prepared] = prepared.register
     waits, sets = np.zeros(total, dtype=np.int64), np.full(total, NO_SCOREBOARD, dtype=np.int64)
     waits[at_operation[fetched.users]] = 1 << fetched.scoreboard[fetched.leads]
     sets[at_load] = fetched.scoreboard
@@ -146,18 +140,21 @@ def streams(
         low[at_fma] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
         high[at_fma] |= np.where(is_first & ~matrix, ZERO_ADDEND, 0)
         reuse[at_fma] = reused(matrix, fetched.run, template.slot_element[slot])
-    elif gated:
-        reuse[:-1] = (source[:-1] == source[1:]) & (source[1:] >= 0)
     else:
-        # An input is kept over a load too.
-        reuse[at_fma[:-1]] = (multiplicand[:-1] == multiplicand[1:]) & (fetched.run[:-1] == fetched.run[1:])
+        # An input is kept over a load too, but not over what prepares another.
+        parted = np.zeros(count, dtype=np.bool_)
+        parted[prepared.before] = True
+        kept = (multiplicand[:-1] == multiplicand[1:]) & (fetched.run[:-1] == fetched.run[1:])
+        reuse[at_fma[:-1]] = kept & ~parted[1:]
     stall = np.ones(total, dtype=np.int64)
     for distance in range(1, FMA_CYCLES):
         depends = np.flatnonzero(result[:-distance] == addition[distance:])
         stall[depends] = np.maximum(stall[depends], FMA_CYCLES + 1 - distance)
-        if gated:
-            depends = np.flatnonzero(result[:-distance] == source[distance:])
-            stall[depends] = np.maximum(stall[depends], FMA_CYCLES + 1 - distance)
+    for distance in range(1, prepared.cycles):
+        depends = np.flatnonzero(result[:-distance] == source[distance:])
+        stall[depends] = np.maximum(stall[depends], prepared.cycles + 1 - distance)
+    neighbours = at_prepared[:-1][np.diff(at_prepared) == 1]
+    stall[neighbours] = np.maximum(stall[neighbours], prepared.apart)
     settles = np.flatnonzero((waits[1:] >> np.minimum(sets[:-1], word.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLE_CYCLES)
     stall[last] = np.maximum(stall[last], RESULT_CYCLES)
@@ -168,7 +165,7 @@ def streams(
         _make_room(placed, between, stall, sets)
     high |= control(stall, sets, waits, reuse)
     by_segment = np.bincount(segment, minlength=segments) + np.bincount(fetched.segment, minlength=segments)
-    by_segment += np.bincount(segment[fetched.gated], minlength=segments)
+    by_segment += np.bincount(segment[prepared.before], minlength=segments)
     touched = np.zeros(groups * sums, dtype=np.bool_)
     touched[segment // chunks * sums + number] = True
     words = np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)

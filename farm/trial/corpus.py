@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.choice import choose_tiling, ranked_tilings
-from codegen.data_types import PRECISIONS, from_float32, to_float32
+from codegen.data_types import from_float32
 from codegen.errors import TilingError
-from codegen.layers import FloatArray, Weights
+from codegen.layers import Weights
 from codegen.networks import prune
 from codegen.spec import (
     AddResidual,
@@ -37,6 +37,7 @@ from codegen.spec import (
 )
 from codegen.tiling import Accumulator, Tiling
 from codegen.verify import random_input
+from farm.trial.values import drawn_biases, drawn_bounds, drawn_values
 
 LAYERS_OF_SHAPE = 40
 """Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
@@ -48,6 +49,8 @@ SPLIT_EVERY = 3
 """Of so many float32 and float16 shapes one has its channels split over the blocks of a cluster."""
 GATED_EVERY = 5
 """Of so many shapes, but for float16, one has its input multiplied by gates."""
+BOUNDED_EVERY = 5
+"""Of so many float32 shapes one has bounds for its input, as a normalisation before a layer leads to."""
 POOLED_EVERY = 4
 """Of so many shapes one has a max pool behind it."""
 MOST_ELEMENTS = 200_000
@@ -92,9 +95,8 @@ class Shape:
         """Of its layer of this number, from 0 up to LAYERS_OF_SHAPE."""
         rng = np.random.default_rng((self.number, variant))
         mask = np.asarray(_masks()[variant][1](self, rng), dtype=bool)
-        return Weights(
-            np.where(mask, _values(self.spec, rng), np.float32(0)), _biases(self.spec.kernels, self.spec.data_type, rng)
-        )
+        kernel = np.where(mask, drawn_values(self.spec, rng), np.float32(0))
+        return Weights(kernel, drawn_biases(self.spec, rng), drawn_bounds(self.spec, rng))
 
     def input(self) -> NDArray[Any]:
         """[batch, ...]: normal values; in some shapes with zeros of both signs, infinities, NaN or subnormal ones."""
@@ -119,6 +121,8 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
     if data_type != "float16" and number % GATED_EVERY == 0:
         spec = _gated_spec(rng, data_type, split=split)
+    elif data_type == "float32" and number % BOUNDED_EVERY == BOUNDED_EVERY - 1:
+        spec = _bounded_spec(rng, split=split)
     elif not split and number % POOLED_EVERY == 3:
         spec = _pooled_spec(rng, data_type)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
@@ -185,6 +189,16 @@ def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -
     kernels = groups * int(np.clip(round(weights / channels), 1, 64))
     size, stride = (channels, height, width, kernels, 1, 1), _pair(rng, (1, 1, 1, 2))
     return Conv2d(*size, stride, groups=groups, epilogue=_epilogue(rng), data_type=data_type, gated=True)
+
+
+def _bounded_spec(rng: np.random.Generator, *, split: bool) -> LayerSpec:
+    """A 1x1 convolution of float32, of a map and channels that have tilings with clusters if it is to be split."""
+    sizes = [4, 5, 7, 8, 9, 11, 14, 16] if split else [1, 4, 5, 7, 8, 11, 14, 16, 28, 33]
+    height, width = (int(size) for size in rng.choice(sizes, 2))
+    channels = int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128] if split else [1, 3, 5, 8, 12, 16, 24, 40, 64]))
+    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_SPLIT_WEIGHTS if split else MOST_WEIGHTS))))
+    size = (channels, height, width, int(np.clip(round(weights / channels), 1, 64)), 1, 1)
+    return Conv2d(*size, epilogue=_epilogue(rng), bounded=True)
 
 
 def _pooled_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
@@ -302,27 +316,3 @@ def _pruned_to(sparsity: float) -> Mask:
         return kept
 
     return mask
-
-
-def _values(spec: LayerSpec, rng: np.random.Generator) -> FloatArray:
-    """Normal ones; some layers have few values, one value, or values of every magnitude that the data type has."""
-    normal = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    kind = rng.random()
-    if kind < 0.2:
-        normal = rng.choice(np.array([-1, 1, 0.5, -2, 0.25, 3], np.float32), spec.weights_shape)
-    elif kind < 0.25:
-        normal = np.full(spec.weights_shape, normal.flat[0])
-    elif kind < 0.4:
-        precision = PRECISIONS[spec.data_type]
-        least, most = np.log2(precision.smallest_subnormal), np.log2(precision.largest) - 2
-        normal = np.sign(normal) * np.exp2(rng.uniform(least, most, spec.weights_shape)).astype(np.float32)
-    values = to_float32(from_float32(normal.astype(np.float32), spec.data_type), spec.data_type)
-    return np.where(values == 0, np.float32(1), values)
-
-
-def _biases(kernels: int, data_type: DataType, rng: np.random.Generator) -> FloatArray:
-    """Normal ones, in some layers with zeros of both signs, or nothing else."""
-    normal, zeros = rng.standard_normal(kernels, dtype=np.float32), rng.choice([0.0, 0.5, 1.0])
-    zero = np.array([0.0, -0.0], np.float32)[rng.integers(0, 2, kernels)]
-    values = np.where(rng.random(kernels) < zeros, zero, normal)
-    return to_float32(from_float32(values, data_type), data_type)

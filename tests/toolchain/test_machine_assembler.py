@@ -32,6 +32,7 @@ from codegen.template import Template, make_template
 from codegen.tiling import Part, Tiling
 from codegen.toolchain import find_toolchain
 from tests.templates import shared_template
+from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.machine_cubins import LIMITS, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 
@@ -241,9 +242,9 @@ def test_half_of_many_packed_products_go_to_the_tensor_cores_unit() -> None:
 
 
 def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
-    bounded = template_for("bounded inputs", "compute_80")
-    with pytest.raises(MachineCodeError, match="knows no bounds of inputs"):
-        make_skeleton(bounded, ARCH, find_toolchain())
+    gated = GATE_CASES["float16 gates, image pairs, added up in float32"]
+    with pytest.raises(MachineCodeError, match="knows no gates of float16"):
+        make_skeleton(shared_template(gated.spec, gated.tiling), ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
     with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
         make_skeleton(plain, "sm_80", find_toolchain())

@@ -32,6 +32,7 @@ from codegen.spec import (
     Step,
     Swish,
     Tanh,
+    is_bounded,
     is_gated,
     is_pooled,
 )
@@ -40,17 +41,27 @@ from codegen.toolchain import ToolLimits, find_toolchain
 from codegen.verify import poisoned, random_gate, random_residual, verify_layer
 from farm.trial.admit import TrialProgress, follow
 from farm.trial.bench import Compared, differing
-from farm.trial.corpus import GATED_EVERY, LAYERS_OF_SHAPE, POOLED_EVERY, SPLIT_EVERY, Shape, drawn_shape, mask_name
+from farm.trial.corpus import (
+    BOUNDED_EVERY,
+    GATED_EVERY,
+    LAYERS_OF_SHAPE,
+    POOLED_EVERY,
+    SPLIT_EVERY,
+    Shape,
+    drawn_shape,
+    mask_name,
+)
 from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
 from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
 from tests.templates import shared_template
 
 SHAPE = 2
 """A 3x3 convolution whose layers are small."""
-SPLIT_SHAPE = 4
+SPLIT_SHAPE = 7
 """One whose channels are split over a cluster."""
 GATED_SHAPE = 5
 POOLED_SHAPE = 11
+BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE = 9, 4
 LIMITS = ToolLimits(120)
 
 
@@ -162,6 +173,18 @@ def test_one_shape_of_five_has_gates_and_its_layers_give_the_same_bits_both_ways
     assert is_gated(made.shape.spec)
     assert len(made.layers) == 8
     assert tried(made).tried.wrong == ()
+
+
+def test_one_float32_shape_of_five_has_bounds_and_its_layers_give_the_same_bits_both_ways() -> None:
+    shapes = [each for number in range(30) if (each := drawn_shape(number, "float32"))]
+    bounded = [each for each in shapes if is_bounded(each.spec)]
+    assert bounded == [each for each in shapes if each.number % BOUNDED_EVERY == BOUNDED_EVERY - 1]
+    assert {each.tiling.cluster > 1 for each in bounded} == {True, False}
+    for number in (BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE):
+        made = make_both(number, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+        assert made.shape in bounded
+        assert len(made.layers) == 8
+        assert tried(made).tried.wrong == ()
 
 
 def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(made: MadeShape) -> None:

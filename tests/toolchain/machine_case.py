@@ -1,0 +1,95 @@
+"""Small layers assembled without ptxas for sm_90, run in the emulators beside what they are made of."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen import emulate as ptx
+from codegen.assemble import skeleton_options
+from codegen.launch import Launch
+from codegen.layers import Weights
+from codegen.machine import emulate
+from codegen.machine.assembler import DirectAssembler, make_skeleton
+from codegen.machine.elf import CubinFile
+from codegen.networks.pruning import random_bounds
+from codegen.operators import stream_count
+from codegen.rewrite import rewrite
+from codegen.template import Template
+from codegen.tiling import Part
+from codegen.toolchain import find_toolchain
+from codegen.verify import poisoned, random_gate, random_input, random_residual
+from tests.templates import shared_template
+from tests.toolchain.operator_case import Case
+
+ARCH = "sm_90"
+MASKS = ("no weight", "one weight", "one channel of four", "one chunk empty", "no zero")
+
+
+def template_of(case: Case) -> Template:
+    return shared_template(case.spec, case.tiling, "compute_90" if case.tiling.cluster > 1 else "compute_80")
+
+
+@cache
+def skeleton_of(case: Case) -> bytes:
+    options = skeleton_options(("-O3",), clusters=case.tiling.cluster > 1)
+    return make_skeleton(template_of(case), ARCH, find_toolchain(), options).data
+
+
+def whole_layer(case: Case) -> Part:
+    return Part(0, stream_count(case.spec, case.tiling))
+
+
+def weights_of(case: Case, density: float, mask: str = "no zero") -> Weights:
+    """Normal ones, as many as the density says, of those that the mask leaves."""
+    spec, rng = case.spec, np.random.default_rng(3)
+    kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
+    kept = rng.random(spec.weights_shape) < density
+    channels = np.arange(spec.weights_shape[1])
+    match mask:
+        case "no weight":
+            kept[:] = False
+        case "one weight":
+            kept[:] = False
+            kept[1, 2] = True
+        case "one channel of four":
+            kept[:, channels % 4 != 1] = False
+        case "one chunk empty":
+            chunk = case.tiling.chunk_channels
+            kept[:, (channels >= chunk) & (channels < 2 * chunk)] = False
+    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    return Weights(np.where(kept, kernel, np.float32(0)), bias, random_bounds(spec))
+
+
+def directly(case: Case, weights: Weights) -> CubinFile:
+    made = DirectAssembler.of(template_of(case), skeleton_of(case), ARCH).assemble(weights, whole_layer(case))
+    return CubinFile.read(made.data)
+
+
+def computed(case: Case, weights: Weights, cubin: CubinFile, x: NDArray[Any] | None = None) -> NDArray[Any]:
+    """The bits that a cubin of the layer computes."""
+    launch = rewrite(template_of(case), weights).launch
+    output, given = _arguments(case, launch, x)
+    emulate.run(cubin, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
+    return output.view(f"u{output.dtype.itemsize}")
+
+
+def expected(case: Case, weights: Weights, x: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Those that the rewritten PTX computes."""
+    kernel = rewrite(template_of(case), weights)
+    launch = kernel.launch
+    output, given = _arguments(case, launch, x)
+    ptx.run(kernel.ptx, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
+    return output.view(f"u{output.dtype.itemsize}")
+
+
+def _arguments(case: Case, launch: Launch, x: NDArray[Any] | None) -> tuple[NDArray[Any], list[NDArray[Any] | int]]:
+    output = poisoned(case.spec, case.batch)
+    x = random_input(case.spec, case.batch, seed=1) if x is None else x
+    named: dict[str, Any] = {"input": x, "output": output}
+    named |= {"residual": random_residual(case.spec, case.batch, seed=0)}
+    named |= {"gate": random_gate(case.spec, case.batch, seed=0), **launch.numbers(case.batch)}
+    return output, [named[each] for each in launch.arguments]

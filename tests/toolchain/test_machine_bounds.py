@@ -1,0 +1,182 @@
+"""Layers whose input has bounds, without ptxas: what they make of it, and that every product waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen.assemble import assemble
+from codegen.errors import MachineCodeError
+from codegen.layers import FloatArray
+from codegen.machine import word
+from codegen.machine.elf import CubinFile
+from codegen.machine.marked import Marked
+from codegen.machine.operands import operands
+from codegen.machine.proof import prove
+from codegen.machine.word import Words
+from codegen.rewrite import rewrite
+from codegen.spec import Conv2d
+from codegen.tiling import Tiling
+from codegen.toolchain import find_toolchain
+from codegen.verify import random_input, verify_layer
+from tests.templates import shared_template
+from tests.toolchain.machine_case import (
+    ARCH,
+    MASKS,
+    computed,
+    directly,
+    expected,
+    template_of,
+    weights_of,
+    whole_layer,
+)
+from tests.toolchain.operator_case import Case
+from tests.toolchain.operator_cases import CASES
+
+TWO_ROWS, FINISHED = "two rows a thread", "outputs finished amid the last chunk"
+LIKE_DENSENET = {
+    TWO_ROWS: Case(Conv2d(18, 8, 9, 12, 1, 1, bounded=True), Tiling(9, 2, 2, 4, 8, 2)),
+    FINISHED: Case(Conv2d(48, 14, 14, 32, 1, 1, bounded=True), Tiling(28, 7, 1, 32, 8, 2)),
+}
+BOUNDED = {
+    **{name: case for name, case in CASES.items() if name.startswith("bounded") and case.virtual_arch != "compute_75"},
+    **LIKE_DENSENET,
+}
+PLAIN, CLUSTER = BOUNDED["bounded inputs"], BOUNDED["bounded inputs, a cluster"]
+ODD = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-44, 3e38)
+
+
+def both_sides(case: Case, seed: int = 0) -> FloatArray:
+    """Bounds of all kinds on each side: none, normal ones, zeros of both signs, subnormal ones."""
+    rng, shape = np.random.default_rng(seed), (case.spec.channels, 2)
+    values = np.where(
+        rng.random(shape) < 0.5, rng.choice([0.0, -0.0, 1e-40, -1e-44], shape), rng.standard_normal(shape)
+    )
+    exists = rng.random(shape) < 0.6
+    return np.where(exists, np.sort(values, axis=1), [-np.inf, np.inf]).astype(np.float32)
+
+
+def odd_input(case: Case) -> NDArray[np.float32]:
+    x, rng = random_input(case.spec, case.batch, seed=1), np.random.default_rng(2)
+    return np.where(rng.random(x.shape) < 0.3, rng.choice(np.array(ODD, np.float32), x.shape), x).astype(np.float32)
+
+
+def assert_same(found: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> None:
+    """Bit for bit, but for which NaN it is: a GPU has one, and NumPy that of an operand."""
+    one_nan = (np.where(np.isnan(each.view(np.float32)), np.uint32(0x7FFFFFFF), each) for each in (found, wanted))
+    np.testing.assert_array_equal(*one_nan)
+
+
+def places_of(words: Words, name: str) -> NDArray[np.int64]:
+    return np.flatnonzero(operands(words).named(name))
+
+
+def in_streams(words: Words) -> NDArray[np.int64]:
+    """Bounds, not what an epilogue has: both names of them say the same register."""
+    found = places_of(words, "FMNMX")
+    return found[word.DESTINATION.get(words)[found] == word.SOURCE_A.get(words)[found]]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("density", [0.15, 0.6])
+def test_inputs_within_their_bounds_give_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
+    case = BOUNDED[name]
+    weights = weights_of(case, density)
+    np.testing.assert_array_equal(computed(case, weights, directly(case, weights)), expected(case, weights))
+
+
+@pytest.mark.parametrize("case", [PLAIN, CLUSTER, LIKE_DENSENET[TWO_ROWS], LIKE_DENSENET[FINISHED]])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_at_their_edges_give_bit_for_bit_what_the_ptx_does(case: Case, mask: str) -> None:
+    weights = weights_of(case, 1.0, mask)
+    np.testing.assert_array_equal(computed(case, weights, directly(case, weights)), expected(case, weights))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_odd_bounds_and_inputs_give_bit_for_bit_what_the_ptx_does(name: str) -> None:
+    case = BOUNDED[name]
+    weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
+    assert_same(computed(case, weights, directly(case, weights), x), expected(case, weights, x))
+
+
+@pytest.mark.parametrize("case", [PLAIN, CLUSTER])
+def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) -> None:
+    weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
+    by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
+    prove(by_ptxas)
+    assert_same(computed(case, weights, by_ptxas, x), computed(case, weights, directly(case, weights), x))
+
+
+def test_each_bound_is_one_word_of_each_k_group_that_has_products_with_its_input() -> None:
+    spec, tiling = PLAIN.spec, PLAIN.tiling
+    weights = weights_of(PLAIN, 0.3)
+    bounds = both_sides(PLAIN)
+    read = np.array(
+        [
+            (weights.kernel[first : first + tiling.group_kernels, :, 0, 0] != 0).any(axis=0)
+            for first in range(0, spec.kernels, tiling.group_kernels)
+        ]
+    )
+    words = directly(PLAIN, replace(weights, bounds=bounds)).words
+    assert len(in_streams(words)) == (read @ np.isfinite(bounds).sum(axis=1)).sum()
+    none = np.full_like(bounds, [-np.inf, np.inf])
+    assert not len(in_streams(directly(PLAIN, replace(weights, bounds=none)).words))
+
+
+def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() -> None:
+    case = LIKE_DENSENET[FINISHED]
+    words = directly(case, weights_of(case, 0.6)).words
+    stores, bounds = places_of(words, "STG"), in_streams(words)
+    groups = -(-case.spec.kernels // case.tiling.group_kernels)
+    assert groups == 1
+    assert (stores < bounds[-1]).any()
+    barriers, loads = places_of(words, "BAR"), places_of(words, "LDS")
+    products = np.flatnonzero(word.OPCODE.get(words) == word.FFMA_IMMEDIATE)
+    for barrier in barriers[1:]:
+        assert ((products > loads[loads < barrier].max()) & (products < barrier)).any()
+
+
+def test_an_input_is_not_kept_over_the_bound_of_another() -> None:
+    words = directly(LIKE_DENSENET[FINISHED], weights_of(LIKE_DENSENET[FINISHED], 0.6)).words
+    bounds = in_streams(words)
+    before = bounds[word.OPCODE.get(words)[bounds - 1] == word.FFMA_IMMEDIATE] - 1
+    assert len(before)
+    assert not word.REUSE.get(words)[before].any()
+
+
+def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_proved() -> None:
+    made = directly(PLAIN, weights_of(PLAIN, 1.0))
+    words = made.words
+    place = int(next(each for each in in_streams(words) if word.WAIT.get(words)[each]))
+    word.WAIT.put(words[place : place + 1], 0)
+    with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
+        prove(CubinFile.read(made.with_words(words)))
+
+
+def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
+    made = directly(PLAIN, weights_of(PLAIN, 1.0, "one weight"))
+    words = made.words
+    place = int(in_streams(words)[0])
+    assert int(word.STALL.get(words)[place]) == 5
+    word.STALL.put(words[place : place + 1], 4)
+    with pytest.raises(MachineCodeError, match=r"reads R\d+ 4 cycles after"):
+        prove(CubinFile.read(made.with_words(words)))
+
+
+def test_another_bound_is_found_by_the_emulator() -> None:
+    weights = weights_of(PLAIN, 1.0)
+    template, made, whole = template_of(PLAIN), directly(PLAIN, weights), [whole_layer(PLAIN)]
+    assert verify_layer(template, weights, whole, cubins=[made.data]).ok
+    words = made.words
+    place = int(in_streams(words)[0])
+    word.IMMEDIATE.put(words[place : place + 1], int(np.float32(9).view(np.uint32)))
+    assert not verify_layer(template, weights, whole, cubins=[made.with_words(words)]).ok
+
+
+def test_bounds_by_comparison_and_choice_are_refused_with_the_reason() -> None:
+    case = CASES["bounded inputs on an older GPU"]
+    with pytest.raises(MachineCodeError, match="bounds of inputs that are no greatest and least of two"):
+        Marked.of(shared_template(case.spec, case.tiling, "compute_75"))

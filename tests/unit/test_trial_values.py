@@ -1,0 +1,18 @@
+"""What is drawn for the layers of a trial."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from farm.trial.corpus import BOUNDED_EVERY, drawn_shape
+
+
+def test_bounds_are_drawn_of_few_and_of_all_channels_and_no_lowest_is_above_its_highest() -> None:
+    numbers = range(BOUNDED_EVERY - 1, 100, BOUNDED_EVERY)
+    drawn = [shape.weights(0).bounds for number in numbers if (shape := drawn_shape(number, "float32"))]
+    bounds = [each for each in drawn if each is not None]
+    assert len(bounds) == len(drawn)
+    shares = np.array([np.isfinite(each).mean(axis=0) for each in bounds])
+    assert (shares.min(axis=0) == 0).all()
+    assert (shares.max(axis=0) == 1).all()
+    assert all((each[:, 0] <= each[:, 1]).all() for each in bounds)
