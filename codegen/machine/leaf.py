@@ -13,11 +13,12 @@ from codegen.machine.copies import put_loads
 from codegen.machine.ending import put_zero_for
 from codegen.machine.operands import Operands, operands
 from codegen.machine.passes import Finish
+from codegen.machine.program import Program
 from codegen.machine.running import Between
 from codegen.machine.schedule import MOST_STALL, SETTLE_CYCLES, control
 from codegen.machine.shapes import UNIFORM_REGISTERS, VARIABLE
 from codegen.machine.skeleton import CONTROL, Skeleton
-from codegen.machine.stalls import settle
+from codegen.machine.stalls import passed_by, settle
 from codegen.machine.word import NO_SCOREBOARD, Words
 
 _MOV, _MOV_IMMEDIATE = 0x202, 0x802
@@ -43,9 +44,11 @@ class Leaf:
     """What streams that run on are put around."""
     finish: Finish | None
     """The words behind the last chunk where that is in passes, if it can be."""
+    entry_stall: int
+    """Of the comparison that comes before the first word."""
 
     @staticmethod
-    def of(skeleton: Skeleton, words: Words) -> Leaf:
+    def of(skeleton: Skeleton, words: Words, head: Words) -> Leaf:
         """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
         before them does.
         """
@@ -80,14 +83,14 @@ class Leaf:
         own = word.STALL.get(skeleton.words[start:end])[~gone]
         words, cuts = words[~gone], place_of[skeleton.splices - start]
         between = finish = None
+        jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
+        branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
+        entry_stall = _shorten(words, own, cuts, jumps[branches], skeleton, head)
         if skeleton.runs_on:
             last = int(cuts[-1])
-            jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
-            branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
-            _shorten(words, own, cuts, jumps[branches], skeleton)
             between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry)
             finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
-        return Leaf(words, cuts, entry, place_of, between, finish)
+        return Leaf(words, cuts, entry, place_of, between, finish, entry_stall)
 
     @cached_property
     def in_passes(self) -> Leaf:
@@ -100,24 +103,48 @@ class Leaf:
 
 
 def _shorten(
-    words: Words, own: NDArray[np.int64], cuts: NDArray[np.int64], jumps: NDArray[np.int64], skeleton: Skeleton
-) -> None:
-    """Stalls between the first chunk and the last, in place: not what markers took, but what results need.
+    words: Words,
+    own: NDArray[np.int64],
+    cuts: NDArray[np.int64],
+    jumps: NDArray[np.int64],
+    skeleton: Skeleton,
+    head: Words,
+) -> int:
+    """Stalls before the last chunk, in place: not what markers took, but what results need. Where streams do not run
+    on, those before the first. Returns that of the comparison between the head and the leaf.
 
     `own` [words] were theirs with markers. What a branch may pass keeps its stalls, and counts for no result's cycles.
     """
-    begin, end = cuts[[0, -1]].tolist()
-    inner = words[begin:end]
-    place = np.arange(begin, end)
-    passed = np.zeros(len(inner), dtype=np.bool_)
-    for source, target in jumps.tolist():
-        passed |= (place >= min(source, target)) & (place < max(source, target))
+    end, entry = int(cuts[-1 if skeleton.runs_on else 0]), len(head)
+    cuts = cuts[cuts <= end]
+    begin = entry + 1
+    inner = np.concatenate([head, skeleton.words[skeleton.compare : skeleton.compare + 1], words[:end]])
+    passed = passed_by(np.concatenate([_branches(head), jumps + begin]), len(inner))
     addresses = np.concatenate([skeleton.pointers, UNIFORM_REGISTERS + skeleton.uniform[:, np.newaxis]], axis=1)
     stalls = word.STALL.get(inner)
+    stalls[entry] = MOST_STALL
+    least = np.concatenate([stalls[:entry], [1], own[:end]])
     sets = (word.WRITE_SCOREBOARD.get(inner) != NO_SCOREBOARD) | (word.READ_SCOREBOARD.get(inner) != NO_SCOREBOARD)
-    least = np.minimum(np.maximum(own[begin:end], np.where(sets, SETTLE_CYCLES, 0)), stalls)
-    settle(inner, least, stalls, passed, zip((cuts - begin).tolist(), addresses.tolist(), strict=True))
-    words[begin:end] = inner
+    least[begin:] = np.minimum(np.maximum(least, np.where(sets, SETTLE_CYCLES, 0)), stalls)[begin:]
+    settle(inner, least, stalls, passed, zip((cuts + begin).tolist(), addresses[: len(cuts)].tolist(), strict=True))
+    words[:end] = inner[begin:]
+    return int(word.STALL.get(inner)[entry])
+
+
+def head_of(skeleton: Skeleton, words: Words) -> Words:
+    """The words before the branch, with 0 for the number of the first K group."""
+    head = words[: skeleton.branch].copy()
+    put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
+    stalls = word.STALL.get(head)
+    least = stalls.copy()
+    least[skeleton.first_group] = 1
+    settle(head, least, stalls, passed_by(_branches(head), len(head)))
+    return head
+
+
+def _branches(words: Words) -> NDArray[np.int64]:
+    """[branches, 2]: from and to."""
+    return Program(words, np.zeros(0, dtype=np.int64)).branches
 
 
 def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:

@@ -91,6 +91,8 @@ _RESIDENT = re.compile(r"^\.minnctapersm (\d+)$", re.MULTILINE)
 _THREADS = re.compile(r"^\.maxntid (\d+), 1, 1$", re.MULTILINE)
 _REGISTERS, _MOST_REGISTERS = 2**16, 255
 """Of a multiprocessor, of a thread."""
+_SHARED_BYTES, _OWN_SHARED_BYTES = 228 * 1024, 1024
+"""Of a multiprocessor, of each block beside what it asks for."""
 _LEAST_REGISTERS = 24
 """That ptxas is left with beside the sums."""
 _WARP, _WARPS_TOGETHER, _REGISTERS_TOGETHER = 32, 4, 8
@@ -172,7 +174,8 @@ class Marked:
             f"$other: st.volatile.shared.u32 [%thread+{LAST}],{group}; ret;",
             "}",
         ]
-        head = _beside(form.head, len(sums.pinned)) if demand.apart else form.head
+        head = _resident(form.head, layer.launch.shared_bytes)
+        head = _beside(head, len(sums.pinned)) if demand.apart else head
         head = head if demand.crowded else _RESIDENT.sub("", head)
         head = _FIRST_GROUP.sub(
             rf".reg .u32 %thread; mov.u32 %thread,%tid.x; ld.volatile.shared.u32 \1,[%thread+{FIRST_GROUP}];", head
@@ -196,6 +199,16 @@ class Marked:
             residuals=residuals(tail),
             ring_width=width,
         )
+
+
+def _resident(head: str, shared_bytes: int) -> str:
+    """The head of a kernel that asks for no more blocks on a multiprocessor than find shared memory there.
+
+    The registers of those that do not are there for loads of what is added to outputs: beside the ring ptxas has none
+    left for them otherwise, and loads them behind the last chunk.
+    """
+    most = _SHARED_BYTES // (shared_bytes + _OWN_SHARED_BYTES)
+    return _RESIDENT.sub(lambda found: f".minnctapersm {min(int(found[1]), most)}", head)
 
 
 def _beside(head: str, sums: int) -> str:

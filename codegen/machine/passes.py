@@ -228,11 +228,17 @@ def _keep_operands(words: Words) -> None:
 
 
 def _settle(words: Words, end: int) -> None:
-    """Stalls of the words before `end`, in place; of words that are not known here no less than before."""
+    """Stalls of the words before `end`, in place; of words that are not known here no less than before.
+
+    Right behind a word that sets a scoreboard there may now be one that waits for it.
+    """
     used, stalls = operands(words), word.STALL.get(words)
     bare = (word.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (word.READ_SCOREBOARD.get(words) == NO_SCOREBOARD)
     known = bare & (used.named(*_STEPS) | (word.OPCODE.get(words) == word.STG))
     moves = np.arange(len(words)) < end - 1
+    waited = np.append(word.WAIT.get(words)[1:], 0)
+    sets = 1 << word.WRITE_SCOREBOARD.get(words) | 1 << word.READ_SCOREBOARD.get(words)
+    stalls = np.where(waited & sets, np.maximum(stalls, SETTLE_CYCLES), stalls)
     settle(words, np.where(known & moves, 1, stalls), np.where(moves, MOST_STALL, stalls))
 
 

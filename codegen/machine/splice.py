@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.leaf import Leaf, covered, put_number
+from codegen.machine.latencies import GUARD_CYCLES
+from codegen.machine.leaf import Leaf, covered, head_of
 from codegen.machine.marked import NO_GROUP
 from codegen.machine.running import Inserted, woven
 from codegen.machine.schedule import MOST_STALL, control
@@ -47,14 +48,13 @@ class Frame:
     @staticmethod
     def of(skeleton: Skeleton) -> Frame:
         words = covered(skeleton)
-        head = words[: skeleton.branch].copy()
-        put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
+        head = head_of(skeleton, words)
         sets = np.union1d(word.WRITE_SCOREBOARD.get(head), word.READ_SCOREBOARD.get(head)).tolist()
         end = skeleton.leaf_end
         return Frame(
             skeleton,
             head,
-            Leaf.of(skeleton, words),
+            Leaf.of(skeleton, words, head),
             tuple(board for board in range(word.SCOREBOARDS) if board not in sets),
             end + int(np.flatnonzero(word.OPCODE.get(skeleton.words[end:]) == word.EXIT)[0]),
         )
@@ -72,7 +72,7 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
     for group, middles in enumerate(_nodes_before(groups)):
         begins[group] = code.length
         nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
-        code.append(code.compare(NO_GROUP))  # the predicate as the leaf may expect it
+        code.append(code.compare(NO_GROUP, frame.leaf.entry_stall))  # the predicate as the leaf may expect it
         moved[group, start:end] = code.append_leaf(parts, values, group)
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
     code.append(skeleton.words[exit_place:])
@@ -108,7 +108,7 @@ class _Code:
         self.frame = frame
         self.skeleton = frame.skeleton
         head = frame.head.copy()
-        put_number(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group, MOST_STALL)
+        word.IMMEDIATE.put(head[self.skeleton.first_group : self.skeleton.first_group + 1], first_group)
         self.length = len(head)
         self._pieces = [head]
 
@@ -119,11 +119,11 @@ class _Code:
     def joined(self) -> Words:
         return np.concatenate(self._pieces)
 
-    def compare(self, group: int) -> Words:
+    def compare(self, group: int, stall: int) -> Words:
         """The comparison of the K group's number with another one."""
         compare = self.skeleton.words[self.skeleton.compare : self.skeleton.compare + 1].copy()
         word.IMMEDIATE.put(compare, group)
-        word.STALL.put(compare, MOST_STALL)
+        word.STALL.put(compare, stall)
         word.YIELD.put(compare, 0)
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
         word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
@@ -132,7 +132,7 @@ class _Code:
     def append_node(self, group: int) -> int:
         """Branches from this K group on; returns where the branch is."""
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
-        self.append(self.compare(group))
+        self.append(self.compare(group, GUARD_CYCLES))
         self.append(branch)
         return self.length - 1
 

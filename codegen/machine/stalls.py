@@ -21,6 +21,14 @@ _SHORT = 3
 """From so many cycles on another warp issues next."""
 
 
+def passed_by(branches: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """[words]: of so many words those that branches [branches, 2], from and to a place, may pass."""
+    passed = np.zeros(count, dtype=np.bool_)
+    for source, target in branches.tolist():
+        passed[max(0, min(source, target)) : max(0, source, target)] = True
+    return passed
+
+
 def settle(
     words: Words,
     least: NDArray[np.int64],

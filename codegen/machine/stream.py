@@ -196,7 +196,9 @@ def zeroes(registers: NDArray[np.int64]) -> Words:
     """[registers]: instructions that make each register zero."""
     low = _FMA | registers << 16 | ZERO_REGISTER << 24
     none = np.zeros(len(registers), dtype=np.int64)
-    high = ZERO_REGISTER | control(none + RESULT_CYCLES, none + NO_SCOREBOARD, none, none)
+    stalls = none + 1
+    stalls[-1:] = RESULT_CYCLES
+    high = ZERO_REGISTER | control(stalls, none + NO_SCOREBOARD, none, none)
     return np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
 
 
