@@ -124,7 +124,7 @@ class _Code:
         compare = self.skeleton.words[self.skeleton.compare : self.skeleton.compare + 1].copy()
         word.IMMEDIATE.put(compare, group)
         word.STALL.put(compare, stall)
-        word.YIELD.put(compare, 0)
+        word.YIELD.put(compare, int(stall < 3))
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
         word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
         return compare

@@ -278,3 +278,12 @@ def test_a_residual_leaves_as_many_blocks_on_a_multiprocessor() -> None:
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     assert 2 * 448 * (-(-skeleton.registers // 8) * 8) <= 65536
+
+
+def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_memory_leaves_registers() -> None:
+    # 49,152 bytes a block: four blocks, though the template asks for five.
+    spec, tiling = Conv2d(128, 28, 28, 512, 1, 1, epilogue=(AddResidual(), Clip(0.0))), Tiling(256, 1, 1, 16, 16, 3)
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, Marked.of(template))
+    assert 4 * 256 * (-(-skeleton.registers // 8) * 8) <= 65536
+    assert (skeleton.residuals < skeleton.splices[-1]).all()

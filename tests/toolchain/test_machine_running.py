@@ -15,7 +15,9 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.latencies import LONGEST
 from codegen.machine.marked import NO_GROUP, Marked
 from codegen.machine.passes import PASSES
+from codegen.machine.schedule import RESULT_CYCLES
 from codegen.machine.skeleton import Skeleton
+from codegen.machine.stream import zeroes
 from codegen.machine.word import Words
 from codegen.networks import random_weights
 from codegen.operators import stream_count
@@ -79,6 +81,18 @@ def test_no_word_between_chunks_stalls_longer_than_a_result_takes() -> None:
     assert between.stall.max() < LONGEST
 
 
+def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> None:
+    """ptxas has the markers of the first chunk there, and the loads that name the sums."""
+    frame = DirectAssembler.of(template(), skeleton(), "sm_90").frame
+    stalls = word.STALL.get(np.concatenate([frame.head, frame.leaf.words[: frame.leaf.cuts[0]]]))
+    assert max(stalls.max(), frame.leaf.entry_stall) < LONGEST
+
+
+def test_the_zeros_of_sums_without_weights_issue_one_after_the_other() -> None:
+    stalls = word.STALL.get(zeroes(np.arange(4)))
+    assert stalls.tolist() == [1, 1, 1, RESULT_CYCLES]
+
+
 def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_nothing() -> None:
     words = last_group()
     adds = places_of(words, word.FFMA_IMMEDIATE)
@@ -105,6 +119,14 @@ def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multi
     template = shared_template(replace(SPEC, epilogue=(AddResidual(),)), TILING, "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
     assert stores_before_the_last_multiply_add(words) == 0
+
+
+def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_have_moved() -> None:
+    """64 sums of a large map are stored through two pointers: the second is computed where a store has read its data."""
+    spec, tiling = Conv2d(3, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling(16, 4, 1, 64, 1, 4)
+    template = shared_template(spec, tiling, "compute_80")
+    made = make_skeleton(template, "sm_90", find_toolchain())
+    only_group(template, made.data, sparsity=0.9)
 
 
 def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
