@@ -122,7 +122,7 @@ def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multi
 
 
 def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_have_moved() -> None:
-    """64 sums of a large map are stored through two pointers: the second is computed where a store has read its data."""
+    """64 sums of a large map are stored through two pointers: the second comes where a store has read its data."""
     spec, tiling = Conv2d(3, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling(16, 4, 1, 64, 1, 4)
     template = shared_template(spec, tiling, "compute_80")
     made = make_skeleton(template, "sm_90", find_toolchain())
