@@ -165,6 +165,7 @@ _MODULE_STEPS: dict[type[nn.Module], Callable[[Any], Step | None]] = {
     nn.ReLU6: lambda _: Clip(0.0, 6.0),
     nn.Hardtanh: lambda module: Clip(float(module.min_val), float(module.max_val)),
     nn.LeakyReLU: lambda module: LeakyRelu(module.negative_slope),
+    nn.PReLU: lambda module: LeakyRelu(module.weight.item()) if module.weight.numel() == 1 else None,
     nn.Sigmoid: lambda _: Sigmoid(),
     nn.Hardsigmoid: lambda _: HardSigmoid(1 / 6, 0.5),
     nn.Hardswish: lambda _: HardSwish(1 / 6, 0.5),

@@ -109,8 +109,9 @@ class _Swap:
         if unknown and strict:
             more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
             raise UsageError(
-                f"{self._bundle.path} is not of this model: no module has the weights of {', '.join(unknown[:SHOWN])}"
-                f"{more}: export the model as it is now, and compile that; with strict=False they are left out"
+                f"{self._bundle.path} is not of this model, or has more than normalisations folded in: no module has "
+                f"the weights of {', '.join(unknown[:SHOWN])}{more}: export the model as it is now, and compile that; "
+                "with strict=False they are left out"
             )
         numbers = tuple(self._replace(match) for match in matches)
         self._traced.delete_all_unused_submodules()
@@ -156,6 +157,8 @@ class _Swap:
                 residual = second if first is nodes[-1] else first
                 if not isinstance(residual, fx.Node) or residual is nodes[-1]:
                     return "adds another tensor, and the model a number or itself"
+                if residual is first and _is_in_place(node, self._modules) and self._is_read_after(residual, node):
+                    return f"would not add into {residual}, and the model reads it later"
             elif not same_step(step, found):
                 return f"computes {type(step).__name__} next, and the model {node.target}"
             nodes = [*nodes, node]
@@ -170,6 +173,9 @@ class _Swap:
         """Whether something between these nodes writes into the tensor."""
         between = [user for user in tensor.users if self._order[first] < self._order[user] < self._order[last]]
         return any(_is_in_place(user, self._modules) for user in between)
+
+    def _is_read_after(self, tensor: fx.Node, node: fx.Node) -> bool:
+        return any(self._order[user] > self._order[node] for user in tensor.users)
 
     def _replace(self, match: _Match) -> int:
         graph, last = self._traced.graph, match.nodes[-1]
