@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
 from codegen.spec import AddResidual, is_bounded, is_gated
 from farm.errors import UsageError
@@ -162,7 +163,7 @@ class _Swap:
             elif not same_step(step, found):
                 return f"computes {type(step).__name__} next, and the model {node.target}"
             nodes = [*nodes, node]
-        x = nodes[0].args[0]
+        x = _input(nodes[0])
         inputs = [x, *([residual] if residual is not None else [])]
         for each in inputs:
             if isinstance(each, fx.Node) and self._is_changed(each, nodes[0], nodes[-1]):
@@ -182,13 +183,18 @@ class _Swap:
         number = register(match.layer, self._compute[match.layer.name])
         with graph.inserting_after(last):
             residual = None if match.residual is None else self._made.get(match.residual, match.residual)
-            arguments = (match.nodes[0].args[0], residual, number)
+            arguments = (_input(match.nodes[0]), residual, number)
             made = graph.call_function(torch.ops.farm.layer.default, arguments)
         last.replace_all_uses_with(made)
         self._made[last] = made
         for node in reversed(match.nodes):
             graph.erase_node(node)
         return number
+
+
+def _input(node: fx.Node) -> Argument:
+    """Of a call of a module."""
+    return node.args[0] if node.args else node.kwargs["input"]
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

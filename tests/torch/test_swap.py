@@ -281,7 +281,7 @@ class Identity(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.relu(self.stem(x))
         x = self.relu(self.first(x) + x)
-        return self.relu(x + self.second(x))
+        return self.relu(x + self.second(input=x))
 
 
 def test_a_layer_adds_what_another_layer_gives(tmp_path: Path) -> None:
