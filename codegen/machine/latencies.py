@@ -30,7 +30,7 @@ _REGISTERS: Final = {
     "upper": (5, 5, 6, 5, 4, 4, 4, 4, 5, 5),
     "high": (13, 13, 13, 5, 10, 13, 13, 13, 13, 13),
 }
-SLOW_RESULTS: Final = {"P2R": 8, "CS2R": 11}
+SLOW_RESULTS: Final = {"CS2R": 11}
 """Registers that these of alu's write are there after so many, whoever reads them."""
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
