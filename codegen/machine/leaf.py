@@ -114,20 +114,22 @@ def _shorten(
     on, those before the first. Returns that of the comparison between the head and the leaf.
 
     `own` [words] were theirs with markers. What a branch may pass keeps its stalls, and counts for no result's cycles.
+    Nor do multiply-adds: there may be none, and then what is behind the last chunk needs results of what is before it.
     """
     end, entry = int(cuts[-1 if skeleton.runs_on else 0]), len(head)
     cuts = cuts[cuts <= end]
     begin = entry + 1
-    inner = np.concatenate([head, skeleton.words[skeleton.compare : skeleton.compare + 1], words[:end]])
+    inner = np.concatenate([head, skeleton.words[skeleton.compare : skeleton.compare + 1], words])
     passed = passed_by(np.concatenate([_branches(head), jumps + begin]), len(inner))
     addresses = np.concatenate([skeleton.pointers, UNIFORM_REGISTERS + skeleton.uniform[:, np.newaxis]], axis=1)
     stalls = word.STALL.get(inner)
     stalls[entry] = MOST_STALL
-    least = np.concatenate([stalls[:entry], [1], own[:end]])
+    least = np.concatenate([stalls[:entry], [1], own])
     sets = (word.WRITE_SCOREBOARD.get(inner) != NO_SCOREBOARD) | (word.READ_SCOREBOARD.get(inner) != NO_SCOREBOARD)
     least[begin:] = np.minimum(np.maximum(least, np.where(sets, SETTLE_CYCLES, 0)), stalls)[begin:]
+    least[begin + end :] = stalls[begin + end :]
     settle(inner, least, stalls, passed, zip((cuts + begin).tolist(), addresses[: len(cuts)].tolist(), strict=True))
-    words[:end] = inner[begin:]
+    words[:end] = inner[begin : begin + end]
     return int(word.STALL.get(inner)[entry])
 
 

@@ -125,6 +125,7 @@ class _Code:
         word.IMMEDIATE.put(compare, group)
         word.STALL.put(compare, stall)
         word.YIELD.put(compare, int(stall < 3))
+        word.REUSE.put(compare, 0)  # what follows is not what followed it
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
         word.WAIT.put(compare, word.WAIT.get(compare) | word.WAIT.get(branch))
         return compare

@@ -287,3 +287,13 @@ def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_m
     skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, Marked.of(template))
     assert 4 * 256 * (-(-skeleton.registers // 8) * 8) <= 65536
     assert (skeleton.residuals < skeleton.splices[-1]).all()
+
+
+def test_a_result_before_the_only_chunk_may_be_needed_behind_it_though_no_multiply_add_comes_between() -> None:
+    # Whether a thread stores anything is known only before the first chunk; a K group without weights stores at once.
+    spec, tiling = Conv2d(12, 7, 14, 8, 1, 3), Tiling(6, 7, 1, 1, 12, 2)
+    template = shared_template(spec, tiling, "compute_80")
+    made = DirectAssembler.of(template, make_skeleton(template, "sm_90", find_toolchain()).data, ARCH)
+    kernel = np.zeros(spec.weights_shape, dtype=np.float32)
+    kernel[0] = 1.0
+    prove(CubinFile.read(made.assemble(Weights(kernel, np.ones(8, dtype=np.float32)), Part(0, 8)).data))
