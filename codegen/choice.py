@@ -17,7 +17,7 @@ from codegen.operators.pooling import has_whole_windows
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
-from codegen.ranking import ranking_of, split_halves, stream_limits
+from codegen.ranking import ranking_of, stream_limits
 from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -144,11 +144,10 @@ def _fitting(
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    behind: tuple[Tiling, ...] = ()
-    if clusters and layer.spec.data_type == "float16":
-        behind = tuple(each for each in split_halves(layer.spec, kind) if not _too_long(each, nonzeros))
-    ranking = ranking_of(layer, *bands, kind, clusters=clusters, tables=tables, behind=behind)
+    ranking = ranking_of(layer, *bands, kind, clusters=clusters, tables=tables)
     for tiling in (*ranking, *_last_resort(layer, kind)):
+        if layer.spec.data_type == "float16" and _too_long(tiling, nonzeros):
+            continue
         divided = layer.tiled(tiling)
         streams = layer_instructions(divided, nonzeros)
         if _streams_fit(divided, nonzeros, streams):

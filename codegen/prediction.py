@@ -19,6 +19,7 @@ from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.tabled import table_bytes
 from codegen.operators.tabled_conv2d import threads_of, tile_of
 from codegen.operators.work import Work
+from codegen.sectors import split_sectors
 from codegen.spec import AddResidual, Conv2d
 from codegen.terms import OF_CONVOLUTIONS, OF_FLOAT16, OF_FLOAT32, OF_LINEAR_LAYERS, Terms
 from codegen.tiling import Order
@@ -56,8 +57,6 @@ CLUSTERS_AT_ONCE = {2: 66, 4: 30, 8: 15}
 because those of a cluster share one of the GPU's parts. So cuOccupancyMaxActiveClusters says of an H200."""
 
 
-PACKED_COLD_PER_CLOCK = 0.07
-"""Of float16, how fast code comes to each of a multiprocessor's first blocks: while one waits, others fetch theirs."""
 LONE_BLOCK_WARPS = 8
 """From how many on a block is large."""
 
@@ -143,12 +142,14 @@ def predict_microseconds(
         if not layer.geometry.is_linear:
             return _tile_table_microseconds(layer, batch, density)
         return _table_microseconds(layer, batch, density)
-    if layer.tiling.cluster > 1:
+    cluster = layer.tiling.cluster
+    if cluster > 1 and (layer.geometry.is_linear or layer.spec.data_type == "float32"):
         return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
     work, launch = layer.work, layer.launch
+    multiprocessors = CLUSTERS_AT_ONCE.get(cluster, MULTIPROCESSORS) * cluster
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
-    registers = allocated(min(255, registers_of(work)))
+    registers = min(allocated(registers_of(work)), work.most_registers // 8 * 8)
     resident = min(
         BLOCKS, REGISTERS // (registers * warps * 32), WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)
     )
@@ -157,62 +158,66 @@ def predict_microseconds(
     blocks_per_group = x * y
     blocks = blocks_per_group * groups
 
+    # What passes registers is on its way for one chunk, however many stages there are.
+    through_registers = layer.spec.data_type != "float32" and not layer.pairing.whole_words
     # More stages gain packed sums with those of float32 nothing, and take registers, which they are short of.
-    deep = layer.tiling.stages > 2 and not work.packed_sums
-    of = OF_FLOAT32 if layer.spec.data_type == "float32" else OF_FLOAT16
+    deep = layer.tiling.stages > 2 and not work.packed_sums and not through_registers
+    of = OF_FLOAT16 if layer.spec.data_type == "float16" else OF_FLOAT32
     load_clocks = UNSTAGED_LOAD_CLOCKS if work.unstaged else of.load_clocks
     tile_bytes = 4 * work.threads * stream.loads if work.unstaged else work.tile_bytes
 
     by_place = (order or layer.tiling.order) == "place"
+    ahead = 1 if through_registers else max(1, layer.tiling.stages - 1)
     chunk_copy_clocks = 0.0 if work.unstaged else tile_bytes / stream.chunks / of.copied_per_clock
 
     def wave_clocks(blocks_here: int, cold_clocks: Callable[[float], float] | None = None) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         followed = 1 if by_place else blocks_per_group
-        streams = min(groups, blocks_here, math.ceil(blocks_here * MULTIPROCESSORS / followed))
+        streams = min(groups, blocks_here, math.ceil(blocks_here * multiprocessors / followed))
         issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
         loads = stream.loads * work.conflicts * warps * blocks_here * load_clocks
-        fetch = _fetch_clocks(stream.code * streams, of, apart=by_place)
+        # Streams of several blocks wait for their code at the same time.
+        fetch = _fetch_clocks(stream.code * streams, of, apart=by_place) / math.sqrt(streams)
         if cold_clocks is not None:
             fetch = max(fetch, cold_clocks(stream.code * streams))
         copy_clocks = (of.copy_clocks + chunk_copy_clocks * blocks_here) if not work.unstaged else 0.0
-        copies = stream.chunks * copy_clocks / max(1, layer.tiling.stages - 1)
+        copies = stream.chunks * copy_clocks / ahead
         terms = (issue, loads, fetch, stream.instructions * of.warp_clocks, copies)
         together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
             together *= of.lone_block
         waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
-        return together + (waits if of.waits_together else waits / blocks_here)
+        return together + waits
 
-    full_waves = math.ceil(blocks / (MULTIPROCESSORS * resident)) - 1
-    rest = blocks - full_waves * MULTIPROCESSORS * resident
-    last = math.ceil(rest / MULTIPROCESSORS)
+    full_waves = math.ceil(blocks / (multiprocessors * resident)) - 1
+    rest = blocks - full_waves * multiprocessors * resident
+    last = math.ceil(rest / multiprocessors)
     first = resident if full_waves else last
     # Of different streams of one part of the GPU: those beside each other follow one, or one each.
-    different = min(groups, GPC * first if by_place else max(1.0, GPC * first / blocks_per_group))
-    clocks = wave_clocks(first, _cold_clocks(layer, of, first, different, fetched=fetched) if cold else None)
-    clocks += of.block_clocks * math.ceil(blocks / MULTIPROCESSORS) + chunk_copy_clocks * first
+    different = min(groups, GPC * first if by_place else max(cluster, GPC * first / blocks_per_group))
+    clocks = wave_clocks(first, _cold_clocks(layer, of, different, fetched=fetched) if cold else None)
+    clocks += of.block_clocks * math.ceil(blocks / multiprocessors) + chunk_copy_clocks * first
     if full_waves:
         clocks += wave_clocks(last)
     if full_waves > 1:
         clocks += (full_waves - 1) * wave_clocks(resident)
+    if cluster > 1:
+        exchanged = 4 * work.sums * work.threads * math.ceil(blocks / multiprocessors)
+        clocks += of.exchange_clocks * (full_waves + 1) + exchanged / of.exchanged_per_clock
     l2 = (blocks * tile_bytes + batch * work.output_bytes) / of.l2_bytes_per_microsecond
     share = stream.loads / work.inputs if work.unstaged else 1.0
-    again = 0 if by_place or layer.geometry.groups > 1 else groups - 1
+    again = 0 if by_place or layer.geometry.groups > 1 else groups / cluster - 1
     dram = _memory_bytes(layer, batch, share * again, of) / of.dram_bytes_per_microsecond
     if layer.geometry.groups > 1 and not by_place:
         dram *= of.scattered
+    if (outputs := batch * work.output_bytes) > of.held_bytes:
+        dram += batch * split_sectors(layer) * (1 - of.held_bytes / outputs) / of.split_per_microsecond
     times = (clocks / CLOCKS_PER_MICROSECOND, l2, dram)
     return float(sum(time**of.memory_overlap for time in times) ** (1 / of.memory_overlap)) + of.launch_microseconds
 
 
-def _cold_clocks(
-    layer: AnyTiled, of: Terms, first: int, different: float, *, fetched: bool
-) -> Callable[[float], float]:
-    """For so many instructions of a multiprocessor's first so many blocks, of which its caches have none."""
-    if layer.spec.data_type == "float16":
-        per_clock = min(of.cold_per_clock, PACKED_COLD_PER_CLOCK * first)
-        return lambda code: code / per_clock
+def _cold_clocks(layer: AnyTiled, of: Terms, different: float, *, fetched: bool) -> Callable[[float], float]:
+    """For so many instructions of a multiprocessor's first blocks, of which its caches have none."""
     if not fetched or layer.geometry.is_linear:
         return lambda code: code / of.cold_per_clock
 

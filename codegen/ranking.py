@@ -8,7 +8,6 @@ from functools import lru_cache
 
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import AnyTiled, Lowered, lower
-from codegen.operators.geometry import Geometry
 from codegen.parts import CLUSTERED_INSTRUCTIONS
 from codegen.prediction import Stream, predict_microseconds
 from codegen.spec import Conv2d, LayerSpec
@@ -54,34 +53,27 @@ def ranking_of(
     *,
     clusters: bool,
     tables: bool,
-    behind: tuple[Tiling, ...],
 ) -> tuple[Tiling, ...]:
-    """The one predicted to be fastest first; `behind`: tilings that are not predicted."""
+    """The one predicted to be fastest first."""
     ranking = _ranking(layer.spec, batch, density, accumulate)
-    if clusters and layer.spec.data_type != "float16":
+    if clusters:
         ranking = _also_by_place(layer.spec, batch, density, ranking)
-        if layer.stationary is not None and _may_be_split(layer.geometry, batch):
-            ranking = _with_clusters(layer.spec, batch, density, ranking)
-    ranking = (*_with_unstaged(layer, batch, density, ranking), *behind)
+        if layer.stationary is not None and _may_be_split(layer, batch):
+            ranking = _with_clusters(layer.spec, batch, density, accumulate, ranking)
+    ranking = _with_unstaged(layer, batch, density, ranking)
     if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
         ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
     return ranking
 
 
-def _may_be_split(geometry: Geometry, batch: int) -> bool:
-    """Whether tilings with clusters are looked at: they cost as much time here as all others together."""
+def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
+    """Whether tilings with clusters are looked at: those of float32 cost as much time here as all others together."""
+    geometry = layer.geometry
     if geometry.is_linear:
         return batch <= SPLIT_ROWS
+    if layer.spec.data_type == "float16":
+        return True
     return batch * geometry.positions_height * geometry.positions_width <= SPLIT_POSITIONS
-
-
-@lru_cache(maxsize=1024)
-def split_halves(spec: LayerSpec, accumulate: Accumulator) -> tuple[Tiling, ...]:
-    """Tilings of a float16 layer with clusters: for tuning and its records, as no prediction is fitted to them."""
-    layer = lower(spec)
-    tilings = layer.stationary.candidates(layer) if layer.stationary else ()
-    every = (layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in tilings)
-    return tuple(each.tiling for each in every if comes_out_even(each) and block_fits(each))
 
 
 @lru_cache(maxsize=1024)
@@ -152,10 +144,15 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
 
 
 @lru_cache(maxsize=1024)
-def _with_clusters(spec: LayerSpec, batch: int, density: float, ranking: tuple[Tiling, ...]) -> tuple[Tiling, ...]:
+def _with_clusters(
+    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, ranking: tuple[Tiling, ...]
+) -> tuple[Tiling, ...]:
     """The ranking with the tilings with clusters among it."""
     layer = lower(spec)
-    split = [layer.tiled(tiling) for tiling in (layer.stationary.candidates(layer) if layer.stationary else ())]
+    candidates = layer.stationary.candidates(layer) if layer.stationary else ()
+    split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates]
+    if spec.data_type == "float16" and isinstance(spec, Conv2d):
+        split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
     every = [layer.tiled(tiling) for tiling in ranking]
     every += [each for each in split if comes_out_even(each) and block_fits(each)]
     sizes = [_code(each, density) for each in every]

@@ -39,9 +39,7 @@ class Terms:
     """Clocks per access of a warp to shared memory."""
     chunk_clocks: float
     deep_chunk_clocks: float
-    """Barriers of a chunk; with more than two stages."""
-    waits_together: bool
-    """Whether the blocks of a multiprocessor wait at them at the same time, not each while others run."""
+    """Barriers of a chunk; with more than two stages. The blocks of a multiprocessor wait at the same time."""
     copy_clocks: float
     copied_per_clock: float
     """From the copy of a chunk until its first bytes are there, and how many come to a multiprocessor in a clock; the
@@ -59,8 +57,14 @@ class Terms:
     held_bytes: float
     read_again: float
     """Of a layer's whole input, what the L2 cache holds from one K group to the next; of the rest, what comes again."""
+    split_per_microsecond: float
+    """Sectors of outputs beyond those bytes that are written in part."""
     memory_overlap: float
     launch_microseconds: float
+    exchange_clocks: float = 0.0
+    exchanged_per_clock: float = math.inf
+    """Of blocks over clusters: of each round of them, to meet; and how many bytes of each other's sums come to a
+    multiprocessor in a clock."""
 
 
 OF_FLOAT32 = Terms(
@@ -79,7 +83,6 @@ OF_FLOAT32 = Terms(
     load_clocks=1.276,
     chunk_clocks=82.41,
     deep_chunk_clocks=79.39,
-    waits_together=True,
     copy_clocks=475.2,
     copied_per_clock=33.25,
     block_clocks=55.81,
@@ -90,40 +93,19 @@ OF_FLOAT32 = Terms(
     scattered=1.4,
     held_bytes=3.243e6,
     read_again=1.299,
+    split_per_microsecond=45e3,
     memory_overlap=2.157,
     launch_microseconds=0.737,
 )
-OF_FLOAT16 = Terms(
-    near_instructions=2275,
-    near_per_clock=1.97,
-    cached_instructions=6517,
-    cached_per_clock=0.303,
-    distant_per_clock=0.168,
-    apart_per_clock=0.168,
-    cold_per_clock=0.11,
-    fetched_per_clock=0.11,
-    prefetched_instructions=0,
-    prefetched_per_clock=math.inf,
-    streams_to_halve=math.inf,
-    warp_clocks=2.0,
-    load_clocks=0.706,
-    chunk_clocks=56.0,
-    deep_chunk_clocks=33.0,
-    waits_together=False,
-    copy_clocks=0.0,
-    copied_per_clock=math.inf,
-    block_clocks=0.0,
-    lone_block=1.08,
-    overlap=1.66,
-    l2_bytes_per_microsecond=4.7e6,
-    dram_bytes_per_microsecond=4.0e6,
-    scattered=1.0,
-    held_bytes=math.inf,
-    read_again=0.0,
-    memory_overlap=2.64,
-    launch_microseconds=1.23,
+OF_FLOAT16 = replace(
+    OF_FLOAT32,
+    fetched_per_clock=0.2,
+    warp_clocks=6.5,
+    exchange_clocks=1500.0,
+    exchanged_per_clock=20.0,
 )
-"""Of float16, whose multiply-adds are packed, and of bfloat16: fitted to fewer kernels, without fetching ahead."""
+"""Packed multiply-adds, half of which run where the tensor cores do and take longer. Caches, memory and copies are what
+they are for float32."""
 
 
 @dataclass(frozen=True)

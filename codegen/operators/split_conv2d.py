@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -13,12 +14,14 @@ from codegen.tiling import Tiling
 
 __all__ = ["SOURCE", "applies", "block_region", "candidates", "launch_of", "sources", "work"]
 
-CLUSTERS = (2, 4)
-GROUP_KERNELS = (32, 16)
-CHUNKS = (4, 8, 16)
+CLUSTERS = (2, 4, 8)
+GROUP_KERNELS = (64, 32, 16)
+CHUNKS = (4, 8, 16, 32)
 IMAGES = (32, 16, 8, 4, 2)
-"""Of a block, which has whole maps."""
-THREADS = (128, 1024)
+"""Of a block that has whole maps."""
+PARTS = (2, 4)
+"""Of a map, of which a block has one of two images, where whole maps are too large."""
+THREADS = (64, 1024)
 """Least and most of a block."""
 
 
@@ -34,13 +37,21 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, of whole maps, whether they fit or not; as a rule the faster ones first."""
+    """Tilings worth a look, whether they fit or not; as a rule the faster ones first."""
     geometry = layer.geometry
-    width, height = geometry.positions_width, geometry.positions_height
-    blocks = [
-        images for images in IMAGES if THREADS[0] <= width * height * images * geometry.neighbours // 2 <= THREADS[1]
-    ]
-    for kernels, images, cluster, chunk in product(GROUP_KERNELS, blocks, CLUSTERS, CHUNKS):
+    for kernels, block, cluster, chunk in product(GROUP_KERNELS, list(_blocks(geometry)), CLUSTERS, CHUNKS):
+        width, height, images = block
         chunks, rest = divmod(geometry.channels, cluster * chunk)
         if chunks >= 2 and not rest:
             yield Tiling(width, height, 1, kernels, chunk, 2, images=images, cluster=cluster)
+
+
+def _blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
+    """Width, height and images of a block: of two columns far apart in one image there are no clusters."""
+    width, height = geometry.positions_width, geometry.positions_height
+    least = 2 // geometry.neighbours
+    whole = [(width, height, images) for images in dict.fromkeys((*IMAGES, least))]
+    parts = [(-(-width // n), 1, least) if height == 1 else (width, -(-height // n), least) for n in PARTS]
+    for block in (*whole, *(parts if width * height > THREADS[1] else ())):
+        if THREADS[0] <= math.prod(block) // least <= THREADS[1]:
+            yield block

@@ -71,9 +71,6 @@ class Effort:
 BY_PLACE = 4
 """So many of a layer's first tilings are tried with their blocks in the other order too, behind them."""
 
-SPLIT = 6
-"""So many of a float16 layer's tilings with clusters are tried behind those: they are not predicted."""
-
 TABLES = 6
 """So many of a convolution's tilings whose weights are a table are tried after its first few."""
 
@@ -129,7 +126,7 @@ def _kind(
     found = ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch))
     tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
     others = [each for each in found if each not in tables] if tables else found
-    ranked = _in_both_orders(spec, _also_split(spec, spread(others)))
+    ranked = _in_both_orders(spec, spread(others))
     ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
@@ -144,15 +141,6 @@ def _kind(
         parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
         seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
     return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)
-
-
-def _also_split(spec: LayerSpec, tilings: Sequence[Tiling]) -> Sequence[Tiling]:
-    """Those with clusters, which are the last of a float16 layer's, behind its first few."""
-    if spec.data_type != "float16":
-        return tilings
-    split = [each for each in tilings if each.cluster > 1]
-    others = [each for each in tilings if each.cluster == 1]
-    return [*others[:BY_PLACE], *split[:SPLIT], *others[BY_PLACE:], *split[SPLIT:]]
 
 
 def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:

@@ -23,12 +23,14 @@ def tuned(data_type: str = "float32") -> list[Point]:
     return [each for each in read_points(MORE_POINTS) if each.fetched_ahead and each.spec.data_type == data_type]
 
 
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    ("batch", "data_type", "count"), [(1, "float32", 95), (64, "float32", 95), (1, "float16", 65), (64, "float16", 110)]
+)
 def test_of_five_networks_layers_the_choice_is_within_15_percent_of_the_fastest_tiling_in_four_of_five(
-    batch: int,
+    batch: int, data_type: str, count: int
 ) -> None:
-    layers = layers_of(point for point in tuned() if point.images % 64 == batch % 64)
-    assert len(layers) >= 95
+    layers = layers_of(point for point in tuned(data_type) if point.images % 64 == batch % 64)
+    assert len(layers) >= count
     assert {layer.points[0].network for layer in layers} == NETWORKS
     found = quality(layers)
     assert np.mean(found.slower <= 1.15) >= 0.8
@@ -69,6 +71,18 @@ def test_blocks_side_by_side_of_all_k_groups_read_their_input_once_and_follow_st
     assert by_place(wide, once) < 0.8  # measured: 0.59
     assert by_place(large, lone_blocks) < 1.0  # 0.91
     assert by_place(large, small_blocks) > 1.2  # 2.4
+
+
+def test_blocks_that_write_parts_of_sectors_of_large_outputs_are_slow() -> None:
+    """Measured on an H200, batch 64: 49 us, 130 us and 224 us."""
+    first = Conv2d(3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), data_type="float16")
+    whole, half_rows, half_sectors = (
+        Tiling(width, height, 1, 64, 1, 4, "float16", images=images)
+        for width, height, images in ((16, 16, 2), (28, 8, 1), (8, 16, 1))
+    )
+    times = [predict_microseconds(tiled(first, each), 64, 0.1) for each in (whole, half_rows, half_sectors)]
+    assert times[1] > 1.5 * times[0]
+    assert times[2] > 1.2 * times[1]
 
 
 @pytest.mark.parametrize("batch", [1, 64])

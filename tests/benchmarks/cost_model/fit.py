@@ -1,6 +1,6 @@
 """Fits the constants of the cost model (`codegen/terms.py`) to the measured kernels, by random search.
 
-    python -m tests.benchmarks.cost_model.fit [--steps 3000] [--seed 0] [--leave-out vgg16] [--worst 20]
+    python -m tests.benchmarks.cost_model.fit [--data-type float16] [--steps 3000] [--leave-out vgg16] [--worst 20]
 
 With `--steps 0` it only says how well today's constants do: how much slower the first choice among a layer's measured
 tilings is than the fastest of them, and how far predictions are off; with `--worst`, which choices are the worst. A fit
@@ -16,19 +16,19 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen import prediction
-from codegen.operators import tiled
+from codegen.operators import AnyTiled, tiled
 from codegen.tiling import Tiling
 from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, Point, read_points
 
-FITTED = ("OF_FLOAT32", "OF_CONVOLUTIONS")
-"""Values of the module, whose numbers are fitted: of float16 too little is measured yet."""
+FITTED = {"float32": ("OF_FLOAT32", "OF_CONVOLUTIONS"), "float16": ("OF_FLOAT16",)}
+"""Values of the module, whose numbers are fitted to layers of a data type: of float16 those that are its own."""
 MOST = {"OF_FLOAT32.overlap": 6.0, "OF_FLOAT32.memory_overlap": 6.0, "OF_CONVOLUTIONS.overlap": 6.0}
 """Norms beyond are maxima."""
 CLOSE = 0.04
@@ -40,9 +40,6 @@ ERROR_WEIGHT = 0.12
 """Of predictions' distance from the truth, beside the loss of the choice."""
 DRIFT_WEIGHT = 0.004
 """Of how far constants go from where they begin: what the measurements do not say stays."""
-
-divided = lru_cache(maxsize=None)(tiled)
-"""What does not depend on the constants is computed once for each kernel."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,15 @@ class Measured:
     @property
     def predicted(self) -> NDArray[np.float64]:
         """[points]: by the constants that the module has now."""
-        return np.array([_predicted(each, cold=not self.warm) for each in self.points])
+        how = {"cold": not self.warm, "fetched": self.points[0].fetched_ahead}
+        kernels = zip(self._divided, self.points, strict=True)
+        times = (prediction.predict_microseconds(layer, each.images, each.density, **how) for layer, each in kernels)
+        return np.array([*times])
+
+    @cached_property
+    def _divided(self) -> tuple[AnyTiled, ...]:
+        """What does not depend on the constants is computed once for each kernel."""
+        return tuple(tiled(each.spec, each.tiling) for each in self.points)
 
     @property
     def weight(self) -> float:
@@ -73,12 +78,6 @@ class Measured:
         """Time of the first choice over the time of the fastest."""
         measured = self.microseconds
         return float(measured[self.predicted.argmin()] / measured.min())
-
-
-def _predicted(point: Point, *, cold: bool) -> float:
-    layer = divided(point.spec, point.tiling)
-    fetched = point.fetched_ahead
-    return prediction.predict_microseconds(layer, point.images, point.density, cold=cold, fetched=fetched)
 
 
 @dataclass(frozen=True)
@@ -135,14 +134,17 @@ def _loss(measured: NDArray[np.float64], predicted: NDArray[np.float64]) -> floa
     return float(np.average(slower + wrong, weights=close) + error)
 
 
-def constants_now() -> dict[str, float]:
-    """By the names of their values and, behind a dot, their own."""
-    values = {name: getattr(prediction, name) for name in FITTED}
+def constants_now(data_type: str) -> dict[str, float]:
+    """By the names of their values and, behind a dot, their own; of float16 those in which it differs from float32."""
+    values = {name: getattr(prediction, name) for name in FITTED[data_type]}
+    shared = prediction.OF_FLOAT32 if data_type == "float16" else None
     return {
         f"{name}.{each.name}": float(number)
         for name, value in values.items()
         for each in fields(value)
         if not isinstance(number := getattr(value, each.name), bool)
+        and 0 < number < math.inf
+        and number != getattr(shared, each.name, None)
     }
 
 
@@ -160,7 +162,7 @@ def search(layers: Sequence[Measured], start: Mapping[str, float], steps: int, s
     rng = random.Random(seed)
 
     def judged(constants: Mapping[str, float]) -> float:
-        drift = sum(math.log(value / start[name]) ** 2 for name, value in constants.items() if start[name])
+        drift = sum(math.log(value / start[name]) ** 2 for name, value in constants.items())
         with patch.multiple(prediction, **in_module(constants)):
             return objective(layers) + DRIFT_WEIGHT * drift / len(start)
 
@@ -200,12 +202,15 @@ def _words(tiling: Tiling) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-type", choices=sorted(FITTED), default="float32")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--leave-out", metavar="NETWORK")
     parser.add_argument("--worst", type=int, default=0)
     arguments = parser.parse_args()
-    points = read_points(POINTS) + read_points(MORE_POINTS)
+    points = [
+        each for each in read_points(POINTS) + read_points(MORE_POINTS) if each.spec.data_type == arguments.data_type
+    ]
     every = {
         "in networks, code fetched ahead": layers_of(point for point in points if point.fetched_ahead),
         "code from DRAM": layers_of(point for point in points if not point.fetched_ahead),
@@ -219,7 +224,7 @@ def main() -> None:
     layers = [layer for each in every.values() for layer in each]
     fitted = [layer for layer in layers if layer.points[0].network != arguments.leave_out]
     left_out = [layer for layer in layers if layer not in fitted]
-    best = search(fitted, constants_now(), arguments.steps, arguments.seed)
+    best = search(fitted, constants_now(arguments.data_type), arguments.steps, arguments.seed)
     for name, each in (("fitted to", fitted), (f"{arguments.leave_out}, left out", left_out)):
         if each:
             print(f"{name}, today: {quality(each)}")
