@@ -196,7 +196,7 @@ def test_a_deep_convolution_of_float16_has_shorter_streams_that_more_images_foll
         choose_tiling(replace(spec, data_type=kind), 64, np.full(512, 512 * 9 // 10)) for kind in ("float32", "float16")
     )
     assert paired.group_kernels < single.group_kernels
-    assert paired.images > 2 * single.images
+    assert paired.images > single.images  # measured, code fetched ahead: 63 us with 16 images, 97 with 32
     assert paired.stages == 2
 
 
