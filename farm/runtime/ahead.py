@@ -8,7 +8,7 @@ from math import prod
 
 from farm.gpu.driver import call, new_event, new_stream
 from farm.gpu.fetcher import fetcher_of
-from farm.gpu.fetching import Gpu, layer_run, planned_fetches
+from farm.gpu.fetching import Fetches, Gpu, layer_run, planned_fetches
 from farm.gpu.loaded import Part
 from farm.runtime.bundle import BundledLayer
 from farm.runtime.plan import LayerStep
@@ -35,19 +35,20 @@ class CodeAhead:
         self._begin, self._end = new_event(), new_event()
         self._is_fetching = False
         """Since the last end."""
-        self._plans: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._plans: dict[int, tuple[Fetches, ...]] = {}
 
     def before(self, number: int, images: int, stream: int) -> None:
         """A layer is about to be launched on a stream, for so many images of the network. Raises DeviceError."""
         if self._fetcher is None or not _is_recorded(stream):
             return
-        codes = [part.code for other in self._plan(images)[number] for part in self._parts[other] if part.code]
+        fetches = self._plan(images)[number]
+        codes = [part.code for other in fetches.layers for part in self._parts[other] if part.code]
         if not codes:
             return
         call("cuEventRecord", self._begin, stream)
         call("cuStreamWaitEvent", self._side, self._begin, 0)
-        for code in codes:
-            self._fetcher.fetch(code, self._side.value or 0)
+        for code, wait in zip(codes, (fetches.wait_nanoseconds, *[0] * len(codes)), strict=False):
+            self._fetcher.fetch(code, self._side.value or 0, wait)
         self._is_fetching = True
 
     def end(self, stream: int) -> None:
@@ -65,7 +66,7 @@ class CodeAhead:
         for event in (self._begin, self._end):
             call("cuEventDestroy_v2", event)
 
-    def _plan(self, images: int) -> tuple[tuple[int, ...], ...]:
+    def _plan(self, images: int) -> tuple[Fetches, ...]:
         if images not in self._plans:
             runs = [
                 layer_run([(part.launch, part.image_bytes) for part in parts], row_bytes, step.rows * images, self._gpu)

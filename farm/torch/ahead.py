@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from farm.gpu.fetcher import fetcher_of
-from farm.gpu.fetching import Gpu, layer_run, planned_fetches
+from farm.gpu.fetching import Fetches, Gpu, layer_run, planned_fetches
 from farm.gpu.loaded import Part
 
 OF_ITS_OWN = -1
@@ -57,22 +57,23 @@ class CodeAhead:
         found = torch.cuda.get_device_properties(device)
         self._gpu = Gpu(found.multi_processor_count, found.L2_cache_size)
         self._fetcher = fetcher_of(part for parts in layers for part in parts)
-        self._plans: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._plans: dict[int, tuple[Fetches, ...]] = {}
 
     def before(self, number: int, images: int) -> None:
         """A layer is about to be launched on the current stream, for so many images."""
         if self._fetcher is None or not _side.is_capturing:
             return
-        codes = [part.code for other in self._plan(images)[number] for part in self._layers[other] if part.code]
+        fetches = self._plan(images)[number]
+        codes = [part.code for other in fetches.layers for part in self._layers[other] if part.code]
         if not codes:
             return
         if _side.stream is None:
             _side.stream = torch.cuda.Stream(self._device, priority=OF_ITS_OWN)
         _side.stream.wait_event(torch.cuda.current_stream().record_event())
-        for code in codes:
-            self._fetcher.fetch(code, _side.stream.cuda_stream)
+        for code, wait in zip(codes, (fetches.wait_nanoseconds, *[0] * len(codes)), strict=False):
+            self._fetcher.fetch(code, _side.stream.cuda_stream, wait)
 
-    def _plan(self, images: int) -> tuple[tuple[int, ...], ...]:
+    def _plan(self, images: int) -> tuple[Fetches, ...]:
         if images not in self._plans:
             runs = [
                 layer_run([(part.launch, part.image_bytes) for part in parts], image_bytes, images, self._gpu)

@@ -144,9 +144,9 @@ def test_a_cuda_graph_fetches_code_and_gives_the_same(
     fetched: list[Code] = []
     fetch = CodeFetcher.fetch
 
-    def counted(fetcher: CodeFetcher, code: Code, stream: int) -> None:
+    def counted(fetcher: CodeFetcher, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
         fetched.append(code)
-        fetch(fetcher, code, stream)
+        fetch(fetcher, code, stream, wait_nanoseconds)
 
     monkeypatch.setattr(CodeFetcher, "fetch", counted)
     monkeypatch.setattr(fetching, "LEAST_BYTES", 0)

@@ -167,9 +167,9 @@ def test_code_that_is_fetched_ahead_changes_no_bit(fetched: Path, monkeypatch: p
     found: list[Code] = []
     fetch = CodeFetcher.fetch
 
-    def counted(fetcher: CodeFetcher, code: Code, stream: int) -> None:
+    def counted(fetcher: CodeFetcher, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
         found.append(code)
-        fetch(fetcher, code, stream)
+        fetch(fetcher, code, stream, wait_nanoseconds)
 
     monkeypatch.setattr(CodeFetcher, "fetch", counted)
     net = load(fetched / "resnet18")

@@ -75,14 +75,17 @@ def test_a_graph_fetches_code_by_its_address_as_planned(
     gpu, moved_bytes = Gpu(132, 60_000_000), 2 * 4 * 16 * 28 * 28
     runs = [layer_run([(each.launch, each.bytes)], moved_bytes, IMAGES_AT_ONCE, gpu) for each in cubins]
     plan = planned_fetches(runs, gpu.l2_bytes)
-    assert sum(map(len, plan)) == 5
-    order = [each for begun in plan for each in (*["fetch_code"] * len(begun), "conv2d")]
+    assert sum(len(each.layers) for each in plan) == 5
+    order = [each for begun in plan for each in (*["fetch_code"] * len(begun.layers), "conv2d")]
     enqueued = [line[1:] for line in played.lines() if line[0] == "launch"]
     assert [line[0] for line in enqueued if line[0] in ("fetch_code", "conv2d")] == order
     fetches = [line for line in enqueued if line[0] == "fetch_code"]
     assert {tuple(line[1:8]) for line in fetches} == {(str(BLOCKS), "1", "1", "32", "1", "1", "0")}
     assert len({line[9] for line in fetches}) == 5  # each another address
     assert {line[10] for line in fetches} == {f"p{CubinFile.read(cubin).code.size:x}"}
+    waits = [wait for each in plan if each.layers for wait in (each.wait_nanoseconds, *[0] * (len(each.layers) - 1))]
+    assert any(waits)
+    assert [line[11] for line in fetches] == [f"p{wait:x}" for wait in waits]
     [side] = {line[8] for line in fetches}
     assert side != "0"
     last = [line for line in played.lines() if line[0] in ("launch", "record", "wait")][-2:]

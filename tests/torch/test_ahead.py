@@ -41,19 +41,27 @@ class PlayedFetcher:
     """Says what it fetches."""
 
     said: list[str]
+    waits: list[int]
 
-    def fetch(self, code: Code, stream: int) -> None:
+    def fetch(self, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
+        self.waits.append(wait_nanoseconds)
         self.said.append(f"{code.address} on {stream}")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def waits() -> list[int]:
+    """Of what is fetched, nanoseconds."""
+    return []
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, waits: list[int]) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: PlayedStream("side", found, 1))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: PlayedStream("main", found))
     gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60_000_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: PlayedFetcher(found))
+    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: PlayedFetcher(found, waits))
     return found
 
 
@@ -81,6 +89,14 @@ def test_all_parts_of_a_layer_are_fetched_and_what_is_not_known_is_left_alone(sa
     with code_fetched_ahead():
         run(layer(1), layer(2, None, 4), layer(None))
     assert said == ["side waits for main", "2 on 1", "4 on 1", "main waits for side"]
+
+
+def test_the_first_part_waits_and_the_others_come_behind_it(said: list[str], waits: list[int]) -> None:
+    with code_fetched_ahead():
+        run(layer(1), layer(2, None, 4), layer(None))
+    first, second = waits
+    assert first > 0
+    assert second == 0
 
 
 def test_each_number_of_images_has_a_plan_of_its_own(said: list[str]) -> None:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from codegen.launch import GridSize, Launch
 from farm.gpu.fetcher import BLOCKS
-from farm.gpu.fetching import FETCHED_BYTES, KEPT, LEAST_BYTES, Gpu, LayerRun, layer_run, planned_fetches
+from farm.gpu.fetching import (
+    FETCHED_BYTES,
+    KEPT,
+    LEAST_BYTES,
+    SLEPT,
+    Fetches,
+    Gpu,
+    LayerRun,
+    layer_run,
+    planned_fetches,
+)
 
 H200 = Gpu(132, 60_000_000)
 IMAGES = 64
@@ -24,28 +34,33 @@ def large(fetch_microseconds: float, code_bytes: int = 1_000_000) -> LayerRun:
     return LayerRun(50.0, fetch_microseconds, code_bytes, 1_000_000)
 
 
+def numbers(layers: list[LayerRun]) -> tuple[tuple[int, ...], ...]:
+    """Of those that are fetched beside each layer."""
+    return tuple(each.layers for each in planned_fetches(layers, L2_BYTES))
+
+
 def test_a_fetch_begins_with_the_last_layer_from_which_on_there_is_time_for_it() -> None:
     layers = [SMALL, SMALL, SMALL, SMALL, large(99.0), SMALL]
-    assert planned_fetches(layers, L2_BYTES) == ((), (), (4,), (), (), ())
-    assert planned_fetches([*layers[:4], large(101.0)], L2_BYTES) == ((), (4,), (), (), ())
-    assert planned_fetches([*layers[:4], large(49.0)], L2_BYTES) == ((), (), (), (4,), ())
+    assert numbers(layers) == ((), (), (4,), (), (), ())
+    assert numbers([*layers[:4], large(101.0)]) == ((), (4,), (), (), ())
+    assert numbers([*layers[:4], large(49.0)]) == ((), (), (), (4,), ())
 
 
 def test_several_layers_begin_to_be_fetched_with_one() -> None:
     layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(30.0), large(80.0)]
-    assert planned_fetches(layers, L2_BYTES) == ((), (3, 4), (), (), ())
+    assert numbers(layers) == ((), (3, 4), (), (), ())
 
 
 def test_code_does_not_wait_where_others_would_push_it_out() -> None:
     others = large(0.0, code_bytes=4_000_000)
-    assert planned_fetches([others] * 4 + [large(190.0, 1_000_000)], L2_BYTES)[2] == (4,)
-    assert planned_fetches([others] * 4 + [large(190.0, 7_000_000)], L2_BYTES)[3] == (4,)
+    assert numbers([others] * 4 + [large(190.0, 1_000_000)])[2] == (4,)
+    assert numbers([others] * 4 + [large(190.0, 7_000_000)])[3] == (4,)
 
 
 def test_nothing_is_fetched_of_a_network_that_stays_in_the_cache() -> None:
     layers = [LayerRun(50.0, 99.0, 1_000_000, 1_000_000)] * 5
-    assert planned_fetches(layers, L2_BYTES) == ((),) * 5
-    assert planned_fetches([*layers, large(99.0)], L2_BYTES) != ((),) * 6
+    assert numbers(layers) == ((),) * 5
+    assert numbers([*layers, large(99.0)]) != ((),) * 6
 
 
 LAYERS = st.lists(
@@ -66,7 +81,7 @@ def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
 ) -> None:
     plan = planned_fetches(layers, L2_BYTES)
     assert len(plan) == len(layers)
-    begun = [(start, number) for start, numbers in enumerate(plan) for number in numbers]
+    begun = [(start, number) for start, fetches in enumerate(plan) for number in fetches.layers]
     stays = sum(each.code_bytes + each.moved_bytes for each in layers) <= ROOM
     wanted = [number for number, each in enumerate(layers) if number and each.fetch_microseconds and not stays]
     assert sorted(number for _, number in begun) == wanted
@@ -83,6 +98,21 @@ def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
         assert start == number - 1 or time(start + 1) < needed, "it could begin later"
         assert start == number - 1 or code(start) <= ROOM, "it is gone before its turn"
         assert start == 0 or time(start) >= needed or code(start - 1) > ROOM, "it could begin earlier, and is late"
+        wait = plan[start].wait_nanoseconds / 1000
+        assert wait == 0 or wait + needed <= SLEPT * time(start), "it waits for too long"
+
+
+def test_a_fetch_waits_for_a_share_of_the_time_that_it_has() -> None:
+    layers = [SMALL, SMALL, SMALL, large(10.0)]
+    assert planned_fetches(layers, L2_BYTES)[2] == Fetches((3,), round(1000 * (SLEPT * 50.0 - 10.0)))
+    assert planned_fetches([*layers[:3], large(45.0)], L2_BYTES)[2] == Fetches((3,), 0)
+
+
+def test_the_first_of_several_fetches_waits_no_longer_than_the_last_can() -> None:
+    layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(11.0), large(61.0)]
+    assert planned_fetches(layers, L2_BYTES)[1] == Fetches((3, 4), round(1000 * (SLEPT * 110.0 - 61.0)))
+    alone = [*layers[:4], large(50.0)]
+    assert planned_fetches(alone, L2_BYTES)[1] == Fetches((3,), round(1000 * (SLEPT * 60.0 - 11.0)))
 
 
 def test_a_layer_takes_what_its_warps_issue_or_its_stream_takes_to_come() -> None:

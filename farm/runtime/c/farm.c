@@ -1,6 +1,7 @@
 /* See farm.h. Reads network.plan, whose text farm/runtime/plan.py and plan_files.py write. */
 #include "farm.h"
 
+#include <float.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -23,6 +24,7 @@
 #define ISSUED 4700.0
 #define FOLLOWED 300.0
 #define LAUNCH_MICROSECONDS 2.0
+#define SLEPT 0.6
 #define KEPT 0.4
 #define FETCH_BLOCKS 2
 #define FETCH_THREADS 32
@@ -30,9 +32,9 @@ static const char fetch_ptx[] =
     ".version 8.0\n"
     ".target sm_90\n"
     ".address_size 64\n"
-    ".visible .entry fetch_code(.param .u64 begin, .param .u64 bytes)\n"
+    ".visible .entry fetch_code(.param .u64 begin, .param .u64 bytes, .param .u64 wait)\n"
     "{\n"
-    "    .reg .b64 %at, %end, %left, %step;\n"
+    "    .reg .b64 %at, %end, %left, %step, %now, %until;\n"
     "    .reg .b32 %block, %blocks, %thread, %size;\n"
     "    .reg .pred %none;\n"
     "    ld.param.u64 %at, [begin];\n"
@@ -48,6 +50,15 @@ static const char fetch_ptx[] =
     "    @%none bra done;\n"
     "    setp.ge.u64 %none, %at, %end;\n"
     "    @%none bra done;\n"
+    "    ld.param.u64 %until, [wait];\n"
+    "    mov.u64 %now, %globaltimer;\n"
+    "    add.u64 %until, %until, %now;\n"
+    "asleep:\n"
+    "    mov.u64 %now, %globaltimer;\n"
+    "    setp.ge.u64 %none, %now, %until;\n"
+    "    @%none bra next;\n"
+    "    nanosleep.u32 500;\n"
+    "    bra asleep;\n"
     "next:\n"
     "    sub.u64 %left, %end, %at;\n"
     "    min.u64 %left, %left, 4096;\n"
@@ -127,7 +138,8 @@ typedef struct {
     CUfunction function;
     int count;
     argument arguments[MOST_ARGUMENTS];
-    int fetched_with; /* the step with which the code of its layer begins to be fetched, or -1 */
+    int fetched_with; /* the step beside which the code of its layer is fetched, or -1 */
+    double wait; /* microseconds before the first fetch beside it, if that is of any */
 } step;
 
 typedef struct {
@@ -885,11 +897,11 @@ static int layer_before(const farm_bundle *bundle, int number) {
     return number;
 }
 
-/* The step with which a layer's code begins to be fetched: the last from which on there is time for all of it, or a later
- * one where the code from there on is more than the cache keeps; -1 of the first layer. */
-static int start_of(const farm_bundle *bundle, const layer_run *runs, int number, double room) {
+/* The step beside which a layer's code is fetched: the last from which on there is time for all of it, or a later one where
+ * the code from there on is more than the cache keeps; -1 of the first layer. It waits no longer than it can. */
+static int start_of(farm_bundle *bundle, const layer_run *runs, int number, double room) {
     int start = layer_before(bundle, number), before;
-    double time, waiting;
+    double time, waiting, wait;
     if (start < 0) return -1;
     time = runs[start].microseconds;
     waiting = runs[number].code_bytes + runs[start].code_bytes;
@@ -899,6 +911,8 @@ static int start_of(const farm_bundle *bundle, const layer_run *runs, int number
         time += runs[start].microseconds;
         waiting += runs[start].code_bytes;
     }
+    wait = SLEPT * time - runs[number].fetch_microseconds;
+    if (wait < bundle->steps[start].wait) bundle->steps[start].wait = wait > 0 ? wait : 0;
     return start;
 }
 
@@ -910,7 +924,8 @@ static int plan_fetches(farm_bundle *bundle, long images) {
     runs = calloc((size_t)bundle->step_count + 1, sizeof *runs);
     if (!runs) return fail("there is no memory left");
     for (i = 0; i < bundle->step_count; i++) {
-        const step *each = &bundle->steps[i];
+        step *each = &bundle->steps[i];
+        each->wait = DBL_MAX;
         if (each->layer < 0) continue;
         runs[i] = run_of(bundle, each->layer, each->rows * images);
         total += runs[i].code_bytes + (double)(each->rows * images) *
@@ -925,18 +940,20 @@ static int plan_fetches(farm_bundle *bundle, long images) {
     return 0;
 }
 
-/* The code of the layers that begin to be fetched with this step, which is about to be launched: where it is recorded as a
+/* The code of the layers that are fetched beside this step, which is about to be launched: where it is recorded as a
  * CUDA graph. Elsewhere launches on the side would cost the CPU as much as those of layers. */
 static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
     int i, j, begun = 0, recorded = 0;
+    unsigned long long wait;
     if (!bundle->fetch || bundle->steps[number].layer < 0) return 0;
     DRIVER(cuStreamIsCapturing(stream, (void *)&recorded));
     for (i = number + 1; recorded && i < bundle->step_count; i++) {
         if (bundle->steps[i].fetched_with != number) continue;
         for (j = 0; j < bundle->kernel_count; j++) {
             kernel *each = &bundle->kernels[j];
-            void *pointers[2];
+            void *pointers[3];
             if (each->layer != bundle->steps[i].layer || !each->code) continue;
+            wait = begun ? 0 : (unsigned long long)(1000 * bundle->steps[number].wait);
             if (!begun) {
                 DRIVER(cuEventRecord(bundle->fetching, stream));
                 DRIVER(cuStreamWaitEvent(bundle->side, bundle->fetching, 0));
@@ -944,6 +961,7 @@ static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
             }
             pointers[0] = &each->code;
             pointers[1] = &each->code_bytes;
+            pointers[2] = &wait;
             DRIVER(cuLaunchKernel(
                 bundle->fetch, FETCH_BLOCKS, 1, 1, FETCH_THREADS, 1, 1, 0, bundle->side, pointers, NULL));
         }
