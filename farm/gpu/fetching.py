@@ -20,7 +20,7 @@ FOLLOWED = 300.0
 """Of these the different ones: as fast as a stream comes from the L2 cache."""
 LAUNCH_MICROSECONDS = 2.0
 SLEPT = 0.6
-"""Share of the predicted time until a layer for which its fetch waits."""
+"""Share of the predicted time until a layer for which its fetch waits: layers are up to 1.44x faster than predicted."""
 KEPT = 0.4
 """Share of the L2 cache that code waits in: it may lie there twice, and what passes through takes the rest."""
 
@@ -76,10 +76,9 @@ def planned_fetches(layers: Sequence[LayerRun], l2_bytes: int) -> tuple[Fetches,
     """For each layer, in the order in which they run, those of the later ones whose code is fetched beside it.
 
     Beside the last layer from which on there is time for all of it, or a later one where the code from there on is more
-    than the cache keeps; beside the one before its own at the latest. It waits first, because what that layer reads and
-    writes pushes code out that lies there early, but not as long as it could if the prediction held: layers are up to
-    1.44x faster, and code that is late costs more. Nothing is fetched of a network that the cache holds from one run to
-    the next.
+    than the cache keeps; beside the one before its own at the latest. It waits first: it would disturb that layer while
+    its own code comes, and what that one moves would push it out. Nothing is fetched of a network that the cache holds
+    from one run to the next.
     """
     room = KEPT * l2_bytes
     starts: list[list[int]] = [[] for _ in layers]
