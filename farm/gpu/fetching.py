@@ -21,6 +21,9 @@ FOLLOWED = 300.0
 LAUNCH_MICROSECONDS = 2.0
 SLEPT = 0.6
 """Share of the predicted time until a layer for which its fetch waits: layers are up to 1.44x faster than predicted."""
+LEAST_MOVED_BYTES = 5_000_000
+"""By a layer, for a fetch beside it to wait: less pushes no code out, and predictions are for many images. Of few rows,
+with its weights in a table, a layer takes a fifth of its own."""
 KEPT = 0.4
 """Share of the L2 cache that code waits in: it may lie there twice, and what passes through takes the rest."""
 
@@ -95,7 +98,8 @@ def planned_fetches(layers: Sequence[LayerRun], l2_bytes: int) -> tuple[Fetches,
             time += layers[start].microseconds
             waiting += layers[start].code_bytes
         starts[start].append(number)
-        waits[start] = min(waits[start], max(0.0, SLEPT * time - layer.fetch_microseconds))
+        share = SLEPT if layers[start].moved_bytes >= LEAST_MOVED_BYTES else 0.0
+        waits[start] = min(waits[start], max(0.0, share * time - layer.fetch_microseconds))
     return tuple(
         Fetches(tuple(numbers), int(1000 * wait)) if numbers else Fetches()
         for numbers, wait in zip(starts, waits, strict=True)

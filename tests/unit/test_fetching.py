@@ -14,6 +14,7 @@ from farm.gpu.fetching import (
     FETCHED_BYTES,
     KEPT,
     LEAST_BYTES,
+    LEAST_MOVED_BYTES,
     SLEPT,
     Fetches,
     Gpu,
@@ -106,6 +107,13 @@ def test_a_fetch_waits_for_a_share_of_the_time_that_it_has() -> None:
     layers = [SMALL, SMALL, SMALL, large(10.0)]
     assert planned_fetches(layers, L2_BYTES)[2] == Fetches((3,), round(1000 * (SLEPT * 50.0 - 10.0)))
     assert planned_fetches([*layers[:3], large(45.0)], L2_BYTES)[2] == Fetches((3,), 0)
+
+
+def test_a_fetch_beside_a_layer_that_moves_little_does_not_wait() -> None:
+    layers = [SMALL, SMALL, replace(SMALL, moved_bytes=LEAST_MOVED_BYTES - 1), large(10.0)]
+    assert planned_fetches(layers, L2_BYTES)[2] == Fetches((3,), 0)
+    layers[2] = replace(SMALL, moved_bytes=LEAST_MOVED_BYTES)
+    assert planned_fetches(layers, L2_BYTES)[2].wait_nanoseconds > 0
 
 
 def test_the_first_of_several_fetches_waits_no_longer_than_the_last_can() -> None:

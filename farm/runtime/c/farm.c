@@ -25,6 +25,7 @@
 #define FOLLOWED 300.0
 #define LAUNCH_MICROSECONDS 2.0
 #define SLEPT 0.6
+#define LEAST_MOVED_BYTES 5000000.0
 #define KEPT 0.4
 #define FETCH_BLOCKS 2
 #define FETCH_THREADS 32
@@ -865,11 +866,11 @@ static int launch_part(const kernel *each, long rows, tensors given, CUstream st
 /* What is known of a layer for some number of images, and when the code of layers is fetched into the L2 cache: by the
  * rules of farm/gpu/fetching.py, which says why. */
 typedef struct {
-    double microseconds, fetch_microseconds, code_bytes;
+    double microseconds, fetch_microseconds, code_bytes, moved_bytes;
 } layer_run;
 
 static layer_run run_of(const farm_bundle *bundle, int layer, long rows) {
-    layer_run made = {0, 0, 0};
+    layer_run made = {0, 0, 0, 0};
     double issued = 0, longest = 0, followed;
     int i;
     for (i = 0; i < bundle->kernel_count; i++) {
@@ -886,6 +887,7 @@ static layer_run run_of(const farm_bundle *bundle, int layer, long rows) {
     issued = issued / ISSUED / bundle->multiprocessors;
     followed = longest / INSTRUCTION_BYTES / FOLLOWED;
     made.microseconds = LAUNCH_MICROSECONDS + (issued > followed ? issued : followed);
+    made.moved_bytes = (double)rows * (double)(bundle->layers[layer].input_bytes + bundle->layers[layer].output_bytes);
     if (made.code_bytes >= LEAST_BYTES) made.fetch_microseconds = LAUNCH_MICROSECONDS + made.code_bytes / FETCHED_BYTES;
     return made;
 }
@@ -911,7 +913,7 @@ static int start_of(farm_bundle *bundle, const layer_run *runs, int number, doub
         time += runs[start].microseconds;
         waiting += runs[start].code_bytes;
     }
-    wait = SLEPT * time - runs[number].fetch_microseconds;
+    wait = (runs[start].moved_bytes >= LEAST_MOVED_BYTES ? SLEPT : 0) * time - runs[number].fetch_microseconds;
     if (wait < bundle->steps[start].wait) bundle->steps[start].wait = wait > 0 ? wait : 0;
     return start;
 }
@@ -928,8 +930,7 @@ static int plan_fetches(farm_bundle *bundle, long images) {
         each->wait = DBL_MAX;
         if (each->layer < 0) continue;
         runs[i] = run_of(bundle, each->layer, each->rows * images);
-        total += runs[i].code_bytes + (double)(each->rows * images) *
-                 (double)(bundle->layers[each->layer].input_bytes + bundle->layers[each->layer].output_bytes);
+        total += runs[i].code_bytes + runs[i].moved_bytes;
     }
     for (i = 0; i < bundle->step_count; i++) {
         int fetched = total > room && runs[i].fetch_microseconds > 0;
