@@ -88,9 +88,9 @@ class Challenge:
 
     @cached_property
     def runs(self) -> list[range]:
-        """Layers that one launch may compute: rows go only after the last of a run, and nothing is forgotten within."""
+        """Layers that one launch may compute: rows go only after the last of a run."""
         count = len(self.matrices)
-        begins = [i for i in range(1, count) if self.compacts(i - 1) or self.compacts(i)]
+        begins = [i for i in range(1, count) if self.compacts(i - 1)]
         return [range(*each) for each in pairwise([0, *begins, count])]
 
 
