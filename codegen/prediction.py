@@ -284,6 +284,10 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
     resident = max(1, min(BLOCKS, REGISTERS // registers, WARPS // warps, SHARED_BYTES // (launch.shared_bytes + 1024)))
     rounds = math.ceil(here / resident)
     of = OF_LINEAR_LAYERS if layer.geometry.is_linear else OF_CONVOLUTIONS
+    # Of float16 those are linear layers, whose copies pass registers.
+    packed = layer.spec.data_type == "float16"
+    warp_clocks = OF_FLOAT16.warp_clocks if packed else of.warp_clocks
+    ahead = 1 if packed else max(1, layer.tiling.stages - 1)
     fetch = stream.code * here / of.most_per_clock
     if cold:
         # While some of its blocks wait for their code, the others' comes too.
@@ -292,8 +296,8 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
         stream.instructions * warps * here / ISSUE_PER_CLOCK,
         stream.loads * work.conflicts * warps * here * of.load_clocks,
         fetch,
-        stream.instructions * of.warp_clocks,
-        stream.chunks * rounds * of.copy_clocks / max(1, layer.tiling.stages - 1),
+        stream.instructions * warp_clocks,
+        stream.chunks * rounds * of.copy_clocks / ahead,
     )
     together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
     clocks = together + of.once_clocks + (of.exchange_clocks + stream.chunks * of.chunk_clocks) * rounds

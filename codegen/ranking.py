@@ -153,12 +153,10 @@ def _with_clusters(
     split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
-    every = [layer.tiled(tiling) for tiling in ranking]
-    every += [each for each in split if comes_out_even(each) and block_fits(each)]
-    sizes = [_code(each, density) for each in every]
-    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min(sizes[: len(ranking)], default=math.inf))
-    fitting = [each for each, size in zip(every, sizes, strict=True) if size <= limit]
-    times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
+    whole = [layer.tiled(tiling) for tiling in ranking]
+    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min((_code(each, density) for each in whole), default=math.inf))
+    split = [each for each in split if comes_out_even(each) and block_fits(each) and _code(each, density) <= limit]
+    times = {each.tiling: predict_microseconds(each, batch, density) for each in (*whole, *split)}
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
