@@ -93,6 +93,11 @@ CLUSTER_CASES: dict[str, Case] = {
         Tiling(18, 1, 1, 8, 4, 2, images=2, cluster=4),
         batch=3,
     ),
+    "float16, a cluster of eight, one image of neighbouring columns, all groups of a place together": _of_hopper(
+        Conv2d(64, 6, 6, 40, 1, 1, epilogue=(Clip(low=0.0),), data_type="float16"),
+        Tiling(9, 1, 1, 16, 4, 2, images=1, cluster=8, order="place"),
+        batch=3,
+    ),
     "float16, linear, a cluster": _of_hopper(
         Linear(256, 30, epilogue=RESIDUAL, data_type="float16"), Tiling(32, 1, 1, 16, 32, 3, cluster=4), batch=45
     ),
