@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -55,11 +56,9 @@ def ranking_of(
     tables: bool,
 ) -> tuple[Tiling, ...]:
     """The one predicted to be fastest first."""
-    ranking = _ranking(layer.spec, batch, density, accumulate)
-    if clusters:
-        ranking = _also_by_place(layer.spec, batch, density, ranking)
-        if layer.stationary is not None and _may_be_split(layer, batch):
-            ranking = _with_clusters(layer.spec, batch, density, accumulate, ranking)
+    ranking = _ranking(layer.spec, batch, density, accumulate, by_place=clusters)
+    if clusters and layer.stationary is not None and _may_be_split(layer, batch):
+        ranking = _with_clusters(layer.spec, batch, density, accumulate, ranking)
     ranking = _with_unstaged(layer, batch, density, ranking)
     if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
         ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
@@ -77,7 +76,10 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Tiling, ...]:
+def _ranking(
+    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, *, by_place: bool
+) -> tuple[Tiling, ...]:
+    """Tilings without clusters, in the order `place` too where that is asked for."""
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
@@ -95,27 +97,24 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    times = {each.tiling: predict_microseconds(each, batch, density) for each, size in sizes if size <= limit}
+    fitting = [each for each, size in sizes if size <= limit]
+    times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
+    if by_place and isinstance(spec, Conv2d):
+        times |= _by_place(sorted(fitting, key=lambda each: times[each.tiling]), batch, density)
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
-@lru_cache(maxsize=1024)
-def _also_by_place(spec: LayerSpec, batch: int, density: float, ranking: tuple[Tiling, ...]) -> tuple[Tiling, ...]:
-    """The ranking with a convolution's tilings whose blocks begin place after place among it.
+def _by_place(layers: Sequence[AnyTiled], batch: int, density: float) -> dict[Tiling, float]:
+    """A convolution's tilings whose blocks begin place after place, and their predicted times.
 
     They make a layer one kernel: only for architectures that need no ptxas for it, as those with clusters do not.
     """
-    if not isinstance(spec, Conv2d):
-        return ranking
-    every = [lower(spec).tiled(tiling) for tiling in ranking]
-    times = {each.tiling: predict_microseconds(each, batch, density) for each in every}
-    beside = {
+    times = {
         replace(each.tiling, order="place"): predict_microseconds(each, batch, density, order="place")
-        for each in every
+        for each in layers
         if each.tiling.stages and each.streams.count > 1 and _code(each, density) <= CLUSTERED_INSTRUCTIONS
     }
-    times |= {tiling: beside[tiling] for tiling in sorted(beside, key=lambda tiling: beside[tiling])[:MOST_BY_PLACE]}
-    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+    return {tiling: times[tiling] for tiling in sorted(times, key=lambda tiling: times[tiling])[:MOST_BY_PLACE]}
 
 
 def _with_unstaged(

@@ -12,7 +12,7 @@ import pytest
 from codegen.choice import choose_tiling
 from codegen.errors import TilingError
 from codegen.layers import Checkpoint, Weights
-from codegen.machine.admission import AssemblerChoice, assembler_for
+from codegen.machine.admission import assembler_for
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.onnx.network import read_network
 from codegen.reference import layer_output
@@ -117,12 +117,11 @@ def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
         choose_tiling(layer.spec, 1, nonzeros, form="full")
 
 
-@pytest.mark.parametrize("choice", ["direct", "patch"])
-def test_whatever_assembles_without_ptxas_leaves_it_to_ptxas(choice: AssemblerChoice, tmp_path: Path) -> None:
+def test_a_mould_of_such_a_layer_is_left_to_ptxas(tmp_path: Path) -> None:
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
     tiling = choose_tiling(layer.spec, 1, layer.weights.nonzeros_per_kernel)
-    assert assembler_for(choice, layer.spec, tiling, "sm_90", "13.1")[0] == "ptxas"
-    assert assembler_for(choice, plain(layer.spec), tiling, "sm_90", "13.1")[0] == choice
+    assert assembler_for("patch", layer.spec, tiling, "sm_90", "13.1")[0] == "ptxas"
+    assert assembler_for("direct", layer.spec, tiling, "sm_90", "13.1")[0] == "direct"
 
 
 LEFT: dict[str, list[onnx.NodeProto]] = {
