@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from farm.errors import UsageError
 
 
 def write_output(path: Path, data: bytes, named: str) -> None:
-    """Writes the file, of which nothing stays if it does not become whole: a part would pass for all of it.
+    """Writes a file whole or not at all: what was there before stays if there is no room. Pipes and devices are written to.
 
-    It is written in place, so that it may be a pipe or a device. Raises UsageError, which says how it was named.
+    Raises UsageError, which says how it was named.
     """
     try:
-        with path.open("wb", buffering=0) as file:
-            left = memoryview(data)
-            try:
-                while left:
-                    left = left[file.write(left) :]
-            except BaseException:
-                if path.is_file():
-                    path.unlink()
-                raise
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            _replace(path.resolve(), data)
     except OSError as error:
         raise UsageError(f"{named}: it cannot be written ({error.strerror}): name another file") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The new file has the name only once it is whole, and the mode of the one it replaces."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        if path.exists():
+            path.open("ab").close()  # one that may not be written to is not replaced
+            beside.chmod(path.stat().st_mode)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

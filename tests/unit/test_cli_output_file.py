@@ -39,6 +39,19 @@ def test_nothing_stays_of_a_file_for_which_there_is_no_room(tmp_path: Path) -> N
     assert path.read_bytes() == bytes(10)
 
 
+def test_the_file_of_before_stays_if_there_is_no_room_for_another(tmp_path: Path) -> None:
+    path, link = tmp_path / "y.npy", tmp_path / "latest.npy"
+    path.write_bytes(b"before")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    with room_for(10), pytest.raises(UsageError, match="File too large"):
+        write_output(path, bytes(11), "--output y")
+    assert path.read_bytes() == b"before"
+    write_output(link, b"after", "--output y")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777, link.is_symlink()) == (b"after", 0o640, True)
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
 @pytest.mark.parametrize("name", ["y.npy", "y.npz"])
 def test_nothing_stays_of_outputs_for_which_there_is_no_room(name: str, tmp_path: Path) -> None:
     port, array = SimpleNamespace(name="y"), np.zeros(1000)
