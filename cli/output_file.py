@@ -9,7 +9,7 @@ from farm.errors import UsageError
 
 
 def write_output(path: Path, data: bytes, named: str) -> None:
-    """Writes a file whole or not at all: what was there before stays if there is no room. Pipes and devices are written to.
+    """Writes a file whole, or leaves the one of before; pipes and devices are written to.
 
     Raises UsageError, which says how it was named.
     """
