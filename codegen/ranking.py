@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from codegen.limits import block_fits, comes_out_even
@@ -46,6 +46,16 @@ TABLE_DENSITY = 0.5
 """Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A tiling that fits, and what is predicted of it."""
+
+    tiling: Tiling
+    microseconds: float
+    instructions: float
+    """Of all its streams."""
+
+
 def ranking_of(
     layer: Lowered[LayerSpec],
     batch: int,
@@ -56,10 +66,11 @@ def ranking_of(
     tables: bool,
 ) -> tuple[Tiling, ...]:
     """The one predicted to be fastest first."""
-    ranking = _ranking(layer.spec, batch, density, accumulate, by_place=clusters)
     if clusters and layer.stationary is not None and _may_be_split(layer, batch):
-        ranking = _with_clusters(layer.spec, batch, density, accumulate, ranking)
-    ranking = _with_unstaged(layer, batch, density, ranking)
+        ranked = _with_clusters(layer.spec, batch, density, accumulate)
+    else:
+        ranked = _ranking(layer.spec, batch, density, accumulate, by_place=clusters)
+    ranking = _with_unstaged(layer, batch, density, tuple(each.tiling for each in ranked))
     if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
         ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
     return ranking
@@ -78,7 +89,7 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 @lru_cache(maxsize=1024)
 def _ranking(
     spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, *, by_place: bool
-) -> tuple[Tiling, ...]:
+) -> tuple[Ranked, ...]:
     """Tilings without clusters, in the order `place` too where that is asked for."""
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, float]] = []
@@ -97,24 +108,31 @@ def _ranking(
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    fitting = [each for each, size in sizes if size <= limit]
-    times = {each.tiling: predict_microseconds(each, batch, density) for each in fitting}
-    if by_place and isinstance(spec, Conv2d):
-        times |= _by_place(sorted(fitting, key=lambda each: times[each.tiling]), batch, density)
-    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+    fitting = [(each, size) for each, size in sizes if size <= limit]
+    ranked = _in_order(Ranked(each.tiling, predict_microseconds(each, batch, density), size) for each, size in fitting)
+    if not by_place or not isinstance(spec, Conv2d):
+        return ranked
+    return _in_order((*ranked, *_by_place(ranked, {each.tiling: each for each, _ in fitting}, batch, density)))
 
 
-def _by_place(layers: Sequence[AnyTiled], batch: int, density: float) -> dict[Tiling, float]:
-    """A convolution's tilings whose blocks begin place after place, and their predicted times.
+def _by_place(
+    ranked: Sequence[Ranked], layers: Mapping[Tiling, AnyTiled], batch: int, density: float
+) -> tuple[Ranked, ...]:
+    """The same tilings of a convolution with blocks that begin place after place, those predicted to be fastest so.
 
     They make a layer one kernel: only for architectures that need no ptxas for it, as those with clusters do not.
     """
-    times = {
-        replace(each.tiling, order="place"): predict_microseconds(each, batch, density, order="place")
-        for each in layers
-        if each.tiling.stages and each.streams.count > 1 and _code(each, density) <= CLUSTERED_INSTRUCTIONS
-    }
-    return {tiling: times[tiling] for tiling in sorted(times, key=lambda tiling: times[tiling])[:MOST_BY_PLACE]}
+    found = []
+    for each in ranked:
+        layer = layers[each.tiling]
+        if each.tiling.stages and layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
+            microseconds = predict_microseconds(layer, batch, density, order="place")
+            found.append(Ranked(replace(each.tiling, order="place"), microseconds, each.instructions))
+    return _in_order(found)[:MOST_BY_PLACE]
+
+
+def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:
+    return tuple(sorted(found, key=lambda each: each.microseconds))
 
 
 def _with_unstaged(
@@ -143,20 +161,26 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
 
 
 @lru_cache(maxsize=1024)
-def _with_clusters(
-    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, ranking: tuple[Tiling, ...]
-) -> tuple[Tiling, ...]:
-    """The ranking with the tilings with clusters among it."""
+def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
+    """Those with clusters among the others."""
     layer = lower(spec)
+    others = _ranking(spec, batch, density, accumulate, by_place=True)
     candidates = layer.stationary.candidates(layer) if layer.stationary else ()
     split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
-    whole = [layer.tiled(tiling) for tiling in ranking]
-    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min((_code(each, density) for each in whole), default=math.inf))
-    split = [each for each in split if comes_out_even(each) and block_fits(each) and _code(each, density) <= limit]
-    times = {each.tiling: predict_microseconds(each, batch, density) for each in (*whole, *split)}
-    return tuple(sorted(times, key=lambda tiling: times[tiling]))
+    sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each)]
+    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min((each.instructions for each in others), default=math.inf))
+    return _in_order(
+        (
+            *(each for each in others if each.instructions <= limit),
+            *(
+                Ranked(each.tiling, predict_microseconds(each, batch, density), size)
+                for each, size in sizes
+                if size <= limit
+            ),
+        )
+    )
 
 
 def _code(layer: AnyTiled, density: float) -> float:
