@@ -69,8 +69,9 @@ def ranking_of(
     if clusters and layer.stationary is not None and _may_be_split(layer, batch):
         ranked = _with_clusters(layer.spec, batch, density, accumulate)
     else:
-        ranked = _ranking(layer.spec, batch, density, accumulate, by_place=clusters)
-    ranking = _with_unstaged(layer, batch, density, tuple(each.tiling for each in ranked))
+        ranked = _ranking(layer.spec, batch, density, accumulate)
+    tilings = tuple(each.tiling for each in ranked if clusters or each.tiling.order == "group")
+    ranking = _with_unstaged(layer, batch, density, tilings)
     if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
         ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
     return ranking
@@ -87,10 +88,8 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(
-    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, *, by_place: bool
-) -> tuple[Ranked, ...]:
-    """Tilings without clusters, in the order `place` too where that is asked for."""
+def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
+    """Tilings without clusters, those of convolutions in the order `place` too; a job's architectures share them."""
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
@@ -110,7 +109,7 @@ def _ranking(
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
     fitting = [(each, size) for each, size in sizes if size <= limit]
     ranked = _in_order(Ranked(each.tiling, predict_microseconds(each, batch, density), size) for each, size in fitting)
-    if not by_place or not isinstance(spec, Conv2d):
+    if not isinstance(spec, Conv2d):
         return ranked
     return _in_order((*ranked, *_by_place(ranked, {each.tiling: each for each, _ in fitting}, batch, density)))
 
@@ -164,7 +163,7 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
 def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
     """Those with clusters among the others."""
     layer = lower(spec)
-    others = _ranking(spec, batch, density, accumulate, by_place=True)
+    others = _ranking(spec, batch, density, accumulate)
     candidates = layer.stationary.candidates(layer) if layer.stationary else ()
     split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
