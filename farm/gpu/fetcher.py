@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from codegen.errors import DeviceError
 from farm.gpu.loaded import Code, Module, Part, launch_numbers
@@ -84,6 +84,11 @@ class CodeFetcher:
         """Enqueues it; on the GPU it begins so much later than it could. Raises DeviceError."""
         arguments = code.address, code.bytes, wait_nanoseconds
         launch_numbers(self._function, (BLOCKS, 1, 1), (THREADS, 1, 1), 0, arguments, stream)
+
+    def fetch_all(self, codes: Sequence[Code], stream: int, wait_nanoseconds: int) -> None:
+        """One after another; the first waits. Raises DeviceError."""
+        for number, code in enumerate(codes):
+            self.fetch(code, stream, 0 if number else wait_nanoseconds)
 
     def unload(self) -> None:
         """It may not run any more."""

@@ -47,8 +47,7 @@ class CodeAhead:
             return
         call("cuEventRecord", self._begin, stream)
         call("cuStreamWaitEvent", self._side, self._begin, 0)
-        for code, wait in zip(codes, (fetches.wait_nanoseconds, *[0] * len(codes)), strict=False):
-            self._fetcher.fetch(code, self._side.value or 0, wait)
+        self._fetcher.fetch_all(codes, self._side.value or 0, fetches.wait_nanoseconds)
         self._is_fetching = True
 
     def end(self, stream: int) -> None:

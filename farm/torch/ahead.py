@@ -70,8 +70,7 @@ class CodeAhead:
         if _side.stream is None:
             _side.stream = torch.cuda.Stream(self._device, priority=OF_ITS_OWN)
         _side.stream.wait_event(torch.cuda.current_stream().record_event())
-        for code, wait in zip(codes, (fetches.wait_nanoseconds, *[0] * len(codes)), strict=False):
-            self._fetcher.fetch(code, _side.stream.cuda_stream, wait)
+        self._fetcher.fetch_all(codes, _side.stream.cuda_stream, fetches.wait_nanoseconds)
 
     def _plan(self, images: int) -> tuple[Fetches, ...]:
         if images not in self._plans:

@@ -15,6 +15,7 @@ from codegen.layers import Weights
 from codegen.machine import emulate
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.machine.elf import CubinFile
+from codegen.machine.word import Field
 from codegen.networks.pruning import random_bounds
 from codegen.operators import stream_count
 from codegen.rewrite import rewrite
@@ -67,6 +68,13 @@ def weights_of(case: Case, density: float, mask: str = "no zero") -> Weights:
 def directly(case: Case, weights: Weights) -> CubinFile:
     made = DirectAssembler.of(template_of(case), skeleton_of(case), ARCH).assemble(weights, whole_layer(case))
     return CubinFile.read(made.data)
+
+
+def with_field(made: CubinFile, field: Field, place: int, value: int) -> CubinFile:
+    """The cubin with one field of one word changed."""
+    words = made.words
+    field.put(words[place : place + 1], value)
+    return CubinFile.read(made.with_words(words))
 
 
 def computed(case: Case, weights: Weights, cubin: CubinFile, x: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -32,6 +32,7 @@ from tests.toolchain.machine_case import (
     template_of,
     weights_of,
     whole_layer,
+    with_field,
 )
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
@@ -151,9 +152,8 @@ def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_p
     made = directly(PLAIN, weights_of(PLAIN, 1.0))
     words = made.words
     place = int(next(each for each in in_streams(words) if word.WAIT.get(words)[each]))
-    word.WAIT.put(words[place : place + 1], 0)
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(CubinFile.read(made.with_words(words)))
+        prove(with_field(made, word.WAIT, place, 0))
 
 
 def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
@@ -161,19 +161,17 @@ def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
     words = made.words
     place = int(in_streams(words)[0])
     assert int(word.STALL.get(words)[place]) == 5
-    word.STALL.put(words[place : place + 1], 4)
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 4 cycles after"):
-        prove(CubinFile.read(made.with_words(words)))
+        prove(with_field(made, word.STALL, place, 4))
 
 
 def test_another_bound_is_found_by_the_emulator() -> None:
     weights = weights_of(PLAIN, 1.0)
     template, made, whole = template_of(PLAIN), directly(PLAIN, weights), [whole_layer(PLAIN)]
     assert verify_layer(template, weights, whole, cubins=[made.data]).ok
-    words = made.words
-    place = int(in_streams(words)[0])
-    word.IMMEDIATE.put(words[place : place + 1], int(np.float32(9).view(np.uint32)))
-    assert not verify_layer(template, weights, whole, cubins=[made.with_words(words)]).ok
+    place = int(in_streams(made.words)[0])
+    other = with_field(made, word.IMMEDIATE, place, int(np.float32(9).view(np.uint32)))
+    assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
 
 
 def test_bounds_by_comparison_and_choice_are_refused_with_the_reason() -> None:

@@ -26,6 +26,7 @@ from tests.toolchain.machine_case import (
     template_of,
     weights_of,
     whole_layer,
+    with_field,
 )
 from tests.toolchain.operator_case import Case
 
@@ -75,9 +76,8 @@ def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0))
     words = made.words
     place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
-    word.WAIT.put(words[place : place + 1], 0)
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(CubinFile.read(made.with_words(words)))
+        prove(with_field(made, word.WAIT, place, 0))
 
 
 def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
@@ -85,9 +85,8 @@ def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
     words = made.words
     place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
     assert int(word.STALL.get(words)[place]) > 1
-    word.STALL.put(words[place : place + 1], 1)
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 1 cycles after"):
-        prove(CubinFile.read(made.with_words(words)))
+        prove(with_field(made, word.STALL, place, 1))
 
 
 def test_another_gate_is_found_by_the_emulator() -> None:
@@ -96,8 +95,8 @@ def test_another_gate_is_found_by_the_emulator() -> None:
     assert verify_layer(template, weights, whole, cubins=[made.data]).ok
     words = made.words
     place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
-    word.SOURCE_B.put(words[place : place + 1], word.SOURCE_B.get(words)[place] + 1)
-    assert not verify_layer(template, weights, whole, cubins=[made.with_words(words)]).ok
+    other = with_field(made, word.SOURCE_B, place, word.SOURCE_B.get(words)[place] + 1)
+    assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
 
 
 def test_gates_of_float16_are_left_to_ptxas_with_the_reason() -> None:

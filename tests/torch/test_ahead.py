@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.launch import GridSize, Launch
+from farm.gpu.fetcher import CodeFetcher
 from farm.gpu.loaded import Code
 from farm.torch import ahead
 from farm.torch.ahead import CodeAhead, code_fetched_ahead
@@ -37,7 +38,7 @@ class PlayedStream:
 
 
 @dataclass
-class PlayedFetcher:
+class PlayedFetcher(CodeFetcher):
     """Says what it fetches."""
 
     said: list[str]
