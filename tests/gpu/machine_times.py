@@ -1,28 +1,32 @@
-"""`python -m tests.gpu.machine_times`: kernels by ptxas and assembled directly, as they ship, timed in turn.
+"""`python -m tests.gpu.machine_times FOLDER`: kernels by ptxas and assembled directly, as they ship, timed in turn.
 
 The ten operators and ResNet-50's layers at batch 64 and 1, with the tilings that `farm compile` gives them. `--build`
-needs no GPU: it leaves both kernels of each in the store, where the next call finds them.
+makes both kernels of each, which needs no GPU, and leaves them in the folder; without it those in the folder are timed,
+which needs no compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import pickle
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import exp, log
 from pathlib import Path
 
 import numpy as np
 
 from codegen.networks import NETWORKS, write_network
 from codegen.onnx.checkpoint import read_checkpoint
+from codegen.spec import LayerSpec
 from codegen.verify import random_input, random_residual
-from farm.gpu.device import Device, LoadedLayer
+from farm.gpu.device import Device
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.replay import CudaGraph
 from farm.gpu.workload import Case, Choice, model_cases, operator_cases
@@ -42,6 +46,24 @@ GRAPH_MICROSECONDS = 400.0
 """About so long is a graph of one kernel's launches."""
 MOST_LAUNCHES = 200
 TURNS = 60
+DRAWN_IMAGES = 8
+"""The others are these again: drawing 200 million numbers takes longer than timing a layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A layer's kernels by ptxas and assembled directly, as a file of the folder has them."""
+
+    name: str
+    spec: LayerSpec
+    images: int
+    ptxas: BuiltLayer
+    direct: BuiltLayer
+
+    @property
+    def size(self) -> int:
+        """Values that it reads and writes."""
+        return self.images * (math.prod(self.spec.input_shape) + math.prod(self.spec.output_shape))
 
 
 @dataclass(frozen=True)
@@ -79,35 +101,44 @@ def shipped_cases(names: Sequence[str]) -> list[Case]:
     return [case for case in list(found.values())[::-1] if not names or name_of(case) in names]
 
 
-def timed(device: Device, case: Case, ptxas: BuiltLayer, direct: BuiltLayer) -> Timed:
+def timed(device: Device, pair: Pair) -> Timed:
     """Runs both on the same input, whose outputs start as NaN, then times them in turn. Raises DeviceError."""
-    spec, images = case.spec, case.images
-    x, residual = random_input(spec, images, seed=1), random_residual(spec, images, seed=1)
-    outputs = [device.run_layer(each.kernels, x, spec.output_shape, residual) for each in (ptxas, direct)]
-    first, second = (each.view(f"u{each.dtype.itemsize}") for each in outputs)
-    size = outputs[0].nbytes
-    source, target, added = device.allocate(x.nbytes), device.allocate(size), device.allocate(size)
+    spec, images = pair.spec, pair.images
+    drawn = min(images, DRAWN_IMAGES)
+    x = np.resize(random_input(spec, drawn, seed=1), (images, *spec.input_shape))
+    residual = random_residual(spec, drawn, seed=1)
+    if residual is not None:
+        residual = np.resize(residual, (images, *spec.output_shape))
+    first, second = (
+        device.run_layer(each.kernels, x, spec.output_shape, residual) for each in (pair.ptxas, pair.direct)
+    )
+    bits = f"u{first.dtype.itemsize}"
+    differing = int((first.view(bits) != second.view(bits)).sum())
+    source, target, added = (device.allocate(each.nbytes) for each in (x, first, first))
+    device.upload(int(source), x)
+    device.upload(int(added), first if residual is None else residual)
     stream = device.new_stream()
     device.wake()
     gate = device.gate(stream)
+    # A graph does not keep its kernels loaded: this list must live until the last replay has ended.
+    loaded = [device.load_layer(each.kernels, stream) for each in (pair.ptxas, pair.direct)]
+    once = [partial(each, int(source), int(target), images, int(added)) for each in loaded]
+    for launch in once:
+        launch()
+    stream.synchronize()
+    alone = max(1.0, min(device.elapsed_microseconds(stream, gate, once[0]) for _ in range(3)))
+    launches = int(max(1, min(MOST_LAUNCHES, GRAPH_MICROSECONDS / alone)))
+    taken: list[list[float]] = [[], []]
     with ExitStack() as stack:
-        # A graph does not keep its kernels loaded.
-        loaded: list[LoadedLayer] = [device.load_layer(each.kernels, stream) for each in (ptxas, direct)]
-        once = [partial(each, int(source), int(target), images, int(added)) for each in loaded]
-        for launch in once:
-            launch()
-        stream.synchronize()
-        alone = max(1.0, min(device.elapsed_microseconds(stream, gate, once[0]) for _ in range(3)))
-        launches = int(max(1, min(MOST_LAUNCHES, GRAPH_MICROSECONDS / alone)))
         graphs = [stack.enter_context(CudaGraph(stream.handle, partial(_repeat, each, launches))) for each in once]
-        taken: list[list[float]] = [[], []]
         for turn in range(TURNS):
             for which in (0, 1) if turn % 2 else (1, 0):
                 taken[which].append(device.elapsed_microseconds(stream, gate, graphs[which].replay) / launches)
+        stream.synchronize()
     for memory in (source, target, added):
         memory.free()
-    ptxas_time, direct_time = (float(np.median(each)) for each in taken)
-    return Timed(name_of(case), int((first != second).sum()), ptxas_time, direct_time)
+    ptxas, direct = (float(np.median(each)) for each in taken)
+    return Timed(pair.name, differing, ptxas, direct)
 
 
 def _repeat(launch: partial[None], count: int) -> None:
@@ -115,26 +146,58 @@ def _repeat(launch: partial[None], count: int) -> None:
         launch()
 
 
-def built(cases: Sequence[Case]) -> Iterator[tuple[Case, BuiltLayer, BuiltLayer]]:
-    """Both kernels of each, as they are made; says which one cannot be, and why."""
+def build(cases: Sequence[Case], seconds: float) -> Iterator[Pair]:
+    """Both kernels of each, as they are made, until the time is over; says which cannot be made, and why.
+
+    Those with few weights come first: ptxas takes minutes for some of the others.
+    """
     settings = load_settings()
     store, toolchain = open_store(settings), any_toolchain()
     book = TuningBook.of((), shipped_records())
+    end = time.monotonic() + seconds
+
+    def wanted() -> bool:
+        return time.monotonic() < end
+
     with (
         KernelPool(settings, store, toolchain, ARCH, book=book, assembler="direct") as directly,
-        KernelPool(settings, store, toolchain, ARCH, book=book) as by_ptxas,
+        KernelPool(settings, store, toolchain, ARCH, book=book, assembler="ptxas") as by_ptxas,
     ):
-        both = [(case, by_ptxas.submit(case), directly.submit(case)) for case in cases]
-        for case, ptxas, direct in both:
+        of: dict[Future[BuiltLayer], tuple[Case, Future[BuiltLayer]]] = {}
+        for case in sorted(cases, key=lambda each: each.weights.nonzeros):
+            of[by_ptxas.submit(case, wanted=wanted)] = case, directly.submit(case, wanted=wanted)
+        for future in as_completed(of, timeout=seconds):
+            case, direct = of[future]
             try:
-                made = ptxas.result(), direct.result()
+                pair = Pair(name_of(case), case.spec, case.images, future.result(), direct.result())
             except NotBuiltError as error:
                 say(f"{name_of(case):<32} not built: {error}")
                 continue
-            if made[1].facts["assembler"] == "direct":
-                yield case, *made
+            makers = pair.ptxas.facts["assembler"], pair.direct.facts["assembler"]
+            if makers == ("ptxas", "direct"):
+                yield pair
             else:
-                say(f"{name_of(case):<32} left to ptxas")
+                say(f"{pair.name:<32} left out: one by {makers[0]}, one by {makers[1]}")
+
+
+def keep(cases: Sequence[Case], folder: Path, seconds: float) -> int:
+    """Writes a file for each pair that is made in time; the number of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    try:
+        for pair in build(cases, seconds):
+            (folder / f"{pair.name}.pickle").write_bytes(pickle.dumps(pair))
+            count += 1
+    except TimeoutError:
+        say(f"{len(cases) - count} layers are not made after {seconds:.0f} s")
+    return count
+
+
+def kept(folder: Path, names: Sequence[str]) -> list[Pair]:
+    """What a folder has, in the order of names, or all, the smallest first."""
+    paths = [folder / f"{name}.pickle" for name in names] or list(folder.glob("*.pickle"))
+    pairs: list[Pair] = [pickle.loads(path.read_bytes()) for path in paths]
+    return pairs if names else sorted(pairs, key=lambda pair: pair.size)
 
 
 def summary(found: Sequence[Timed]) -> list[str]:
@@ -144,30 +207,31 @@ def summary(found: Sequence[Timed]) -> list[str]:
     slow = [f"{each.name} {each.ratio:.3f}" for each in found if each.ratio > SLOWEST]
     return [
         f"{len(found)} layers, {sum(each.differing > 0 for each in found)} with a difference; direct over ptxas: "
-        f"geometric mean {exp(sum(map(log, ratios)) / len(ratios)):.3f}, worst {max(ratios):.3f}",
+        f"geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, worst {max(ratios):.3f}",
         f"above {SLOWEST}: {', '.join(slow) or 'none'}",
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--build", action="store_true", help="only make the kernels, into the store")
-    parser.add_argument("--seconds", type=float, default=120.0, help="no layer is timed after so many")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the kernels of both are")
+    parser.add_argument("--build", action="store_true", help="only make the kernels")
+    parser.add_argument("--seconds", type=float, default=120.0, help="no layer is made or timed after so many")
     parser.add_argument("layers", nargs="*", metavar="NAME@BATCH", help="only these, as lenet-conv1@64")
-    arguments = parser.parse_args()
-    cases = shipped_cases(arguments.layers)
-    if not cases:
-        parser.error("there is no such layer: name one of " + ", ".join(map(name_of, shipped_cases(()))))
+    arguments = parser.parse_intermixed_args()
     if arguments.build:
-        say(f"{sum(1 for _ in built(cases))} of {len(cases)} layers made both ways")
+        cases = shipped_cases(arguments.layers)
+        if not cases:
+            parser.error("there is no such layer: name one of " + ", ".join(map(name_of, shipped_cases(()))))
+        say(f"{keep(cases, arguments.folder, arguments.seconds)} of {len(cases)} layers made both ways")
         return 0
     end, found = time.monotonic() + arguments.seconds, []
     with Device() as device:
-        for case, ptxas, direct in built(cases):
+        for pair in kept(arguments.folder, arguments.layers):
             if time.monotonic() > end:
-                say(f"out of time before {name_of(case)}")
+                say(f"out of time before {pair.name}")
                 break
-            found.append(timed(device, case, ptxas, direct))
+            found.append(timed(device, pair))
             say(found[-1].line)
     for line in summary(found):
         say(line)
