@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from codegen.operators.pooling import has_whole_windows
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.work import SHARED_BYTES
 from codegen.parts import cut
-from codegen.ranking import ranking_of, stream_limits
+from codegen.ranking import Ranking, ranking_of, stream_limits
 from codegen.spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.tiling import Accumulator, Form, Part, Tiling
 
@@ -39,11 +40,12 @@ def choose_tiling(
     code_limit_bytes: int = CODE_BYTES,
     clusters: bool = False,
     tables: bool = True,
+    ranking: Ranking = ranking_of,
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
 
     `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
-    has them; `tables`: whether the weights of a layer may be one.
+    has them; `tables`: whether the weights of a layer may be one. `ranking`: who puts a layer's tilings in order.
 
     Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
     with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
@@ -54,7 +56,7 @@ def choose_tiling(
     _check_form(layer, form)
     least_bytes = math.inf
     special = {"clusters": clusters and form == "rolled", "tables": tables and form == "rolled"}
-    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, **special):
+    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, ranking=ranking, **special):
         if code_bytes <= code_limit_bytes:
             return tiling if form == "rolled" else replace(tiling, form=form)
         least_bytes = min(least_bytes, code_bytes)
@@ -140,12 +142,13 @@ def _fitting(
     *,
     clusters: bool,
     tables: bool,
+    ranking: Ranking = ranking_of,
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    ranking = ranking_of(layer, *bands, kind, clusters=clusters, tables=tables)
-    for tiling in (*ranking, *_last_resort(layer, kind)):
+    ranked = ranking(layer, *bands, kind, clusters=clusters, tables=tables)
+    for tiling in chain(ranked, _last_resort(layer, kind)):
         if layer.spec.data_type == "float16" and _too_long(tiling, nonzeros):
             continue
         divided = layer.tiled(tiling)

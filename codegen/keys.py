@@ -18,22 +18,13 @@ from pathlib import Path
 from codegen.machine.admission import Assembler
 from codegen.source_text import code_of
 from codegen.spec import LayerSpec
-from codegen.tiling import Part, Tiling
+from codegen.tiling import Accumulator, Part, Tiling
 
 SCHEMA = 6
 """Raised whenever the meaning of a stored template or cubin changes."""
 
-GENERATOR_SOURCES = (
-    "data_types.py",
-    "epilogue.py",
-    "launch.py",
-    "layers.py",
-    "operators/",
-    "spec.py",
-    "substitute.py",
-    "template.py",
-    "tiling.py",
-)
+_LAYER_SOURCES = ("data_types.py", "epilogue.py", "launch.py", "layers.py", "operators/", "spec.py", "tiling.py")
+GENERATOR_SOURCES = (*_LAYER_SOURCES, "substitute.py", "template.py")
 """What shapes a template, files of codegen/ and a folder: all that `make_template` imports, CUDA sources included.
 
 Not the modules that start tools: which version, which flags are fields of their own, and tools see no environment.
@@ -85,6 +76,9 @@ ASSEMBLER_SOURCES = tuple(name for name in MACHINE_SOURCES if name.startswith("m
 """The assembler itself: what an admission is for. Not what makes templates: it recognises them, or refuses."""
 MOULD_SOURCES = (*REWRITER_SOURCES, "machine/mould.py")
 """The same of a mould and of what it is filled to."""
+_MODEL_SOURCES = ("limits.py", "parts.py", "prediction.py", "ranking.py", "sectors.py", "tables.py", "terms.py")
+RANKING_SOURCES = (*_LAYER_SOURCES, *_MODEL_SOURCES)
+"""The cost model: what puts tilings in order, all that `ranking_of` imports."""
 _SUFFIXES = (".py", ".cu", ".cuh")
 
 
@@ -130,7 +124,7 @@ class TemplateKey(Key):
             "compiler": self.compiler,
             "flags": json.dumps(self.flags),
             "virtual_arch": self.virtual_arch,
-            **{f"spec.{name}": json.dumps(value) for name, value in self.spec.to_json().items()},
+            **_spec_fields(self.spec),
             **{f"tiling.{name}": json.dumps(value) for name, value in self.tiling.to_json().items()},
         }
 
@@ -227,6 +221,37 @@ class MouldKey(Key):
         }
 
 
+@dataclass(frozen=True)
+class RankingKey(Key):
+    """What the order of a layer's tilings depends on: bands, not weights."""
+
+    spec: LayerSpec
+    """Canonical."""
+    batch: int
+    density: float
+    """Bands, see `codegen.choice.bands_of`."""
+    accumulate: Accumulator
+    clusters: bool
+    """Whether tilings with clusters are among them."""
+    tables: bool
+    """Whether those are whose weights are a table."""
+    model_digest: str
+    """Digest of RANKING_SOURCES."""
+
+    def fields(self) -> dict[str, str]:
+        return {
+            "stage": "ranking",
+            "schema": str(SCHEMA),
+            "model": self.model_digest,
+            "batch": str(self.batch),
+            "density": str(self.density),
+            "accumulate": self.accumulate,
+            "clusters": str(self.clusters),
+            "tables": str(self.tables),
+            **_spec_fields(self.spec),
+        }
+
+
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
     """Identifies the template that this program makes with this version of nvcc, without making it."""
     from codegen.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
@@ -239,6 +264,13 @@ def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: s
         flags=NVCC_FLAGS,
         virtual_arch=virtual_arch,
     )
+
+
+def ranking_key(
+    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, *, clusters: bool, tables: bool
+) -> RankingKey:
+    """Identifies the ranking that this program's cost model makes for these bands."""
+    return RankingKey(spec, batch, density, accumulate, clusters, tables, _digest_of(RANKING_SOURCES))
 
 
 def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: str) -> SkeletonKey:
@@ -273,6 +305,10 @@ def cubin_key(
         options=options,
         machine_digest="" if sources is None else _digest_of(sources),
     )
+
+
+def _spec_fields(spec: LayerSpec) -> dict[str, str]:
+    return {f"spec.{name}": json.dumps(value) for name, value in spec.to_json().items()}
 
 
 @cache

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import AnyTiled, Lowered, lower
@@ -44,6 +45,22 @@ TABLE_ROWS = 4
 """Most rows or images, by bands, with which weights may be a table: of more, they are used more often."""
 TABLE_DENSITY = 0.5
 """Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
+
+
+class Ranking(Protocol):
+    """Puts the tilings of a layer in order, the one predicted to be fastest first: `ranking_of`, or who has kept it."""
+
+    def __call__(
+        self,
+        layer: Lowered[LayerSpec],
+        batch: int,
+        density: float,
+        accumulate: Accumulator,
+        *,
+        clusters: bool,
+        tables: bool,
+    ) -> Iterable[Tiling]:
+        """For bands of batch and density; what it says depends on nothing else, and so on no weights."""
 
 
 @dataclass(frozen=True, slots=True)

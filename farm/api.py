@@ -43,6 +43,7 @@ from farm.store.contract import Store
 from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
+from farm.tuning.rankings import KeptRankings
 from farm.tuning.record import plain_arch
 from farm.upkeep.inventory import Tell, tell_nobody
 from farm.upkeep.keeper import Keeper
@@ -78,6 +79,14 @@ class Farm(Keeper, Reader):
         """Found when it is first needed: reading the ledger needs none. A job that is fully cached runs no tool."""
         return known_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
 
+    @cached_property
+    def _rankings(self) -> KeptRankings:
+        """The cost model's, made once for all that is submitted here."""
+        settings = self._settings
+        return KeptRankings(
+            self._store, namespace=settings.namespace, writes=not settings.read_only, recache=settings.recache
+        )
+
     def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
         """Reads an ONNX file, or a network of TSV files. Raises CheckpointError."""
         return read_model(path, input_shapes)
@@ -90,7 +99,7 @@ class Farm(Keeper, Reader):
         An unfinished job of the same name and input stands in for a new one. Raises ArchError and UsageError before
         anything is submitted.
         """
-        jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain)
+        jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
         dense = (warning for job in jobs for warning in dense_warnings(job.builds))
@@ -110,7 +119,7 @@ class Farm(Keeper, Reader):
         Raises ArchError, UsageError and StoreError before anything runs.
         """
         self._check_writable("make templates")
-        jobs = self._new_jobs(checkpoints, options, None, None, self.toolchain)
+        jobs = self._new_jobs(checkpoints, options, None, None, self.toolchain, self._rankings)
         todo = plan([(job, job.builds) for job in jobs], self.toolchain)
         self._ledger.record_keys("template", todo.template_fields)
         missing = missing_templates(todo, self._store, recache=self._settings.recache)
@@ -127,9 +136,10 @@ class Farm(Keeper, Reader):
         Raises ArchError, and UsageError as `submit` does.
         """
         toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
-        jobs = self._new_jobs(checkpoints, options, name, None, toolchain)
-        admissions = self._ledger.admissions.known()
         recache = self._settings.recache
+        rankings = KeptRankings(self._store, writes=False, recache=recache)
+        jobs = self._new_jobs(checkpoints, options, name, None, toolchain, rankings)
+        admissions = self._ledger.admissions.known()
         return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, admissions=admissions)
 
     def _new_jobs(
@@ -139,9 +149,10 @@ class Farm(Keeper, Reader):
         name: str | None,
         store: Store | None,
         toolchain: Toolchain,
+        rankings: KeptRankings,
     ) -> list[NewJob]:
         options = replace(options, archs=check_archs(options.archs, toolchain))
-        book = self.tuning_book(options.archs) if options.tuning else NO_RECORDS
+        book = replace(self.tuning_book(options.archs) if options.tuning else NO_RECORDS, ranking=rankings)
 
         admissions = self._ledger.admissions.known() if options.assembler == "auto" else NOTHING_ADMITTED
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from codegen.arch import has_clusters
 from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.operators import canonical
+from codegen.ranking import Ranking, ranking_of
 from codegen.spec import LayerSpec, plain
 from codegen.tiling import Accumulator, Tiling
 from farm.jobs import BuildOptions, TilingChoice
@@ -62,9 +63,11 @@ def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[Tunin
 
 @dataclass(frozen=True)
 class TuningBook:
-    """The best record of each key."""
+    """The best record of each key, and for layers without one the cost model."""
 
     records: Mapping[TuningKey, TuningRecord]
+    ranking: Ranking = ranking_of
+    """Who puts a layer's tilings in order by the model."""
 
     @staticmethod
     def of(own: Iterable[TuningRecord], shipped: Iterable[TuningRecord] = ()) -> TuningBook:
@@ -109,6 +112,7 @@ class TuningBook:
                     accumulate=options.accumulate,
                     code_limit_bytes=options.code_limit_bytes,
                     clusters=clusters,
+                    ranking=self.ranking,
                 )
             found.append((of_model[clusters], TilingChoice(arch, note=note)))
         return found

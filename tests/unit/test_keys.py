@@ -17,12 +17,14 @@ from codegen.keys import (
     GENERATOR_SOURCES,
     MACHINE_SOURCES,
     MOULD_SOURCES,
+    RANKING_SOURCES,
     REWRITER_SOURCES,
     CubinKey,
     TemplateKey,
     cubin_key,
     digest_fields,
     mould_key,
+    ranking_key,
     skeleton_key,
     source_files,
     template_key,
@@ -250,8 +252,9 @@ def closure(*modules: str) -> set[Path]:
         (("rewrite.py", "assemble.py"), REWRITER_SOURCES),
         (("rewrite.py", "machine/assembler.py"), MACHINE_SOURCES),
         (("rewrite.py", "machine/mould.py"), MOULD_SOURCES),
+        (("ranking.py",), RANKING_SOURCES),
     ],
-    ids=["template", "cubin", "direct cubin", "mould"],
+    ids=["template", "cubin", "direct cubin", "mould", "ranking"],
 )
 def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     stage: tuple[str, ...], sources: tuple[str, ...]
@@ -282,6 +285,24 @@ def test_each_ingredient_of_a_skeleton_changes_its_key(change: dict[str, Any]) -
 )
 def test_each_ingredient_of_a_mould_changes_its_key(change: dict[str, Any]) -> None:
     key = mould_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88")
+    assert replace(key, **change).digest != key.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": replace(TEMPLATE.spec, epilogue=(Clip(low=0.0),))},
+        {"batch": 1},
+        {"density": 0.2},
+        {"accumulate": "float16"},
+        {"clusters": False},
+        {"tables": False},
+        {"model_digest": "f" * 64},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_each_ingredient_of_a_ranking_changes_its_key(change: dict[str, Any]) -> None:
+    key = ranking_key(TEMPLATE.spec, 64, 0.1, "float32", clusters=True, tables=True)
     assert replace(key, **change).digest != key.digest
 
 

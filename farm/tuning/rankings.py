@@ -1,0 +1,99 @@
+"""Rankings that are kept in the store: to order a layer's tilings the cost model looks at thousands of them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from codegen.keys import RankingKey, ranking_key
+from codegen.operators import Lowered
+from codegen.ranking import ranking_of
+from codegen.spec import LayerSpec
+from codegen.tiling import Accumulator, Tiling
+from farm.errors import StoreError
+from farm.store.contract import Record, Store
+from farm.tuning.record import tiling_of_json
+
+RANKING_STAGE = "ranking"
+FIRST = 32
+"""Tilings of a ranking that are kept: in five networks the first that did for a layer's very weights was the thirteenth
+at most. If none of them does, the whole ranking is worked out again."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The first tilings of a ranking."""
+
+    tilings: tuple[Tiling, ...]
+    count: int
+    """Of the whole ranking."""
+
+
+class KeptRankings:
+    """A `codegen.ranking.Ranking` that asks the store before it works one out, and keeps that there.
+
+    A ranking is of a shape and of bands, not of weights: the checkpoints of a sweep share it. Tuning records come
+    before it and are no part of it, so a new one counts at once.
+    """
+
+    def __init__(self, store: Store, *, namespace: str = "", writes: bool = True, recache: bool = False) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._writes = writes
+        self._recache = recache
+        self._heads: dict[RankingKey, _Head] = {}
+
+    def __call__(
+        self,
+        layer: Lowered[LayerSpec],
+        batch: int,
+        density: float,
+        accumulate: Accumulator,
+        *,
+        clusters: bool,
+        tables: bool,
+    ) -> Iterator[Tiling]:
+        """The ranking; what is behind its kept tilings is worked out when somebody asks for it."""
+        key = ranking_key(layer.spec, batch, density, accumulate, clusters=clusters, tables=tables)
+        work_out = partial(ranking_of, layer, batch, density, accumulate, clusters=clusters, tables=tables)
+        if (head := self._heads.get(key) or self._found(key)) is None:
+            ranking = work_out()
+            head = _Head(ranking[:FIRST], len(ranking))
+            self._keep(key, head)
+        self._heads[key] = head
+        yield from head.tilings
+        if len(head.tilings) < head.count:
+            yield from work_out()[len(head.tilings) :]
+
+    def _found(self, key: RankingKey) -> _Head | None:
+        record = None if self._recache else self._store.get_record(RANKING_STAGE, key.digest)
+        return None if record is None else _head_of(record)
+
+    def _keep(self, key: RankingKey, head: _Head) -> None:
+        if not self._writes:
+            return
+        tilings = [tiling.to_json() for tiling in head.tilings]
+        record = {"tilings": tilings, "count": head.count, "check": _check(tilings), "namespace": self._namespace}
+        self._writes = False  # until the store has shown that it can be written: not all who submit may write records
+        with suppress(StoreError):
+            self._store.put_record(RANKING_STAGE, key.digest, record)
+            self._writes = True
+
+
+def _head_of(record: Record) -> _Head | None:
+    """What `_keep` wrote; None of anything else."""
+    try:
+        if record["check"] != _check(record["tilings"]):
+            return None
+        return _Head(tuple(map(tiling_of_json, record["tilings"])), int(record["count"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _check(tilings: object) -> int:
+    """A damaged number would make another tiling, which nobody would notice: records have no digests of their own."""
+    return zlib.crc32(json.dumps(tilings, sort_keys=True).encode())
