@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import traceback
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -27,12 +25,11 @@ from codegen.spec import DataType
 from codegen.template import make_template
 from codegen.tiling import Part
 from codegen.toolchain import Toolchain, ToolLimits
+from farm.executors.child import end_with
 from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape
 
 Kernels = tuple[tuple[bytes, Launch], ...]
 """Cubin and launch of each part of a layer, or of the whole."""
-_END_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class Makers:
 
     def __init__(self, processes: int, arch: str, toolchain: Toolchain, limits: ToolLimits) -> None:
         # A process that is forked from one with a GPU may hang.
-        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_with, (os.getpid(),))
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), end_with, (os.getpid(),))
         self._arch, self._toolchain, self._limits = arch, toolchain, limits
 
     def __enter__(self) -> Self:
@@ -149,11 +146,3 @@ class Makers:
     def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
         """A shape that is to be made."""
         return self._pool.submit(make_both, number, data_type, variants, self._arch, self._toolchain, self._limits)
-
-
-def _end_with(parent: int) -> None:
-    """Whatever ends the process that started this one ends this one; Ctrl-C is for that one to hear."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

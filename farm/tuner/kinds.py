@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.arch import has_clusters
-from codegen.choice import choose_parts, misfit_of, ranked_tilings
+from codegen.choice import choose_parts, misfit_of
 from codegen.code_size import stream_instructions
 from codegen.machine.admission import Assembler
 from codegen.operators import tiled
@@ -16,6 +15,7 @@ from codegen.tiling import Accumulator, Tiling
 from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from farm.gpu.workload import Case
 from farm.tuner.building import Builder, Building, spread
+from farm.tuner.ranking import Ranker, Unranked, in_turn
 from farm.tuning.book import key_of, related
 from farm.tuning.record import TuningKey, TuningRecord
 
@@ -82,14 +82,23 @@ AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
 
 
 def kinds_of(
-    cases: Sequence[Case], arch: str, accumulate: Accumulator, optimisation: int, assembler_of: AssemblerOf
+    cases: Sequence[Case],
+    arch: str,
+    accumulate: Accumulator,
+    optimisation: int,
+    assembler_of: AssemblerOf,
+    ranker: Ranker = in_turn,
 ) -> list[Kind]:
     """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, optimisation)
         of_key.setdefault(key, []).append(case)
-    kinds = [_kind(key, alike, accumulate, optimisation, assembler_of) for key, alike in of_key.items()]
+    ranked = ranker([Unranked.of(alike[0], arch, accumulate) for alike in of_key.values()])
+    kinds = [
+        _kind(key, alike, found, optimisation, assembler_of)
+        for (key, alike), found in zip(of_key.items(), ranked, strict=True)
+    ]
     shares = dict(zip(kinds, shares_of(kinds), strict=True))
     return sorted(kinds, key=lambda kind: -shares[kind])
 
@@ -119,11 +128,10 @@ def part_of(kinds: Sequence[Kind]) -> float:
 
 
 def _kind(
-    key: TuningKey, cases: Sequence[Case], accumulate: Accumulator, optimisation: int, assembler_of: AssemblerOf
+    key: TuningKey, cases: Sequence[Case], found: Sequence[Tiling], optimisation: int, assembler_of: AssemblerOf
 ) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
-    found = ranked_tilings(spec, case.images, nonzeros, accumulate, clusters=has_clusters(key.arch))
     tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
     others = [each for each in found if each not in tables] if tables else found
     ranked = _in_both_orders(spec, spread(others))

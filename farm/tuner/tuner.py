@@ -28,6 +28,7 @@ from farm.store import open_store
 from farm.store.contract import blob_digest
 from farm.tuner.building import Builder
 from farm.tuner.kinds import Effort, Kind, kinds_of, led_by_records, part_of
+from farm.tuner.ranking import Ranker, SideBySide, in_turn
 from farm.tuner.rig import GpuRig, Rig
 from farm.tuner.search import Attempt, Found, Measured, search
 from farm.tuning.files import shipped_records
@@ -168,7 +169,8 @@ def tuning_work(
             assembler=plan.assembler,
             admissions=admissions,
         ) as pool:
-            yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan, shipped_records())
+            ranker = SideBySide(settings.jobs)
+            yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan, shipped_records(), ranker)
 
 
 def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProgress) -> list[Outcome]:
@@ -195,6 +197,7 @@ def tune_on(
     known: Iterable[TuningRecord],
     plan: TunePlan,
     shipped: Sequence[TuningRecord] = (),
+    ranker: Ranker = in_turn,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[TuningEvent]:
     """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`.
@@ -205,7 +208,7 @@ def tune_on(
     known = tuple(known)
     kinds = [
         led_by_records(kind, (*known, *shipped))
-        for kind in kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of)
+        for kind in kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of, ranker)
     ]
     records = {record.key: record for record in known if record.gpu == rig.gpu}
     yield Started(rig.gpu, len(kinds))

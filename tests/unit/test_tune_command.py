@@ -22,6 +22,7 @@ from farm.gpu import device
 from farm.ledger import open_ledger
 from farm.settings import load_settings
 from farm.tuner import tuner
+from farm.tuner.ranking import in_turn
 from farm.tuning.files import document_of
 from tests.benchmarks.cost_model.points import points_of
 from tests.samples import SMALL, fixed_toolchain, layer
@@ -210,6 +211,7 @@ def test_what_there_was_no_time_for_is_said_and_is_no_failure(
     ticks = count()
     monkeypatch.setattr(tuner.time, "monotonic", lambda: float(next(ticks)))
     monkeypatch.setattr(tuner.tune_on, "__defaults__", (tuner.time.monotonic,))
+    monkeypatch.setattr(tuner, "SideBySide", lambda processes: in_turn)  # a pool of processes asks that clock too
     assert run([*TUNE[:-2], "--seconds", "3"]) == OK
     shown = capsys.readouterr().out
     assert "no time was left for 1 layer: the same command goes on" in shown

@@ -14,6 +14,7 @@ from codegen.spec import Conv2d, LayerSpec
 from codegen.tiling import Tiling
 from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
+from farm.tuner.ranking import SideBySide, Unranked, in_turn
 from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
 from farm.tuning.book import TuningBook
 from tests.samples import SMALL, SMALLER, checkpoint, layer
@@ -46,6 +47,11 @@ def test_the_layer_that_takes_most_of_the_networks_time_comes_first() -> None:
     assert kinds(64) == ["large", "medium", "small"]
     outcomes = tuned(TunePlan(Effort(candidates=1)), PlayedBuilder(), lambda: 0.0, 64)
     assert names(outcomes) == ["large", "medium", "small"]
+
+
+def test_layers_are_ranked_side_by_side_as_in_turn() -> None:
+    layers = [Unranked.of(case, "sm_90", "float32") for case in cases(1, 64)]
+    assert list(SideBySide(2)(layers)) == list(in_turn(layers))
 
 
 def test_layers_of_a_kind_count_together() -> None:
