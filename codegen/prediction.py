@@ -9,8 +9,9 @@ one: then the first blocks fetch all of their code, from the L2 cache where the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from codegen.operators import AnyTiled
 from codegen.operators.conv2d import ELEMENT_BYTES
@@ -101,7 +102,7 @@ class Stream:
         """To issue."""
         return self.code - self.copy_code + self.copies + PROLOGUE_INSTRUCTIONS
 
-    @property
+    @cached_property
     def code(self) -> float:
         """Instructions to fetch."""
         work = self.multiply_adds + self.loads + self.preparing + self.copy_code + self.accumulations
@@ -114,7 +115,15 @@ class Stream:
 
 def _used(count: int, work: Work, density: float) -> float:
     """How many of so many, which all terms share evenly, some term needs."""
-    return count * (1 - float((1 - density) ** (work.terms / max(1, count))))
+    return count * (1 - float((1 - density) ** (work.terms / count))) if count else 0.0
+
+
+def _norm(terms: Iterable[float], overlap: float) -> float:
+    """Between sum (1) and maximum (infinity). Not by `sum`, which adds floats up differently from Python 3.12 on."""
+    total = 0.0
+    for term in terms:
+        total += term**overlap
+    return float(total ** (1 / overlap))
 
 
 def registers_of(work: Work) -> int:
@@ -131,12 +140,19 @@ def _fetch_clocks(code: float, of: Terms, *, apart: bool) -> float:
 
 
 def predict_microseconds(
-    layer: AnyTiled, batch: int, density: float, *, cold: bool = True, fetched: bool = True, order: Order | None = None
+    layer: AnyTiled,
+    batch: int,
+    density: float,
+    *,
+    cold: bool = True,
+    fetched: bool = True,
+    order: Order | None = None,
+    stream: Stream | None = None,
 ) -> float:
     """The time of one launch on an H200, all parts at once: as in a network, or else with the code in the caches.
 
     In a network its code comes from the L2 cache, or, unless it was `fetched` ahead, from DRAM. `order`: of blocks, if
-    not the tiling's.
+    not the tiling's; `stream`: of the layer at this density, from whoever has it.
     """
     if layer.tiling.form == "table":
         if not layer.geometry.is_linear:
@@ -147,7 +163,7 @@ def predict_microseconds(
         return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
     work, launch = layer.work, layer.launch
     multiprocessors = CLUSTERS_AT_ONCE.get(cluster, MULTIPROCESSORS) * cluster
-    stream = Stream.of(work, density)
+    stream = stream or Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
     registers = min(allocated(registers_of(work)), work.most_registers // 8 * 8)
     resident = min(
@@ -169,24 +185,24 @@ def predict_microseconds(
     by_place = (order or layer.tiling.order) == "place"
     ahead = 1 if through_registers else max(1, layer.tiling.stages - 1)
     chunk_copy_clocks = 0.0 if work.unstaged else tile_bytes / stream.chunks / of.copied_per_clock
+    instructions, accesses = stream.instructions * warps, stream.loads * work.conflicts * warps
+    waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
 
     def wave_clocks(blocks_here: int, cold_clocks: Callable[[float], float] | None = None) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         followed = 1 if by_place else blocks_per_group
         streams = min(groups, blocks_here, math.ceil(blocks_here * multiprocessors / followed))
-        issue = stream.instructions * warps * blocks_here / ISSUE_PER_CLOCK
-        loads = stream.loads * work.conflicts * warps * blocks_here * load_clocks
+        issue = instructions * blocks_here / ISSUE_PER_CLOCK
+        loads = accesses * blocks_here * load_clocks
         # Streams of several blocks wait for their code at the same time.
         fetch = _fetch_clocks(stream.code * streams, of, apart=by_place) / math.sqrt(streams)
         if cold_clocks is not None:
             fetch = max(fetch, cold_clocks(stream.code * streams))
         copy_clocks = (of.copy_clocks + chunk_copy_clocks * blocks_here) if not work.unstaged else 0.0
         copies = stream.chunks * copy_clocks / ahead
-        terms = (issue, loads, fetch, stream.instructions * of.warp_clocks, copies)
-        together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
+        together = _norm((issue, loads, fetch, stream.instructions * of.warp_clocks, copies), of.overlap)
         if blocks_here == 1 and warps >= LONE_BLOCK_WARPS:
             together *= of.lone_block
-        waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
         return together + waits
 
     full_waves = math.ceil(blocks / (multiprocessors * resident)) - 1
@@ -212,8 +228,7 @@ def predict_microseconds(
         dram *= of.scattered
     if (outputs := batch * work.output_bytes) > of.held_bytes:
         dram += batch * split_sectors(layer) * (1 - of.held_bytes / outputs) / of.split_per_microsecond
-    times = (clocks / CLOCKS_PER_MICROSECOND, l2, dram)
-    return float(sum(time**of.memory_overlap for time in times) ** (1 / of.memory_overlap)) + of.launch_microseconds
+    return _norm((clocks / CLOCKS_PER_MICROSECOND, l2, dram), of.memory_overlap) + of.launch_microseconds
 
 
 def _cold_clocks(layer: AnyTiled, of: Terms, different: float, *, fetched: bool) -> Callable[[float], float]:
@@ -299,7 +314,7 @@ def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, col
         stream.instructions * warp_clocks,
         stream.chunks * rounds * of.copy_clocks / ahead,
     )
-    together = float(sum(term**of.overlap for term in terms) ** (1 / of.overlap))
+    together = _norm(terms, of.overlap)
     clocks = together + of.once_clocks + (of.exchange_clocks + stream.chunks * of.chunk_clocks) * rounds
     l2 = (x * y * streams * work.tile_bytes + batch * work.output_bytes) / of.l2_bytes_per_microsecond
     return clocks / CLOCKS_PER_MICROSECOND + l2 + OF_FLOAT32.launch_microseconds

@@ -27,6 +27,8 @@ LAYER_INSTRUCTIONS = 60_000
 MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
 """How much more code than the smallest such a layer may have; and a convolution of float16, of which half as many
 threads follow each stream: K groups of fewer kernels are more code in all, and less for each of them to wait for."""
+ROUNDED = 0.999
+"""Of what a tiling's code is at least: a multiply-add for each non-zero and each row of a thread."""
 LARGE_CODE = 1.5
 """Instructions for each non-zero weight, which such a layer has no more of where a tiling does with fewer."""
 UNSTAGED_DENSITY = 0.05
@@ -108,10 +110,13 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
     """Tilings without clusters, those of convolutions in the order `place` too; a job's architectures share them."""
     layer = lower(spec)
-    sizes: list[tuple[AnyTiled, float]] = []
+    sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
     limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
+    least = ROUNDED * density * spec.weights_count
     for candidate in layer.candidates():
+        if candidate.rows * least > limit:
+            continue
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
         divided = layer.tiled(tiling)
         if not comes_out_even(divided):
@@ -119,20 +124,25 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
         stream = Stream.of(divided.work, density)
         size = stream.code * divided.work.streams
         if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
-            sizes.append((divided, size))
+            sizes.append((divided, stream, size))
             # A layer that is larger whatever its tiling is given the smaller ones.
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    fitting = [(each, size) for each, size in sizes if size <= limit]
-    ranked = _in_order(Ranked(each.tiling, predict_microseconds(each, batch, density), size) for each, size in fitting)
+    fitting = [each for each in sizes if each[2] <= limit]
+    ranked = _in_order(
+        Ranked(each.tiling, predict_microseconds(each, batch, density, stream=stream), size)
+        for each, stream, size in fitting
+    )
     if not isinstance(spec, Conv2d):
         return ranked
-    return _in_order((*ranked, *_by_place(ranked, {each.tiling: each for each, _ in fitting}, batch, density)))
+    return _in_order(
+        (*ranked, *_by_place(ranked, {each.tiling: (each, stream) for each, stream, _ in fitting}, batch, density))
+    )
 
 
 def _by_place(
-    ranked: Sequence[Ranked], layers: Mapping[Tiling, AnyTiled], batch: int, density: float
+    ranked: Sequence[Ranked], layers: Mapping[Tiling, tuple[AnyTiled, Stream]], batch: int, density: float
 ) -> tuple[Ranked, ...]:
     """The same tilings of a convolution with blocks that begin place after place, those predicted to be fastest so.
 
@@ -140,11 +150,11 @@ def _by_place(
     """
     found = []
     for each in ranked:
-        layer = layers[each.tiling]
+        layer, stream = layers[each.tiling]
         if each.tiling.stages and layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
-            microseconds = predict_microseconds(layer, batch, density, order="place")
-            found.append(Ranked(replace(each.tiling, order="place"), microseconds, each.instructions))
-    return _in_order(found)[:MOST_BY_PLACE]
+            microseconds = predict_microseconds(layer, batch, density, order="place", stream=stream)
+            found.append(Ranked(each.tiling, microseconds, each.instructions))
+    return tuple(replace(each, tiling=replace(each.tiling, order="place")) for each in _in_order(found)[:MOST_BY_PLACE])
 
 
 def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:

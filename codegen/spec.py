@@ -273,7 +273,7 @@ def prepares_inputs(spec: LayerSpec) -> bool:
 
 def is_pooled(spec: LayerSpec) -> TypeGuard[Conv2d]:
     """Whether the kernel computes the max pool behind the layer too."""
-    return isinstance(spec, Conv2d) and spec.epilogue[-1:] == (MaxPool(),)
+    return isinstance(spec, Conv2d) and bool(spec.epilogue) and isinstance(spec.epilogue[-1], MaxPool)
 
 
 def unpooled(spec: LayerSpec) -> LayerSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -80,8 +80,9 @@ class Lowered(Generic[Spec]):
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
     _streams: dict[tuple[int, int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
     """Likewise, by the kernels of a group, the channels of a chunk and the blocks of a cluster."""
-    _works: dict[Tiling, Work] = field(default_factory=dict, repr=False, compare=False)
-    """What streams do, by their tilings with two stages: how many chunks are in flight does not matter to it."""
+    _works: dict[tuple[object, ...], Work] = field(default_factory=dict, repr=False, compare=False)
+    """What streams do, by all of their tilings but stages and order: chunks in flight, and which blocks are first, do
+    not matter to it."""
 
     def tiled(self, tiling: Tiling) -> Tiled[Spec]:
         """The layer divided."""
@@ -138,8 +139,9 @@ class Tiled(Generic[Spec]):
         """What one stream does."""
         if not self.tiling.stages or self.tiling.cluster > 1:
             return self.operator.work(self)
-        works = self.layer._works
-        key = self.tiling if self.tiling.stages == 2 else replace(self.tiling, stages=2)
+        tiling, works = self.tiling, self.layer._works
+        block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
+        key = (*block, tiling.group_kernels, tiling.chunk_channels, tiling.accumulate, tiling.form, tiling.listed)
         if (work := works.get(key)) is None:
             work = works[key] = self.operator.work(self)
         return work

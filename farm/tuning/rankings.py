@@ -16,7 +16,6 @@ from codegen.spec import LayerSpec
 from codegen.tiling import Accumulator, Tiling
 from farm.errors import StoreError
 from farm.store.contract import Record, Store
-from farm.tuning.record import tiling_of_json
 
 RANKING_STAGE = "ranking"
 FIRST = 32
@@ -89,7 +88,7 @@ def _head_of(record: Record) -> _Head | None:
     try:
         if record["check"] != _check(record["tilings"]):
             return None
-        return _Head(tuple(map(tiling_of_json, record["tilings"])), int(record["count"]))
+        return _Head(tuple(Tiling(**each) for each in record["tilings"]), int(record["count"]))
     except (KeyError, TypeError, ValueError):
         return None
 
