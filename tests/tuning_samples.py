@@ -23,7 +23,7 @@ from codegen.verify import random_input
 from farm.gpu.kernels import BuiltLayer, NotBuiltError
 from farm.gpu.workload import Case
 from farm.tuner.building import Builder
-from farm.tuner.rig import Rig, Times
+from farm.tuner.rig import Rig
 from farm.tuner.search import Attempt, Found
 from farm.tuner.tuner import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
 from farm.tuning.book import key_of
@@ -72,6 +72,7 @@ class PlayedRig:
     gpu: str = GPU
     arch: str = "sm_90"
     measured: list[Tiling] = field(default_factory=list)
+    measured_warm: list[Tiling] = field(default_factory=list)
     case: Case | None = None
     warm_time_of: Callable[[Tiling], float] = lambda tiling: 4.0
 
@@ -93,9 +94,13 @@ class PlayedRig:
             output[-1, -1, -1, -1] += 1.0
         return output
 
-    def times(self, kernels: Sequence[tuple[Any, Any]]) -> Times:
+    def cold_microseconds(self, kernels: Sequence[tuple[Any, Any]]) -> float:
         self.measured.append(kernels[0][1])
-        return Times(self.time_of(kernels[0][1]), self.warm_time_of(kernels[0][1]))
+        return self.time_of(kernels[0][1])
+
+    def warm_microseconds(self, kernels: Sequence[tuple[Any, Any]]) -> float:
+        self.measured_warm.append(kernels[0][1])
+        return self.warm_time_of(kernels[0][1])
 
 
 @dataclass

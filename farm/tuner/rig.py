@@ -48,8 +48,11 @@ class Bench(Protocol):
     def output(self, kernels: Kernels) -> NDArray[Any]:
         """What the kernels write, NaN where they write nothing; the array is used again by the next call."""
 
-    def times(self, kernels: Kernels) -> Times:
-        """What one launch of the layer takes."""
+    def cold_microseconds(self, kernels: Kernels) -> float:
+        """What one launch of the layer takes as in its network."""
+
+    def warm_microseconds(self, kernels: Kernels) -> float:
+        """The same over and over, which takes several times as long to find out."""
 
 
 class Rig(Protocol):
@@ -127,15 +130,16 @@ class GpuBench:
         self._launch(layer, 0)
         return self._stage.output(self._output)
 
-    def times(self, kernels: Kernels) -> Times:
+    def cold_microseconds(self, kernels: Kernels) -> float:
         """See Bench."""
         layer = self._device.load_layer(kernels, self._stream, addressed=self._fetcher is not None)
-        warm = self._device.microseconds(
-            lambda i: self._launch(layer, i), self._stage.sets, self._stream, repeats=REPEATS
-        )
         others = partial(self._run_others, layer.codes)
-        cold = cold_microseconds(self._device, lambda: self._launch(layer, 0), others, self._stream, REPEATS)
-        return Times(cold, warm)
+        return cold_microseconds(self._device, lambda: self._launch(layer, 0), others, self._stream, REPEATS)
+
+    def warm_microseconds(self, kernels: Kernels) -> float:
+        """See Bench."""
+        layer, sets = self._device.load_layer(kernels, self._stream), self._stage.sets
+        return self._device.microseconds(lambda i: self._launch(layer, i), sets, self._stream, repeats=REPEATS)
 
     def _run_others(self, codes: Sequence[Code]) -> None:
         stage, stream = self._stage, self._stream

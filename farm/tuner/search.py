@@ -32,12 +32,16 @@ class Trial:
 
     tiling: Tiling
     built: BuiltLayer
-    times: Times
+    cold_microseconds: float
 
-    @property
-    def microseconds(self) -> float:
-        """What it is chosen by."""
-        return self.times.cold_microseconds
+
+@dataclass(frozen=True, eq=False)
+class Winner:
+    """What a record is made of."""
+
+    tiling: Tiling
+    built: BuiltLayer
+    times: Times
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Measured:
     """What is kept of a trial: not its kernels."""
 
     tiling: Tiling
-    times: Times
+    cold_microseconds: float
     parts: int
     registers: int
     cubin_bytes: int
@@ -54,7 +58,7 @@ class Measured:
     def of(trial: Trial) -> Measured:
         facts = trial.built.facts
         parts, registers, size = (int(facts.get(name, 0)) for name in ("parts", "registers", "cubin_bytes"))
-        return Measured(trial.tiling, trial.times, parts, registers, size)
+        return Measured(trial.tiling, trial.cold_microseconds, parts, registers, size)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,8 +66,7 @@ class Measured:
             "parts": self.parts,
             "registers": self.registers,
             "cubin_bytes": self.cubin_bytes,
-            "warm_microseconds": round(self.times.warm_microseconds, 3),
-            "cold_microseconds": round(self.times.cold_microseconds, 3),
+            "cold_microseconds": round(self.cold_microseconds, 3),
         }
 
 
@@ -71,8 +74,8 @@ class Measured:
 class Found:
     """What a search came to."""
 
-    best: Trial | None
-    model: Trial | None
+    best: Winner | None
+    model: Winner | None
     """The cost model's first choice; None if it did not build or is wrong."""
     tried: int = 0
     """Kernels measured."""
@@ -112,17 +115,17 @@ def search(building: Building, rig: Rig, late: Callable[[], bool], *, seed: int 
             except NotBuiltError as error:
                 not_built, why_not = not_built + 1, str(error)
                 continue
-            objection, times = _measure(case, bench, judge, tiling, built)
-            if times is None:
+            objection, microseconds = _measure(case, bench, judge, tiling, built)
+            if microseconds is None:
                 wrong.append(f"{tiling}: {objection}")
             else:
-                trial = Trial(tiling, built, times)
+                trial = Trial(tiling, built, microseconds)
                 measured.append(Measured.of(trial))
                 trials = _fastest([*trials, trial], first)
                 if trials[0].tiling == tiling:
                     building.favour(tiling)
             tried += 1
-            yield Attempt(tried, trials[0].microseconds if trials else None)
+            yield Attempt(tried, trials[0].cold_microseconds if trials else None)
         if not trials:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
             return Found(None, None, tried, (), not_built, tuple(wrong), reason)
@@ -131,11 +134,11 @@ def search(building: Building, rig: Rig, late: Callable[[], bool], *, seed: int 
     return Found(best, model, tried, tuple(measured), not_built, (*wrong, *refused), reason)
 
 
-def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: BuiltLayer) -> tuple[str, Times | None]:
-    """What is wrong, or else the times."""
+def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: BuiltLayer) -> tuple[str, float | None]:
+    """What is wrong, or else the time."""
     try:
         objection = judge.objection(tiling, bench.output(built.kernels))
-        return objection, None if objection else bench.times(built.kernels)
+        return objection, None if objection else bench.cold_microseconds(built.kernels)
     except DeviceError as error:
         # A kernel that reads or writes where it may not leaves the GPU unusable for this process.
         raise DeviceError(f"{case.key.operator} at batch {case.key.batch} with {tiling}: {error}") from None
@@ -143,33 +146,37 @@ def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: Buil
 
 def _fastest(trials: Sequence[Trial], first: Tiling) -> list[Trial]:
     """The finalists so far, the fastest first; kernels of the others need not be held any longer."""
-    ordered = sorted(trials, key=lambda trial: trial.microseconds)
+    ordered = sorted(trials, key=lambda trial: trial.cold_microseconds)
     return ordered[:FINALISTS] + [trial for trial in ordered[FINALISTS:] if trial.tiling == first]
 
 
 def _final(
     bench: Bench, judge: Judge, trials: Sequence[Trial], first: Tiling
-) -> tuple[Trial | None, Trial | None, list[str]]:
+) -> tuple[Winner | None, Winner | None, list[str]]:
     """The best of them, the cost model's choice, and what is wrong with those that would have been the best.
 
     Those that may be the best are timed again in turn.
     """
-    limit = CLOSE * trials[0].microseconds
-    finalists = [trial for trial in trials if trial.microseconds <= limit]
-    taken: dict[Tiling, list[Times]] = {trial.tiling: [trial.times] for trial in trials}
+    limit = CLOSE * trials[0].cold_microseconds
+    finalists = [trial for trial in trials if trial.cold_microseconds <= limit]
+    taken = {trial.tiling: [trial.cold_microseconds] for trial in trials}
     for _ in range(ROUNDS if len(finalists) > 1 else 0):
         for trial in finalists:
-            taken[trial.tiling].append(bench.times(trial.built.kernels))
-    again = [Trial(trial.tiling, trial.built, _median(taken[trial.tiling])) for trial in trials]
+            taken[trial.tiling].append(bench.cold_microseconds(trial.built.kernels))
+    again = [Trial(trial.tiling, trial.built, statistics.median(taken[trial.tiling])) for trial in trials]
     refused: list[str] = []
-    for trial in sorted(again, key=lambda trial: trial.microseconds):
+    for trial in sorted(again, key=lambda trial: trial.cold_microseconds):
         objection = judge.last_objection(trial.tiling, bench.output(trial.built.kernels))
         if not objection:
-            return trial, next((each for each in again if each.tiling == first), None), refused
+            best = _winner(bench, trial)
+            chosen = next((each for each in again if each.tiling == first), None)
+            if chosen is None or chosen is trial:
+                return best, None if chosen is None else best, refused
+            return best, _winner(bench, chosen), refused
         refused.append(f"{trial.tiling}: {objection}")
     return None, None, refused
 
 
-def _median(taken: Sequence[Times]) -> Times:
-    cold = statistics.median(each.cold_microseconds for each in taken)
-    return Times(cold, statistics.median(each.warm_microseconds for each in taken))
+def _winner(bench: Bench, trial: Trial) -> Winner:
+    times = Times(trial.cold_microseconds, bench.warm_microseconds(trial.built.kernels))
+    return Winner(trial.tiling, trial.built, times)

@@ -79,7 +79,7 @@ def points_of(document: dict[str, Any], network: str) -> Iterator[Point]:
         shared = {name: measured[name] for name in ("spec", "images", "density")}
         for rank, kernel in enumerate(measured["kernels"]):
             names = {"network": network, "layer": layer["layer"], "rank": rank}
-            names |= {"as_in_network": True, "fetched_ahead": True}
+            names |= {"as_in_network": True, "fetched_ahead": True, "warm_microseconds": None}
             yield Point.from_json({**names, **shared, **kernel})
 
 
