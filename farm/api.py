@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from codegen.arch import check_archs
 from codegen.layers import Checkpoint
@@ -19,8 +19,6 @@ from codegen.models import read_model
 from codegen.spec import LayerSpec
 from codegen.tiling import Tiling
 from codegen.toolchain import Toolchain, find_toolchain
-from farm.bundle import write_bundle
-from farm.compiled import CompiledModel, check_succeeded, compiled_model
 from farm.coordination.coordinator import Coordinator, open_coordinator
 from farm.coordination.plan import assembler_of, plan
 from farm.coordination.progress import Progress
@@ -29,13 +27,9 @@ from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.jobs import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
-from farm.kernel_ptx import newest_ptx
 from farm.ledger import open_ledger
-from farm.network_verification import NetworkQuestion, NetworkVerification
 from farm.partial import MissingLayer, whole_part
-from farm.reports import doctor
 from farm.reports.coverage import coverage_of, coverage_warning
-from farm.reports.forecast import Forecast, forecast
 from farm.reports.reader import Reader
 from farm.settings import Settings, load_settings
 from farm.store import open_store
@@ -49,8 +43,14 @@ from farm.upkeep.inventory import Tell, tell_nobody
 from farm.upkeep.keeper import Keeper
 from farm.upkeep.limits import Upkeep
 from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
-from farm.verification import LayerVerification, check_batch, verification_work, verify_on_cpu, verify_on_gpu
-from farm.worker.build import known_toolchain, unasked_toolchain
+from farm.worker.found import known_toolchain, unasked_toolchain
+
+if TYPE_CHECKING:
+    from farm.compiled import CompiledModel
+    from farm.network_verification import NetworkQuestion, NetworkVerification
+    from farm.reports import doctor
+    from farm.reports.forecast import Forecast
+    from farm.verification import LayerVerification
 
 
 class Farm(Keeper, Reader):
@@ -135,6 +135,8 @@ class Farm(Keeper, Reader):
 
         Raises ArchError, and UsageError as `submit` does.
         """
+        from farm.reports.forecast import forecast
+
         toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
         recache = self._settings.recache
         rankings = KeptRankings(self._store, writes=False, recache=recache)
@@ -231,6 +233,8 @@ class Farm(Keeper, Reader):
 
         Raises NotFoundError, UnfinishedError, CancelledError, JobFailedError, BlobLostError.
         """
+        from farm.compiled import compiled_model
+
         return compiled_model(self._succeeded(job_id), self._store)
 
     def fetch(self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False) -> Path:
@@ -239,6 +243,10 @@ class Farm(Keeper, Reader):
         With `partial`, of a job that ended otherwise too: the layers that are whole, `missing_layers` are the others.
         Raises JobFailedError if there is none. With `ptx`, also each kernel's PTX of the newest virtual architecture.
         """
+        from farm.bundle import write_bundle
+        from farm.compiled import check_succeeded
+        from farm.kernel_ptx import newest_ptx
+
         detail = self.inspect(job_id)
         whole, missing = whole_part(detail)
         try:
@@ -278,6 +286,8 @@ class Farm(Keeper, Reader):
         The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one,
         UsageError for more images than a kernel takes.
         """
+        from farm.verification import check_batch, verify_on_cpu
+
         detail = self._succeeded(job_id)
         check_batch(detail.builds, detail.results, batch)
         if not gpu:
@@ -287,6 +297,8 @@ class Farm(Keeper, Reader):
     def _verify_on_gpu(
         self, detail: JobDetail, batch: int, seed: int, local: bool, notice: Notice
     ) -> Iterator[LayerVerification]:
+        from farm.verification import verification_work, verify_on_gpu
+
         builds, results = detail.builds, detail.results
         with open_gpu(self._settings, local=local, notice=notice) as host:
             if host.is_remote:
@@ -306,6 +318,8 @@ class Farm(Keeper, Reader):
 
     def doctor(self) -> Iterator[doctor.Check]:
         """Tries everything that a compile needs."""
+        from farm.reports import doctor
+
         return doctor.checks(self._settings)
 
     def zero_statistics(self) -> datetime:
@@ -313,6 +327,8 @@ class Farm(Keeper, Reader):
         return self._ledger.statistics.zero()
 
     def _succeeded(self, job_id: str) -> JobDetail:
+        from farm.compiled import check_succeeded
+
         detail = self.inspect(job_id)
         check_succeeded(detail)
         return detail

@@ -15,7 +15,7 @@ from codegen.template import Template
 from farm.errors import BlobLostError, UsageError
 from farm.jobs import Build, BuildResult, JobDetail
 from farm.store.contract import Store, blob_digest
-from farm.worker.build import find_template
+from farm.worker.found import find_template
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from farm.jobs import Build, BuildResult
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Store, blob_digest
-from farm.worker.build import find_template
+from farm.worker.found import find_template
 
 
 @dataclass(frozen=True)

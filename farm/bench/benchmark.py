@@ -29,7 +29,7 @@ from farm.store import open_store
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.record import TuningRecord
-from farm.worker.build import known_toolchain
+from farm.worker.found import known_toolchain
 
 Told = Callable[[CaseKey, Sequence[Measurement], int, int], None]
 """What is told after each case: what was found, how many cases are done, how many there are."""

@@ -44,7 +44,7 @@ from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.gpu.workload import CaseKey
 from farm.settings import Settings
 from farm.store import open_store
-from farm.worker.build import known_toolchain
+from farm.worker.found import known_toolchain
 
 if TYPE_CHECKING:
     from codegen.assemble import Cubin

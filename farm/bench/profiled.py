@@ -21,7 +21,7 @@ from farm.settings import load_settings
 from farm.store import open_store
 from farm.tuning.book import TuningBook
 from farm.tuning.files import shipped_records
-from farm.worker.build import known_toolchain
+from farm.worker.found import known_toolchain
 
 PEERS = ("cudnn-fp32", "cusparse")
 

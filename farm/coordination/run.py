@@ -16,7 +16,7 @@ from farm.coordination.retries import Retries
 from farm.errors import StoreUnavailableError
 from farm.executors.contract import Executor
 from farm.store.contract import Store
-from farm.worker.build import find_cubin, find_template
+from farm.worker.found import find_cubin, find_template
 from farm.worker.requests import (
     CubinRequest,
     CubinResult,

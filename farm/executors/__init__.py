@@ -9,7 +9,6 @@ from farm.executors.inline import InlineExecutor
 from farm.executors.processes import ProcessExecutor
 from farm.settings import Settings
 from farm.store.contract import Store
-from farm.worker.build import Worker
 
 
 def open_executor(
@@ -31,6 +30,8 @@ def open_executor(
         return ClusterExecutor(settings, store, toolchain, notice, patience_seconds)
 
     if settings.executor == "inline":
+        from farm.worker.build import Worker  # with all that makes machine code: the others build elsewhere
+
         return InlineExecutor(Worker.of(settings, store, toolchain))
     if settings.executor == "processes":
         return ProcessExecutor(settings, store)

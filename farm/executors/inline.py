@@ -6,12 +6,15 @@ import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from codegen.scratch import remove_abandoned
 from codegen.toolchain import tools_end_with
 from farm.executors.contract import Executor, WorkerState
-from farm.worker.build import Worker
 from farm.worker.requests import Request, Result
+
+if TYPE_CHECKING:
+    from farm.worker.build import Worker
 
 
 @dataclass(frozen=True)

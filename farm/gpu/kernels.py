@@ -34,7 +34,8 @@ from farm.settings import Settings
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 from farm.tuning.book import NO_RECORDS, TuningBook
-from farm.worker.build import Worker, find_template
+from farm.worker.build import Worker
+from farm.worker.found import find_template
 from farm.worker.requests import (
     CubinFacts,
     CubinRequest,

@@ -23,8 +23,8 @@ from farm.coordination.plan import Plan, plan
 from farm.jobs import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
 from farm.store.contract import Store
-from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
+from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.requests import CubinRequest
 
 INSTRUCTION_BYTES = 16

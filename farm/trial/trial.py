@@ -23,7 +23,7 @@ from farm.store import open_store
 from farm.trial.bench import Bench, GpuBench
 from farm.trial.corpus import LAYERS_OF_SHAPE, Shape, numbers
 from farm.trial.made import MadeLayer, MadeShape, Makers
-from farm.worker.build import known_toolchain
+from farm.worker.found import known_toolchain
 
 AHEAD = 4
 """Shapes begun beyond one for each process: none idles while the GPU compares."""

@@ -33,7 +33,7 @@ from farm.tuner.rig import GpuRig, Rig
 from farm.tuner.search import Attempt, Found, Measured, search
 from farm.tuning.files import shipped_records
 from farm.tuning.record import TuningKey, TuningRecord
-from farm.worker.build import known_toolchain
+from farm.worker.found import known_toolchain
 
 
 @dataclass(frozen=True)

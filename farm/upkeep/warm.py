@@ -10,7 +10,7 @@ from farm.coordination.plan import Plan
 from farm.executors.contract import Executor
 from farm.store.contract import Store
 from farm.upkeep.inventory import Tell, tell_nobody
-from farm.worker.build import find_template
+from farm.worker.found import find_template
 from farm.worker.requests import TemplateRequest, TemplateResult
 
 WAIT_SECONDS = 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.worker.build import find_cubin
+from farm.worker.found import find_cubin
 from farm.worker.requests import CubinFacts, CubinResult, Fault
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace

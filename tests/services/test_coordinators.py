@@ -17,7 +17,7 @@ from farm.jobs import Job, JobSet, Status
 from farm.ledger import Ledger
 from farm.ledger.running import Outlook
 from farm.ledger.tables import coordinators, jobs
-from farm.worker.build import find_cubin, find_template
+from farm.worker.found import find_cubin, find_template
 from farm.worker.requests import CubinRequest, Request, Result, TemplateResult
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit

@@ -21,7 +21,7 @@ from farm.jobs import BuildOptions, Job, Outcome, Status
 from farm.settings import Settings
 from farm.store import open_store
 from farm.testing import laptop_farm
-from farm.worker.build import TEMPLATE_STAGE
+from farm.worker.found import TEMPLATE_STAGE
 from tests.samples import SMALLER, checkpoint, layer
 from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, REFUSAL, Tools

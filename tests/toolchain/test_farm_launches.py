@@ -22,7 +22,7 @@ from farm.jobs import Job, Status
 from farm.settings import Settings
 from farm.store import open_store
 from farm.store.contract import Record
-from farm.worker.build import CUBIN_STAGE
+from farm.worker.found import CUBIN_STAGE
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 

@@ -18,7 +18,7 @@ from farm.settings import Settings
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
 from farm.testing import laptop_settings
-from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.requests import (
     CubinFacts,
     CubinResult,

@@ -16,7 +16,7 @@ from farm.errors import NotFoundError, UnfinishedError
 from farm.jobs import BuildOptions, NewSubmission, Outcome, TilingChoice
 from farm.reports.explanation import NOTHING_ALIKE, Explanation, explain
 from farm.submission import new_job
-from farm.worker.build import CUBIN_STAGE
+from farm.worker.found import CUBIN_STAGE
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import ARCHS, Farmyard, PlayedExecutor

@@ -20,7 +20,7 @@ from farm.upkeep.garbage import Limits, Sweep, collect_garbage
 from farm.upkeep.inventory import read_inventory
 from farm.upkeep.removal import remove_cached
 from farm.upkeep.scrub import Damage, scrub
-from farm.worker.build import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.requests import CubinFacts
 from tests.samples import LAUNCH
 from tests.store_contract import blob_name

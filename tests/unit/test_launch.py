@@ -19,7 +19,7 @@ from codegen.spec import Conv2d, DataType, LayerSpec, Linear
 from codegen.tiling import Tiling
 from farm.gpu.device import LoadedKernel
 from farm.store.memory import MemoryStore
-from farm.worker.build import CUBIN_STAGE, find_cubin
+from farm.worker.found import CUBIN_STAGE, find_cubin
 from farm.worker.requests import CubinFacts
 from tests.samples import LAUNCH
 
