@@ -18,6 +18,8 @@ _RESULT, _CYCLES, _OPERAND = range(3)
 """Why a register is not ready: its value comes after a time that nobody knows, or that is known, or its old value is
 still being read.
 """
+_WORD_BITS, _RESOURCE_BITS = 32, 16
+"""Of a number that stands for both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +125,10 @@ def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pen
         _unread(code, branches, reads.where(late)),
     ]
     kind, word, resource, scoreboards, elapsed, branch = (np.concatenate(each) for each in zip(*found, strict=True))
-    rows, which = np.unique(np.stack([kind, word, resource, scoreboards]), axis=1, return_inverse=True)
-    return _Pending(*rows), _States(which.reshape(-1), elapsed, targets[branch])
+    keys = (kind << _WORD_BITS | word) << _RESOURCE_BITS | resource
+    _, one, which = np.unique(keys << SCOREBOARDS | scoreboards, return_index=True, return_inverse=True)
+    pending = _Pending(kind[one], word[one], resource[one], scoreboards[one])
+    return pending, _States(which, elapsed, targets[branch])
 
 
 _Found = tuple[NDArray[np.int64], ...]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from codegen.machine import word
 from codegen.machine.latencies import LONGEST, REGISTER_CYCLES, UNIFORM_CYCLES, UNITS
-from codegen.machine.program import Program
+from codegen.machine.program import Places, Program
 from codegen.machine.word import Words
 
 READY_CYCLES: Final = np.where(
@@ -44,36 +45,42 @@ def settle(
     program = Program(words, np.zeros(0, dtype=np.int64))
     if passed is None:
         passed = np.zeros(len(words), dtype=np.bool_)
-    needs = _needs(program)
-    writes = program.used.writes
-    for place, registers in addresses:
-        resources = np.array(list(registers), dtype=np.int64)
-        writer = writes.before(resources, np.full(len(resources), place))
-        writer = writer[writer >= 0]
-        writer = writer[~program.variable[writer]]
-        needs[place] += zip(writer.tolist(), READY_CYCLES[program.units[writer]].tolist(), strict=True)
-    stalls = np.where(passed, program.stalls, least).tolist()
-    cycles = np.where(passed, 0, stalls).tolist()
-    for place, before, needed in ((place, *each) for place, found in enumerate(needs) for each in found):
+    first = np.where(passed, program.stalls, least)
+    counted = np.where(passed, 0, first)
+    needs = _needs(program, addresses)
+    # Stalls only grow: what has its cycles already will have them.
+    issued = np.append(0, np.cumsum(counted))
+    place, before, needed = needs
+    short = np.flatnonzero(issued[np.minimum(place, before + LONGEST)] - issued[before] < needed)
+    stalls, cycles, longest = first.tolist(), counted.tolist(), most.tolist()
+    for place, before, needed in zip(*(each[short].tolist() for each in needs), strict=True):
         missing = needed - sum(cycles[before : min(place, before + LONGEST)])
-        for each in range(place - 1, before - 1, -1):
-            if missing > 0 and not passed[each]:
-                more = min(missing, int(most[each]) - stalls[each])
-                stalls[each], cycles[each], missing = stalls[each] + more, cycles[each] + more, missing - more
+        each = place
+        while missing > 0 and each > before:
+            each -= 1
+            more = 0 if passed[each] else min(missing, longest[each] - stalls[each])
+            stalls[each], cycles[each], missing = stalls[each] + more, cycles[each] + more, missing - more
     changed = np.array(stalls) != program.stalls
     word.YIELD.put(words, np.where(changed, np.array(stalls) < _SHORT, word.YIELD.get(words)))
     word.STALL.put(words, stalls)
 
 
-def _needs(program: Program) -> list[list[tuple[int, int]]]:
-    """[words + 1]: for each word those before it whose results it uses or overwrites, and after how many cycles."""
-    needs: list[list[tuple[int, int]]] = [[] for _ in range(len(program) + 1)]
-    for accesses, writing in ((program.used.reads, False), (program.used.writes, True)):
-        places, resources = accesses.word, accesses.resource
-        writer = program.used.writes.before(resources, places)
+def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> tuple[Places, Places, Places]:
+    """[needs]: words, those before them whose results they use or overwrite, and after how many cycles."""
+    writes = program.used.writes
+    found: list[tuple[Places, Places, Places]] = []
+
+    def add(places: Places, resources: Places, cycles: Callable[[Places, Places, Places], Places]) -> None:
+        writer = writes.before(resources, places)
         fixed = (writer >= 0) & ~program.variable[writer]
         places, resources, writer = places[fixed], resources[fixed], writer[fixed]
-        needed = program.needed(writer, places, resources, writing=writing)
-        for place, before, cycles in zip(places.tolist(), writer.tolist(), needed.tolist(), strict=True):
-            needs[place].append((before, cycles))
-    return needs
+        found.append((places, writer, cycles(writer, places, resources)))
+
+    for accesses, writing in ((program.used.reads, False), (writes, True)):
+        add(accesses.word, accesses.resource, partial(program.needed, writing=writing))
+    for place, registers in addresses:
+        resources = np.array(list(registers), dtype=np.int64)
+        add(np.full(len(resources), place), resources, lambda writer, *_: READY_CYCLES[program.units[writer]])
+    places, writers, cycles = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.argsort(places, kind="stable")
+    return places[order], writers[order], cycles[order]

@@ -6,6 +6,7 @@ A stream is an array [instructions, 2] of uint64, the lower half of each word fi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,21 +32,35 @@ class Field:
 
     def get(self, words: Words) -> NDArray[np.int64]:
         """[instructions]: the field of each word, unsigned."""
-        half, shift = divmod(self.first, 64)
-        return ((words[..., half] >> np.uint64(shift)) & self._mask).astype(np.int64)
+        found = words[..., self._half] >> self._shift
+        found &= self._mask
+        return found.view(np.int64)
 
     def put(self, words: Words, values: ArrayLike) -> None:
         """Writes the field of each word; the values are one number or [instructions]."""
-        half, shift = divmod(self.first, 64)
         numbers = np.asarray(values).astype(np.uint64)
-        if np.any(numbers > self._mask):
+        if (numbers > self._mask).any():
             raise ValueError(f"{int(numbers.max())} does not fit a field of {self.bits} bits")
-        words[..., half] &= ~(self._mask << np.uint64(shift))
-        words[..., half] |= numbers << np.uint64(shift)
+        half = words[..., self._half]
+        half &= self._others
+        half |= numbers << self._shift
 
-    @property
+    @cached_property
+    def _half(self) -> int:
+        return self.first // 64
+
+    @cached_property
+    def _shift(self) -> np.uint64:
+        return np.uint64(self.first % 64)
+
+    @cached_property
     def _mask(self) -> np.uint64:
         return np.uint64((1 << self.bits) - 1)
+
+    @cached_property
+    def _others(self) -> np.uint64:
+        """All bits of the half but the field's."""
+        return ~(self._mask << self._shift)
 
 
 OPCODE = Field(0, 12)
