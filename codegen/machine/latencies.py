@@ -3,7 +3,7 @@
 Measured over ptxas 13.0.88's output for every kind of layer in `tests/toolchain/operator_cases.py`, 160,000 words: per
 unit that writes and unit that reads, the least distance in issue cycles. A pair that ptxas never made has the longest
 of its writer or more. IMAD.WIDE reads the upper half of its addend 2 cycles late, and the lower half of its result is
-there 2 cycles before the upper.
+there 2 cycles before the upper. Uniform results: 1,100 skeletons more, 1.6 million words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOW_RESULTS: Final = {"CS2R": 11}
 """Registers that these of alu's write are there after so many, whoever reads them."""
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
-_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "memory": 12, "function": 12}
+_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "wide": 6, "memory": 9, "function": 12}
 """A uniform register or predicate, by the unit that reads it."""
 _MOVED: Final = 2
 """The same of one that UMOV or ULDC wrote, whoever reads it."""

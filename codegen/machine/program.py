@@ -121,11 +121,18 @@ class Program:
 
     @cached_property
     def done(self) -> Places:
-        """Per word of unknown latency the first one at which its result is known to be there; of the others itself."""
+        """Per word of unknown latency the first one at which its result is known to be there; of the others itself.
+
+        Where that of a later one of its queue is known to be there, if no predicate guards it, so is its own.
+        """
         result = np.arange(len(self))
         places = np.flatnonzero(self.variable)
         covers = self.covering[places]
         result[places] = self.first_wait(covers, self.write_scoreboard[covers])
+        certain = np.where(self.guard == ALWAYS, result, len(self))
+        for queue in range(1, int(self.queues.max(initial=0)) + 1):
+            places = np.flatnonzero(self.queues == queue)
+            result[places] = np.minimum(result[places], self._least_from(certain, places))
         return result
 
     @cached_property
@@ -159,9 +166,13 @@ class Program:
             result[places] = np.minimum(result[places], self.first_wait(places, boards[places]))
         for queue in np.unique(self.units[places]):
             of = places[self.units[places] == queue]
-            for segment_places in np.split(of, np.flatnonzero(np.diff(self.segment[of])) + 1):
-                result[segment_places] = np.minimum.accumulate(result[segment_places][::-1])[::-1]
+            result[of] = self._least_from(result, of)
         return result
+
+    def _least_from(self, values: Places, places: Places) -> Places:
+        """For each place the least value there and at the later ones of its segment."""
+        segments = np.split(values[places], np.flatnonzero(np.diff(self.segment[places])) + 1)
+        return np.concatenate([np.minimum.accumulate(each[::-1])[::-1] for each in segments])
 
     @cached_property
     def distances(self) -> Places:

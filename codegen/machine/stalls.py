@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
-from codegen.machine.latencies import LONGEST, REGISTER_CYCLES, UNIFORM_CYCLES, UNITS
+from codegen.machine.latencies import REGISTER_CYCLES, UNITS
 from codegen.machine.program import Places, Program
 from codegen.machine.word import Words
 
-READY_CYCLES: Final = np.where(
-    np.array(UNITS) == "uniform", UNIFORM_CYCLES[UNITS.index("memory")], REGISTER_CYCLES[:, UNITS.index("memory")]
-)
+_UNIFORM_READY: Final = 12
+"""In what ptxas makes stores and copies have a uniform result after 9; none of its loads was seen that soon."""
+READY_CYCLES: Final = np.where(np.array(UNITS) == "uniform", _UNIFORM_READY, REGISTER_CYCLES[:, UNITS.index("memory")])
 """[unit that writes]: until a load may have its result in the address."""
 _SHORT = 3
 """From so many cycles on another warp issues next."""
@@ -51,10 +51,10 @@ def settle(
     # Stalls only grow: what has its cycles already will have them.
     issued = np.append(0, np.cumsum(counted))
     place, before, needed = needs
-    short = np.flatnonzero(issued[np.minimum(place, before + LONGEST)] - issued[before] < needed)
+    short = np.flatnonzero(issued[place] - issued[before] < needed)
     stalls, cycles, longest = first.tolist(), counted.tolist(), most.tolist()
     for place, before, needed in zip(*(each[short].tolist() for each in needs), strict=True):
-        missing = needed - sum(cycles[before : min(place, before + LONGEST)])
+        missing = needed - sum(cycles[before:place])
         each = place
         while missing > 0 and each > before:
             each -= 1

@@ -41,13 +41,12 @@ class Sums:
     @staticmethod
     def of(layer: AnyTiled, form: RolledForm) -> Sums:
         """Raises MachineCodeError if the template is otherwise than the assembler knows."""
-        turn = texts(form.turn)
-        found = [multiply_add(turn[line])[0] for line in form.weight_line.tolist()]
+        turn, found = texts(form.turn), form.sum_of_slot
         registers = dict(zip(slots(layer).sums.tolist(), found, strict=True))
         numbers = sorted(registers)
         if len(set(found)) != len(numbers) or numbers != list(range(layer.tiling.rows * layer.sums)):
             raise MachineCodeError("a sum of the template is not one register")
-        wide = dict(each for line in turn if (each := _accumulated(line)))
+        wide = dict(each for i in form.accumulate_lines.tolist() if (each := _accumulated(turn[i])))
         if wide and set(wide) != set(registers.values()):
             raise MachineCodeError("not every packed sum is added to one of float32")
         return Sums(
