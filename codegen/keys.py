@@ -45,6 +45,7 @@ MACHINE_SOURCES = (
     "machine/barriers.py",
     "machine/bounds.py",
     "machine/copies.py",
+    "machine/early.py",
     "machine/ending.py",
     "machine/fetches.py",
     "machine/gates.py",

@@ -107,7 +107,7 @@ class DirectAssembler:
         never = np.zeros((*nonzero.shape[:2], len(marked.sums.registers)), dtype=np.bool_)
         added = added_up_after(layer, nonzero) if marked.sums.wide else never
         bounds, leaf = every.bounds[chosen], self.frame.leaf
-        made = streams(marked, skeleton, patterns, nonzero, added, bounds, leaf.between, leaf.finish)
+        made = streams(marked, skeleton, patterns, nonzero, added, bounds, leaf.between, leaf.finish, leaf.scoreboards)
         alone = layer.tiling.cluster == 1  # what other blocks have added up, ptxas cannot know
         if marked.sums.packed and alone and _has_constants(layer.spec, made.untouched, every.exists[chosen]):
             raise MachineCodeError(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.machine.early import OF_STREAMS
 from codegen.machine.gates import PLACES, TURN_WORDS, Gates, multiplied
 from codegen.machine.marked import BANKS, Marked
 from codegen.machine.preparation import Preparation
 from codegen.machine.skeleton import Skeleton
-
-FIRST_SCOREBOARD, SCOREBOARDS_USED = 1, 5
-"""Not the first: ptxas counts copies to shared memory with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,14 @@ class Fetches:
     prepared: Preparation
 
 
-def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running: bool = False) -> Fetches:
+def fetches(
+    template: Marked,
+    skeleton: Skeleton,
+    products: Products,
+    scoreboards: Sequence[int] = OF_STREAMS,
+    *,
+    running: bool = False,
+) -> Fetches:
     """What these products need. `running` streams go on with the ring where the chunk before has left it."""
     if template.gates is not None:
         return _gated(template, template.gates, skeleton, products)
@@ -86,7 +92,7 @@ def fetches(template: Marked, skeleton: Skeleton, products: Products, *, running
         pointer=template.load_pointer[load[first]],
         offset=template.load_offset[load[first]] + 4 * start,
         words=width,
-        scoreboard=FIRST_SCOREBOARD + turn % SCOREBOARDS_USED,
+        scoreboard=np.array(scoreboards)[turn % len(scoreboards)],
         segment=segment[first],
         before=before,
         leads=leads,
@@ -155,7 +161,7 @@ def _gated(template: Marked, gates: Gates, skeleton: Skeleton, products: Product
             template.load_offset[inputs.load] + 4 * inputs.start, gates.offsets[factors.load] + 4 * factors.start
         ),
         words=both(inputs.words, factors.words),
-        scoreboard=FIRST_SCOREBOARD + turn[at] % SCOREBOARDS_USED,
+        scoreboard=np.array(OF_STREAMS)[turn[at] % len(OF_STREAMS)],
         segment=segment[at],
         before=before,
         leads=leads,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from codegen.machine import word
 from codegen.machine.copies import put_loads
+from codegen.machine.early import OF_STREAMS, set_apart
 from codegen.machine.ending import put_zero_for
 from codegen.machine.operands import Operands, operands
 from codegen.machine.passes import Finish
@@ -46,6 +47,8 @@ class Leaf:
     """The words behind the last chunk where that is in passes, if it can be."""
     entry_stall: int
     """Of the comparison that comes before the first word."""
+    scoreboards: tuple[int, ...]
+    """For the streams."""
 
     @staticmethod
     def of(skeleton: Skeleton, words: Words, head: Words) -> Leaf:
@@ -83,6 +86,7 @@ class Leaf:
         own = word.STALL.get(skeleton.words[start:end])[~gone]
         words, cuts = words[~gone], place_of[skeleton.splices - start]
         between = finish = None
+        scoreboards = set_apart(words, int(cuts[-1])) if skeleton.runs_on else OF_STREAMS
         jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
         branches = word.OPCODE.get(skeleton.words[skeleton.jumps]) == word.BRA
         entry_stall = _shorten(words, own, cuts, jumps[branches], skeleton, head)
@@ -90,7 +94,7 @@ class Leaf:
             last = int(cuts[-1])
             between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry)
             finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
-        return Leaf(words, cuts, entry, place_of, between, finish, entry_stall)
+        return Leaf(words, cuts, entry, place_of, between, finish, entry_stall, scoreboards)
 
     @cached_property
     def in_passes(self) -> Leaf:

@@ -7,12 +7,14 @@ the first multiply-add of its inputs waits for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.machine import word
+from codegen.machine.early import OF_STREAMS
 from codegen.machine.fetches import Products, changes, fetches
 from codegen.machine.halves import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_up, on_matrix_unit, reused
 from codegen.machine.marked import Marked
@@ -60,6 +62,7 @@ def streams(
     bounds: NDArray[np.float32],
     between: Between | None = None,
     finish: Finish | None = None,
+    scoreboards: Sequence[int] = OF_STREAMS,
 ) -> Streams:
     """The streams of weights [groups, chunks, slots]: their bits, and which count.
 
@@ -90,7 +93,7 @@ def streams(
         else:
             passes = None
     products = Products(segment, slot, chunk, bounds.reshape(segments, bounds.shape[2], 2))
-    fetched = fetches(template, skeleton, products, running=runs_on)
+    fetched = fetches(template, skeleton, products, scoreboards, running=runs_on)
     prepared, placed = fetched.prepared, None
     if between is not None and runs_on:
         placed = Places.of(fetched, between, chunks, count + len(prepared))

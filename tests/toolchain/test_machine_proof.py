@@ -11,6 +11,7 @@ from codegen.machine.elf import CubinFile
 from codegen.machine.operands import operands
 from codegen.machine.shapes import PREDICATES
 from codegen.machine.word import (
+    ALWAYS,
     BRA,
     DESTINATION,
     EXIT,
@@ -123,20 +124,37 @@ def test_a_register_that_a_load_still_brings_is_not_used_for_another(cubin: Cubi
 
 
 RESULTS = {
-    "SHF, then IMAD": ((0x00000006FF117819, 0x000FE2000001160E), (0x0000000220207824, 0x000FE200078E0211), 17, 5),
-    "IMAD, then ISETP": ((0x0000000220207824, 0x000FE200078E0211), (0x0000000820007C0C, 0x000FE2000BF06270), 32, 5),
-    "IMAD, then SEL": ((0x000000043B367824, 0x000FE200078E026A), (0x0000006B363D7207, 0x000FE20005800000), 54, 5),
-    "VIADD, then LEA": ((0x00000E006D377836, 0x000FE20000000000), (0x0000006A37367211, 0x000FE200078E10FF), 55, 5),
-    "IMAD, then IMAD": ((0x000000043B207824, 0x000FE200078E026A), (0x0000000220207824, 0x000FE200078E0211), 32, 4),
-    "SEL, then IMAD.WIDE": ((0x000000FF03137207, 0x000FE40000000000), (0x000000B413027825, 0x000FC600078E0202), 19, 5),
-    "SEL, then IMAD.WIDE, upper half": (
-        *((0x000000FF00037207, 0x000FE40000000000), (0x000000B413027825, 0x000FC600078E0202), 3, 3),
+    "SHF, then IMAD": ((0x00000006FF117819, 0x000FE2000001160E), (0x0000000220207824, 0x000FE200078E0211), "R17", 5),
+    "IMAD, then ISETP": ((0x0000000220207824, 0x000FE200078E0211), (0x0000000820007C0C, 0x000FE2000BF06270), "R32", 5),
+    "IMAD, then SEL": ((0x000000043B367824, 0x000FE200078E026A), (0x0000006B363D7207, 0x000FE20005800000), "R54", 5),
+    "VIADD, then LEA": ((0x00000E006D377836, 0x000FE20000000000), (0x0000006A37367211, 0x000FE200078E10FF), "R55", 5),
+    "IMAD, then IMAD": ((0x000000043B207824, 0x000FE200078E026A), (0x0000000220207824, 0x000FE200078E0211), "R32", 4),
+    "SEL, then IMAD.WIDE": (
+        (0x000000FF03137207, 0x000FE40000000000),
+        (0x000000B413027825, 0x000FC600078E0202),
+        "R19",
+        5,
     ),
-    "P2R, then ISETP": ((0x00000040FF887803, 0x000FE20000000000), (0x000000FF8800720C, 0x000FC40003F85270), 136, 4),
-    "P2R, then STL": ((0x00000010FF047803, 0x000FE40000000000), (0x0000080401007387, 0x0001E20000100800), 4, 5),
-    "IMAD.WIDE, then LEA": ((0x000000B413027825, 0x000FC600078E0202), (0x0000006A02367211, 0x000FE200078E10FF), 2, 3),
+    "SEL, then IMAD.WIDE, upper half": (
+        *((0x000000FF00037207, 0x000FE40000000000), (0x000000B413027825, 0x000FC600078E0202), "R3", 3),
+    ),
+    "P2R, then ISETP": ((0x00000040FF887803, 0x000FE20000000000), (0x000000FF8800720C, 0x000FC40003F85270), "R136", 4),
+    "P2R, then STL": ((0x00000010FF047803, 0x000FE40000000000), (0x0000080401007387, 0x0001E20000100800), "R4", 5),
+    "IMAD.WIDE, then LEA": (
+        (0x000000B413027825, 0x000FC600078E0202),
+        (0x0000006A02367211, 0x000FE200078E10FF),
+        "R2",
+        3,
+    ),
     "IMAD.WIDE, upper half, then LEA": (
-        *((0x000000B413027825, 0x000FC600078E0202), (0x0000006A03367211, 0x000FE200078E10FF), 3, 5),
+        *((0x000000B413027825, 0x000FC600078E0202), (0x0000006A03367211, 0x000FE200078E10FF), "R3", 5),
+    ),
+    "USHF, then a copy's memory": (
+        *((0x000000140B0B7899, 0x000FE2000800063F), (0x01920C40140BAFAE, 0x0005E20008901C4A), "UR11", 9),
+    ),
+    "ULEA, then STS": ((0x0000000405047291, 0x001FE4000F8EC03F), (0x001380FF14009988, 0x0001E20008000804), "UR4", 9),
+    "USHF, then IMAD.WIDE": (
+        *((0x000000013F067899, 0x000FC60008011406), (0x000000060B027C25, 0x000FE2000F8E0202), "UR6", 6),
     ),
 }
 """Two words of ptxas's, a register that the second has from the first, and the least cycles that ptxas leaves."""
@@ -153,8 +171,26 @@ def test_a_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: CubinFile, n
     PREDICATE.put(words, 7)
     for cycles in (least, least - 1):
         STALL.put(words[:1], cycles)
-        reason = f"reads R{register} {cycles} cycles after word 0, not {least}"
+        reason = f"reads {register} {cycles} cycles after word 0, not {least}"
         assert [each.reason for each in proof.findings(words, 255)] == [reason] * (cycles < least)
+
+
+@pytest.mark.parametrize(("guard", "accepted"), [(ALWAYS, True), (0, False)])
+def test_a_special_register_is_there_when_a_later_one_that_no_predicate_guards_is(
+    cubin: CubinFile, guard: int, accepted: bool
+) -> None:
+    words = np.repeat(cubin.words[-1:], 12, axis=0)
+    words[0] = 0x00000000000779C3, 0x000FF00000002600  # S2UR UR7
+    words[1] = 0x00000000000679C3, 0x000F300000008800  # S2UR UR6
+    words[2] = 0x0000000406067291, 0x010FE2000F8EC03F  # ULEA UR6, which waits for it
+    words[3] = 0x00000007040C7C25, 0x000FC8000F8E020C  # IMAD.WIDE of UR7
+    words[11] = cubin.words[np.flatnonzero(OPCODE.get(cubin.words) == EXIT)[-1]]
+    WAIT.put(words[3:], 0)
+    STALL.put(words, 15)
+    WRITE_SCOREBOARD.put(words[:1], 5)
+    PREDICATE.put(words[1:2], guard)
+    missing = ["reads UR7 before word 0 is waited for"]
+    assert [each.reason for each in proof.findings(words, 255)] == ([] if accepted else missing)
 
 
 def test_a_register_beyond_the_count_is_refused(cubin: CubinFile) -> None:

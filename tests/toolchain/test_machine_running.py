@@ -121,6 +121,20 @@ def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multi
     assert stores_before_the_last_multiply_add(words) == 0
 
 
+def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
+    spec = Conv2d(64, 56, 56, 256, 1, 1, epilogue=(AddResidual(),))
+    template = shared_template(spec, Tiling(512, 1, 1, 16, 8, 3), "compute_80")
+    words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
+    loads = np.flatnonzero(word.OPCODE.get(words) == word.LDG)
+    multiply_adds = places_of(words, word.FFMA_IMMEDIATE)
+    assert len(loads) == 16
+    assert loads[0] < multiply_adds[-1]
+    [own] = set(word.WRITE_SCOREBOARD.get(words[loads]).tolist())
+    behind = multiply_adds[multiply_adds > loads[0]]
+    assert not (word.WAIT.get(words[behind]) >> own & 1).any()
+    assert (word.WAIT.get(words[multiply_adds[-1] :]) >> own & 1).any()
+
+
 def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_have_moved() -> None:
     """64 sums of a large map are stored through two pointers: the second comes where a store has read its data."""
     spec, tiling = Conv2d(3, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling(16, 4, 1, 64, 1, 4)
