@@ -32,8 +32,7 @@ class Accesses:
     @staticmethod
     def of(uses: Iterable[Uses], length: int) -> Accesses:
         word, resource = (np.concatenate(each) for each in zip(*uses, strict=True))
-        # They come partly in order, of which this kind of sort makes use.
-        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word, kind="stable"), length)
+        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word), length)
 
     @cached_property
     def word(self) -> NDArray[np.int64]:
