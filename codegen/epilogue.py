@@ -71,12 +71,27 @@ class Mish:
     """v tanh(log(1 + exp(v)))"""
 
 
+POOL_STRIDE = 2
+"""Rows and columns from a window of a max pool to the next."""
+
+
 @dataclass(frozen=True)
 class MaxPool:
-    """The largest of each 2x2 values, two apart, or NaN if one of them is: of a convolution the last step.
+    """The largest of each 2x2 or 3x3 values, two apart, or NaN if one of them is: of a convolution the last step.
 
-    The steps before it never fall: `codegen.operators.pooling.rising` knows which.
+    The steps before it never fall: `codegen.operators.pooling.rises` knows which.
     """
+
+    window: Literal[2, 3] = 2
+    """Rows, and columns."""
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right: 0 or 1, of windows of 3x3. Nothing is there that could be the largest."""
+
+    def outputs(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of windows of a map of these."""
+        top, left, bottom, right = self.padding
+        inside = (height + top + bottom - self.window, width + left + right - self.window)
+        return inside[0] // POOL_STRIDE + 1, inside[1] // POOL_STRIDE + 1
 
 
 Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish

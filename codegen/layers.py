@@ -78,6 +78,8 @@ class Pool:
     """As `MaxPool pool1`."""
     output: str
     """The tensor's name."""
+    step: MaxPool = field(default_factory=MaxPool)
+    """What it is of the layer's epilogue."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Layer:
         """The layer with its pool as its last step. Raises ValueError if it has none."""
         if self.pool is None:
             raise ValueError(f"layer {self.name} has no pool behind it")
-        spec = replace(self.spec, epilogue=(*self.spec.epilogue, MaxPool()))
+        spec = replace(self.spec, epilogue=(*self.spec.epilogue, self.pool.step))
         return replace(self, spec=spec, output=self.pool.output, folded=(*self.folded, self.pool.node), pool=None)
 
     @property

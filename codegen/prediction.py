@@ -185,7 +185,8 @@ def predict_microseconds(
     by_place = (order or layer.tiling.order) == "place"
     ahead = 1 if through_registers else max(1, layer.tiling.stages - 1)
     chunk_copy_clocks = 0.0 if work.unstaged else tile_bytes / stream.chunks / of.copied_per_clock
-    instructions, accesses = stream.instructions * warps, stream.loads * work.conflicts * warps
+    instructions = stream.instructions * warps
+    accesses = (stream.loads * work.conflicts + work.exchanged) * warps
     waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
 
     def wave_clocks(blocks_here: int, cold_clocks: Callable[[float], float] | None = None) -> float:

@@ -16,9 +16,9 @@ from codegen.activations import function_of
 from codegen.data_types import PRECISIONS, Precision, from_float32, to_float32
 from codegen.dot_products import DotProducts, Float64Array, dot_products, to_float64
 from codegen.layers import Weights
-from codegen.operators.pooling import WINDOW
 from codegen.operators.region import EVERYTHING, Region
-from codegen.spec import AddResidual, Clip, Conv2d, DataType, LayerSpec, LeakyRelu, MaxPool, Step, is_pooled, unpooled
+from codegen.spec import AddResidual, Clip, Conv2d, DataType, LayerSpec, LeakyRelu, MaxPool, Step, unpooled
+from codegen.windows import Windows
 
 REFERENCE_SLACK = 1 + 2.0**-20
 """Covers the rounding of the float64 reference and of the bound itself."""
@@ -37,9 +37,10 @@ def layer_output(
     gated layer, give `plain(spec)` and what `gated_input` makes of `x`.
     Raises ValueError if one does not have the spec's shape, a slice has a step, or a residual is missing or too much.
     """
-    if is_pooled(spec):
-        before, windows = _before_pool(spec, region)
-        return _of_windows(layer_output(before, weights, x, windows), np.maximum)
+    if isinstance(spec, Conv2d) and spec.pool:
+        windows = Windows.of(spec, spec.pool, region)
+        whole = layer_output(unpooled(spec), weights, x, windows.region)
+        return windows.combined(whole, np.maximum, nothing=-np.inf)
     values = dot_products(spec, weights, x, region).values()
     added = _residual_region(spec, x, region, residual)
     for step in spec.epilogue:
@@ -115,9 +116,9 @@ def outcomes(
     A step takes an infinity as it takes any value (a Clip makes a finite one of it), and may overflow itself; so may
     the last rounding, as of 70,000 to float16. Flushing subnormals to zero is not covered.
     """
-    if is_pooled(spec):
-        before, windows = _before_pool(spec, region)
-        return _pooled(outcomes(before, weights, x, windows, None, products_together))
+    if isinstance(spec, Conv2d) and spec.pool:
+        windows = Windows.of(spec, spec.pool, region)
+        return _pooled(outcomes(unpooled(spec), weights, x, windows.region, None, products_together), windows)
     products = dot_products(spec, weights, x, region)
     added = _residual_region(spec, x, region, residual)
     single, stored = PRECISIONS["float32"], PRECISIONS[spec.data_type]
@@ -129,38 +130,25 @@ def outcomes(
     return [_final(spec, each) for each in found]
 
 
-def _pooled(found: list[Outcome]) -> list[Outcome]:
+def _pooled(found: list[Outcome], windows: Windows) -> list[Outcome]:
     """What the largest values of windows may be: that of the first outcomes, where nothing else is possible."""
     first, *others = found
-    certain = _of_windows(first.possible, np.logical_and)
+    certain = windows.combined(first.possible, np.logical_and, nothing=True)
     for other in others:
-        certain &= ~_of_windows(other.possible, np.logical_or)
-    result = [Outcome(certain, _of_windows(first.value, np.maximum), _of_windows(first.error, np.maximum))]
+        certain &= ~windows.combined(other.possible, np.logical_or, nothing=False)
+    value = windows.combined(first.value, np.maximum, nothing=-np.inf)
+    result = [Outcome(certain, value, windows.combined(first.error, np.maximum, nothing=0.0))]
     if not certain.all():
-        # The largest is one of the four, whatever that has come out as.
+        # The largest is one of those of the window, whatever that has come out as.
         for each in found:
-            parts = zip(_quarters(each.possible), _quarters(each.value), _quarters(each.error), strict=True)
+            parts = zip(
+                windows.places(each.possible, nothing=False),
+                windows.places(each.value, nothing=-np.inf),
+                windows.places(each.error, nothing=0.0),
+                strict=True,
+            )
             result += [Outcome(~certain & possible, value, error) for possible, value, error in parts]
     return result
-
-
-def _of_windows(values: NDArray[Any], combine: np.ufunc) -> NDArray[Any]:
-    """[N, K, 2 H', 2 W'] to [N, K, H', W']: the four values of each window combined; a maximum leaves a NaN."""
-    upper_left, upper_right, lower_left, lower_right = _quarters(values)
-    result: NDArray[Any] = combine(combine(upper_left, upper_right), combine(lower_left, lower_right))
-    return result
-
-
-def _quarters(values: NDArray[Any]) -> list[NDArray[Any]]:
-    """[N, K, H', W'] each: the first, second, third and fourth values of all windows."""
-    return [values[..., row::2, column::2] for row in (0, 1) for column in (0, 1)]
-
-
-def _before_pool(spec: Conv2d, region: Region) -> tuple[LayerSpec, Region]:
-    """The layer without its pool, and what of its output the windows of a region have."""
-    rows, columns = region.rows.indices(spec.output_height), region.columns.indices(spec.output_width)
-    slices = [slice(WINDOW * first, WINDOW * max(first, end)) for first, end, _ in (rows, columns)]
-    return unpooled(spec), Region(region.images, region.kernels, *slices)
 
 
 def _rounded(outcome: Outcome, precision: Precision) -> Outcome:

@@ -76,9 +76,9 @@ class _Spec(ABC):
     def to_json(self) -> dict[str, Any]:
         """The spec as plain JSON values; `spec_from_json` is its inverse."""
         operator = next(name for name, spec in _SPECS.items() if isinstance(self, spec))
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        fields = _lists(asdict(self))
         names = {step: name for name, step in STEPS.items()}
-        fields["epilogue"] = [{"step": names[type(step)], **asdict(step)} for step in cast("LayerSpec", self).epilogue]
+        fields["epilogue"] = [{"step": names[type(step)], **_fields(step)} for step in cast("LayerSpec", self).epilogue]
         return {"operator": operator, **fields}
 
 
@@ -125,11 +125,17 @@ class Conv2d(_Spec):
 
     @cached_property
     def output_height(self) -> int:
-        return self.map_height // 2 if is_pooled(self) else self.map_height
+        return self.pool.outputs(self.map_height, self.map_width)[0] if self.pool else self.map_height
 
     @cached_property
     def output_width(self) -> int:
-        return self.map_width // 2 if is_pooled(self) else self.map_width
+        return self.pool.outputs(self.map_height, self.map_width)[1] if self.pool else self.map_width
+
+    @cached_property
+    def pool(self) -> MaxPool | None:
+        """The max pool behind the layer, if its kernel computes that too."""
+        last = self.epilogue[-1] if self.epilogue else None
+        return last if isinstance(last, MaxPool) else None
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -273,7 +279,7 @@ def prepares_inputs(spec: LayerSpec) -> bool:
 
 def is_pooled(spec: LayerSpec) -> TypeGuard[Conv2d]:
     """Whether the kernel computes the max pool behind the layer too."""
-    return isinstance(spec, Conv2d) and bool(spec.epilogue) and isinstance(spec.epilogue[-1], MaxPool)
+    return isinstance(spec, Conv2d) and spec.pool is not None
 
 
 def unpooled(spec: LayerSpec) -> LayerSpec:
@@ -291,15 +297,28 @@ _SPECS: dict[str, type[LayerSpec]] = {"conv2d": Conv2d, "conv_transpose2d": Conv
 
 def spec_from_json(value: dict[str, Any]) -> LayerSpec:
     """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
-    fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+    fields: dict[str, Any] = {name: _value(each) for name, each in value.items()}
     operator = fields.pop("operator")
     if operator not in _SPECS:
         raise ValueError(f"unknown operator {operator!r}")
     fields["epilogue"] = tuple(
-        STEPS[step["step"]](**{name: each for name, each in step.items() if name != "step"})
+        STEPS[step["step"]](**{name: _value(each) for name, each in step.items() if name != "step"})
         for step in fields["epilogue"]
     )
     return _SPECS[operator](**fields)
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    """Of a step, as JSON; a pool of 2x2 has none, as when there were no others."""
+    return {} if step == MaxPool() else _lists(asdict(step))
+
+
+def _lists(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

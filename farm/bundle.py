@@ -43,6 +43,8 @@ VERSION_OF_POOLS = 9
 """Version of a manifest in which an epilogue has the step `max_pool`."""
 VERSION_OF_INPUT_PLACES = 10
 """Version of a manifest in which a launch has an argument `input_step`."""
+VERSION_OF_WINDOWS = 11
+"""Version of a manifest in which a step `max_pool` has windows of 3x3."""
 STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -162,8 +164,10 @@ def _manifest(
     version = VERSION_OF_PLACES if "output_step" in arguments else version
     version = VERSION_OF_GATES if "gate" in arguments else version
     version = VERSION_OF_POOLS if "max_pool" in steps else version
+    version = VERSION_OF_INPUT_PLACES if "input_step" in arguments else version
+    wide = any("window" in step for layer in layers for step in layer["spec"]["epilogue"])
     return {
-        "schema_version": VERSION_OF_INPUT_PLACES if "input_step" in arguments else version,
+        "schema_version": VERSION_OF_WINDOWS if wide else version,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),

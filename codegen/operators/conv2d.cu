@@ -38,8 +38,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
     const unsigned thread = threadIdx.x;
     const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
     const int image = thread / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = IMAGES_NUMBER * IMAGES;
-    const int tile_column = TILE_NUMBER % TILES_X * (TILE_WIDTH * PAIR_COLUMNS);
-    const int tile_row = TILE_NUMBER / TILES_X * (TILE_HEIGHT * ROWS);
+    const int tile_column = TILE_NUMBER % TILES_X * TILE_STEP_X;
+    const int tile_row = TILE_NUMBER / TILES_X * TILE_STEP_Y;
     const unsigned tile_address = __cvta_generic_to_shared(tile);
 #if FULL
     const int group = GROUP_NUMBER;

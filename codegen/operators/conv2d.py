@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from codegen.epilogue import POOL_STRIDE
 from codegen.launch import GridSize, Launch, numbers_of, tensors_of
 from codegen.operators import stream
+from codegen.operators.blocks import blocks, divisions, paired_blocks
 from codegen.operators.gates import gate_loads, gate_parameters, with_gates
 from codegen.operators.geometry import Geometry
 from codegen.operators.input_tile import BANKS, InputTile, input_extent
 from codegen.operators.lowered import LoweredConvolution, Tiled, TiledConvolution
 from codegen.operators.order import order_parameters
-from codegen.operators.pooling import WINDOW, pool_parameters, pooled_epilogue, stores_of, with_windows
+from codegen.operators.pooling import exchanged_by, pool_parameters, pooled_epilogue, stores_of, with_windows
 from codegen.operators.region import Region
 from codegen.operators.registers import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.operators.stream import Store, Tap
@@ -60,9 +62,9 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     kernel = layer.streams.first_kernel(group)
     # A stream at the end of a span has fewer kernels than the others.
     end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
-    window = WINDOW if is_pooled(spec) else 1
-    columns = tiling.tile_width * layer.pairing.columns * layer.pairing.neighbours
-    rows = tiling.tile_height * tiling.rows
+    window = POOL_STRIDE if is_pooled(spec) else 1
+    rows, columns = layer.tile_steps
+    columns *= layer.pairing.neighbours
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
         slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
@@ -133,6 +135,8 @@ def _parameters(layer: TiledConvolution) -> str:
         "OUTPUT_HEIGHT": spec.output_height,
         "OUTPUT_WIDTH": spec.output_width // pair.neighbours,
         "TILES_X": layer.tiles[1],
+        "TILE_STEP_Y": layer.tile_steps[0],
+        "TILE_STEP_X": layer.tile_steps[1],
         "WHOLE_ROWS": int(tile.whole_rows),
         "ROW_STEP": geometry.row_step,
         "CHANNEL_STEP": geometry.channel_step,
@@ -182,7 +186,7 @@ def _copy_lines(layer: TiledConvolution) -> str:
 def _stores(layer: TiledConvolution) -> Iterator[Store]:
     geometry, tiling, pair = layer.geometry, layer.tiling, layer.pairing
     up_y, up_x = geometry.phases
-    window = WINDOW if is_pooled(layer.spec) else 1
+    window = POOL_STRIDE if is_pooled(layer.spec) else 1
     for p in range(tiling.rows):
         for q in range(pair.images * pair.columns):
             image, column = (q, 0) if pair.images == 2 else (0, q)
@@ -251,6 +255,7 @@ def work(layer: TiledConvolution) -> Work:
         held=carried(layer),
         most_registers=most_registers(layer),
         copy_instructions=_copy_instructions(layer),
+        exchanged=exchanged_by(layer, sums * pair.halves),
     )
 
 
@@ -280,9 +285,9 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     """Tilings worth a look, in a fixed order, whether they fit or not."""
     geometry = layer.geometry
     paired = layer.spec.data_type == "float16" and geometry.neighbours == 1
-    blocks = _paired_blocks(geometry) if paired else _blocks(geometry, geometry.positions_width)
-    for width, height, rows, images in blocks:
-        for kernels, channels in _divisions(geometry):
+    several = paired_blocks(geometry) if paired else blocks(geometry, geometry.positions_width)
+    for width, height, rows, images in several:
+        for kernels, channels in divisions(geometry):
             two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
@@ -291,48 +296,6 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
             deepest = next((n for n in depths if _shared_bytes(divided, n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
                 yield Tiling(width, height, rows, kernels, channels, deepest, images=images)
-
-
-def _paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks of one image, whose threads have two columns, and those whose threads have two images."""
-    for width, height, rows, images in _blocks(geometry, -(-geometry.positions_width // 2)):
-        if images == 1:
-            yield width, height, rows, 1
-    for width, height, rows, images in _blocks(geometry, geometry.positions_width):
-        yield width, height, rows, 2 * images
-
-
-def _blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """Width, height, rows of a thread and images of a block, of maps this wide; up to 1024 threads."""
-    height = geometry.positions_height
-    if geometry.is_pointwise:
-        widths, heights, rows_choices = {64, 128, 256, 512}, {1}, [1]
-    else:
-        widths, heights, rows_choices = {8, 16, 64}, {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2]
-    widths = {min(width, each) for each in (*widths, 32)} | {-(-width // 2), width}
-    for tile_width in sorted(widths):
-        for tile_height in sorted(heights):
-            if tile_width * tile_height < 32 and tile_height < height:
-                continue
-            for rows in rows_choices:
-                if tile_height * rows >= height + max(tile_height, rows):
-                    continue
-                whole = tile_width >= width and tile_height * rows >= height
-                for images in (1, 2, 4, 8, 16, 32) if whole else (1,):
-                    if tile_width * tile_height * images <= 1024:
-                        yield tile_width, tile_height, rows, images
-
-
-def _divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """Kernels of a stream and channels of a chunk."""
-    shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_kernels)
-    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
-    for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
-        for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
-            yield kernels, channels
-    for groups in (2, 4, 8, 16, 32):
-        if geometry.groups % groups == 0 and geometry.groups > 1:
-            yield groups * geometry.group_kernels, groups * geometry.group_channels
 
 
 def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
@@ -345,5 +308,7 @@ def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
         (1, 1),
     ):
         if is_pooled(layer.spec):
-            tile_width, tile_height = (-(-size // WINDOW) * WINDOW for size in (tile_width, tile_height))
+            tile_width, tile_height = (
+                -(-size // POOL_STRIDE) * POOL_STRIDE + geometry.overlap for size in (tile_width, tile_height)
+            )
         yield Tiling(tile_width, tile_height, 1, 1, 1, stages=2)

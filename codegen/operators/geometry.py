@@ -9,8 +9,10 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.epilogue import POOL_STRIDE
 from codegen.layers import FloatArray, Weights
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, Pair, is_pooled, prepares_inputs
+from codegen.operators.phases import Phases
+from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, MaxPool, Pair, is_pooled, prepares_inputs
 from codegen.tiling import Tiling
 
 QUAD = 4
@@ -52,6 +54,8 @@ class Geometry:
     """Input rows of a channel below those of the last patch."""
     is_linear: bool = False
     """Whether the positions are the rows of a linear layer's batch."""
+    overlap: int = 0
+    """Positions that neighbouring tiles share, down and across, where windows of a pool overlap."""
     neighbours: int = 1
     """Columns that are one here, a word of float16: the map has so many times as many."""
 
@@ -100,6 +104,10 @@ class Geometry:
     def tile_stride(self) -> Pair:
         """Rows and columns of a tile from one position to the next."""
         return self.stride[0] // self.step[0], self.stride[1] // self.step[1]
+
+    def step_of(self, positions: int) -> int:
+        """Positions from a tile of so many to the next, in one direction."""
+        return (positions - self.overlap) // POOL_STRIDE * POOL_STRIDE if self.overlap else positions
 
     @cached_property
     def phase_count(self) -> int:
@@ -158,10 +166,12 @@ def geometry_of(spec: LayerSpec) -> Geometry:
                 spec.map_height,
                 spec.map_width,
             )
+            if spec.pool and spec.pool.window > POOL_STRIDE:
+                return _with_windows(geometry, spec, spec.pool)
             return _in_words(geometry) if _has_words(spec, geometry) else geometry
         case ConvTranspose2d():
-            down = _Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)
-            across = _Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
+            down = Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)
+            across = Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
             return Geometry(
                 spec.channels,
                 spec.kernels,
@@ -181,6 +191,19 @@ def geometry_of(spec: LayerSpec) -> Geometry:
             assert_never(spec)
 
 
+def _with_windows(geometry: Geometry, spec: Conv2d, pool: MaxPool) -> Geometry:
+    """The positions of all windows, from the first one on, those beside the map too: tiles begin where windows do."""
+    top, left = pool.padding[:2]
+    return replace(
+        geometry,
+        pad_top=geometry.pad_top + top * spec.stride[0],
+        pad_left=geometry.pad_left + left * spec.stride[1],
+        positions_height=(spec.output_height - 1) * POOL_STRIDE + pool.window,
+        positions_width=(spec.output_width - 1) * POOL_STRIDE + pool.window,
+        overlap=pool.window - POOL_STRIDE,
+    )
+
+
 def _has_words(spec: Conv2d, geometry: Geometry) -> bool:
     """Whether two neighbouring columns of float16 are what one thread reads and writes, as they lie in memory."""
     plain = spec.data_type == "float16" and not prepares_inputs(spec) and not is_pooled(spec)
@@ -194,29 +217,11 @@ def _in_words(geometry: Geometry) -> Geometry:
 
 def _has_patch_rows(spec: Conv2d) -> bool:
     down = (spec.stride[0], spec.dilation[0], spec.padding[0], spec.padding[2], spec.groups)
-    return spec.kernel_height >= LEAST_PATCH_ROWS and down == (spec.kernel_height, 1, 0, 0, 1)
-
-
-@dataclass(frozen=True)
-class _Phases:
-    """One dimension of a transposed convolution as one of stride 1.
-
-    Output o gets input i through tap r where o + padding = stride * i + dilation * r: all outputs with the same
-    (o + padding) // stride are one position, (o + padding) % stride is the phase.
-    """
-
-    extent: int
-    """Taps of a phase, at most."""
-    padding: int
-    """Padding before the input; negative if the first position needs no earlier input than a later one."""
-    positions: int
-    crop: int
-
-    @staticmethod
-    def of(stride: int, dilation: int, taps: int, padding: int, outputs: int) -> _Phases:
-        extent = (taps - 1) * dilation // stride + 1
-        first, last = padding // stride, (outputs - 1 + padding) // stride
-        return _Phases(extent, extent - 1 - first, last - first + 1, padding % stride)
+    return (
+        spec.pool in (None, MaxPool())
+        and spec.kernel_height >= LEAST_PATCH_ROWS
+        and down == (spec.kernel_height, 1, 0, 0, 1)
+    )
 
 
 def phase_weights(spec: LayerSpec, weights: Weights) -> FloatArray:

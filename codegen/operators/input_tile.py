@@ -139,13 +139,13 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         elif merged:
             unit, margin, channel_words = 1, 0, plane
         else:
-            step = tiling.tile_height * tiling.rows * geometry.stride[0] * geometry.width
+            step = geometry.step_of(tiling.tile_height * tiling.rows) * geometry.stride[0] * geometry.width
             unit = _unit(plane, 0 if one_row else step)
             margin = -geometry.pad_top * geometry.width % unit
             channel_words = _up(margin + height * geometry.width, unit)
     else:
         one_tile = tiling.tile_width >= geometry.positions_width and pair.columns == 1
-        across = 0 if one_tile else tiling.tile_width * geometry.stride[1]
+        across = 0 if one_tile else geometry.step_of(tiling.tile_width) * geometry.stride[1]
         unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
         margin = -geometry.pad_left % unit
         if geometry.has_patches_apart:

@@ -101,7 +101,7 @@
     ADD_BIAS(total[2 * (p)][j], j, bias);      \
     ADD_BIAS(total[2 * (p) + 1][j], j, bias);  \
     FINISH_WORD(total[2 * (p)][j], total[2 * (p) + 1][j], j, ok, offset); \
-    NEVER_STORE(j, offset)
+    NEVER_STORE(j, 0, offset)
 #else
 #define STORE(p, j, bias, ok, image, offset) \
     ADD_BIAS(total[p][j], j, bias);          \

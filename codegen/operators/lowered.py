@@ -158,10 +158,17 @@ class Tiled(Generic[Spec]):
     @property
     def tiles(self) -> tuple[int, int]:
         """Blocks per image and K group: down and across. The rows of a Linear's batch are images, of one tile each."""
+        geometry, (rows, columns) = self.geometry, self.tile_steps
+        down = -(-(geometry.positions_height - geometry.overlap) // rows)
+        return down, -(-(geometry.positions_width - geometry.overlap) // columns)
+
+    @property
+    def tile_steps(self) -> tuple[int, int]:
+        """Positions from a tile to the next, down and across."""
         geometry, tiling = self.geometry, self.tiling
-        down = -(-geometry.positions_height // (tiling.tile_height * tiling.rows))
         rows = tiling.rows if tiling.form == "table" and geometry.is_pointwise else 1  # side by side in the one row
-        return down, -(-geometry.positions_width // (tiling.tile_width * rows * self.pairing.columns))
+        columns = tiling.tile_width * rows * self.pairing.columns
+        return geometry.step_of(tiling.tile_height * tiling.rows), geometry.step_of(columns)
 
     def block_region(self, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""

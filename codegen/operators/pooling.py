@@ -1,24 +1,29 @@
-"""A max pool of 2x2 that a convolution's kernel computes before it stores: the full map is never written.
+"""A max pool that a convolution's kernel computes before it stores: the full map is never written.
 
-The four positions of a window belong to four threads. They leave the sums of some output channels in shared memory,
-and each of the four takes the windows of every fourth channel. The other steps of the epilogue come behind the pool,
-once for each window: they never fall, so that the largest value stays the largest.
+The first four positions of a window belong to four threads. They leave the sums of some output channels in shared
+memory, and each of the four takes the windows of every fourth channel. The other steps of the epilogue come behind the
+pool, once for each window: they never fall, so that the largest value stays the largest.
+
+Windows of 2x2 share no positions. Those of 3x3 do: so do the tiles, by a row and a column, whose sums both compute.
+Positions begin with those of the first window, which may lie beside the map: there a position within is read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from codegen.epilogue import POOL_STRIDE
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, immediate
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
-from codegen.spec import Clip, LeakyRelu, Step, is_pooled
+from codegen.spec import Clip, Conv2d, LeakyRelu, Step, is_pooled
 
-WINDOW = 2
-THREADS = WINDOW * WINDOW
-"""Of a window, and output channels that they share among them."""
-_BANKS = 32
+SLOTS = POOL_STRIDE * POOL_STRIDE
+"""Sums of a thread that lie in shared memory together: with one row of four output channels, which the threads of a
+window share among them, with two of two."""
+_BANKS, _SKEW = 32, 14
+"""With the skew behind every two slots, the next two are half the banks on."""
 
 
 def rises(step: Step) -> bool:
@@ -27,43 +32,83 @@ def rises(step: Step) -> bool:
 
 
 def has_whole_windows(layer: AnyTiled) -> bool:
-    """Whether a block has the four positions of its windows in four threads; of layers without a pool always."""
-    tiling = layer.tiling
-    return not is_pooled(layer.spec) or (
-        tiling.rows == tiling.cluster == 1
-        and tiling.tile_width % WINDOW == tiling.tile_height % WINDOW == 0
-        and tiling.stages > 0
-        and layer.geometry.positions_height > 1
-    )
+    """Whether a block has whole windows, of which no two threads have the same sum; of layers without a pool always."""
+    spec, tiling = layer.spec, layer.tiling
+    if not (isinstance(spec, Conv2d) and spec.pool):
+        return True
+    rows = tiling.rows * tiling.tile_height
+    if layer.geometry.overlap:
+        # Where a thread has two columns, those of windows between the two lie apart.
+        whole = min(rows, tiling.tile_width) >= spec.pool.window and layer.pairing.columns == 1
+    else:
+        whole = tiling.tile_width % POOL_STRIDE == rows % POOL_STRIDE == 0 and tiling.rows == 1
+    return whole and tiling.cluster == 1 and tiling.stages > 0 and layer.geometry.positions_height > 1
 
 
 def with_windows(layer: AnyTiled, words: int) -> int:
     """Words of shared memory of a block that has so many for its input, which the sums take the place of."""
-    return max(words, THREADS * _step(layer)) if is_pooled(layer.spec) else words
+    return max(words, _left_words(layer)) if is_pooled(layer.spec) else words
 
 
 def pool_parameters(layer: AnyTiled) -> dict[str, int | str]:
     """What conv2d.cu and pooling.cuh need."""
-    return {"POOLED": 1, "CHANNEL_SUMS": _step(layer)} if is_pooled(layer.spec) else {"POOLED": 0}
+    spec = layer.spec
+    if not (isinstance(spec, Conv2d) and spec.pool):
+        return {"POOLED": 0}
+    common: dict[str, int | str] = {"POOLED": 1, "CHANNEL_SUMS": _step(layer), "OVERLAP": layer.geometry.overlap}
+    if not layer.geometry.overlap:
+        return {**common, "SUMS_SKEW": 0}
+    top, left = spec.pool.padding[:2]
+    return {
+        **common,
+        "SUMS_SKEW": _SKEW,
+        "MAP_HEIGHT": spec.map_height,
+        "MAP_WIDTH": spec.map_width,
+        "POOL_TOP": top,
+        "POOL_LEFT": left,
+        "BELOW": int(layer.geometry.positions_height - top > spec.map_height),
+        "BEYOND": int(layer.geometry.positions_width - left > spec.map_width),
+    }
 
 
 def _step(layer: AnyTiled) -> int:
-    """Words from the sums of an output channel to those of the next: half the banks on, where the next window reads."""
-    return layer.threads + (_BANKS // 2 - layer.threads) % _BANKS
+    """Words from the sums of an output channel to those of the next.
+
+    Of windows of 2x2 half the banks on, where the next window reads. Of others, which are read word by word, one bank
+    on: windows beside each other leave every second one free.
+    """
+    return layer.threads + ((1 if layer.geometry.overlap else _BANKS // 2) - layer.threads) % _BANKS
+
+
+def _left_words(layer: AnyTiled) -> int:
+    """Words of the sums of some output channels that the threads of a window share among them."""
+    return SLOTS * _step(layer) + (SLOTS // 2 * _SKEW if layer.geometry.overlap else 0)
 
 
 def stores_of(layer: AnyTiled, results: int) -> int:
     """Instructions of a thread that store so many results, with those of activations before them."""
     added = added_instructions(layer.spec.epilogue)
-    # Of four results each is left and stored if it is this thread's; together they are loaded twice and compared.
-    return 2 * results + results // THREADS * (5 + added) if is_pooled(layer.spec) else results * (1 + added)
+    if not (isinstance(layer.spec, Conv2d) and layer.spec.pool):
+        return results * (1 + added)
+    # Of four results each is left and stored if it is this thread's; together they are loaded, by twos where windows do
+    # not overlap, and compared. Of two rows the larger are left, and half as many stored.
+    taken = {1: 17, 2: 12}[layer.tiling.rows] if layer.geometry.overlap else 5
+    return 2 * results + results // SLOTS * (taken + added)
+
+
+def exchanged_by(layer: AnyTiled, results: int) -> float:
+    """Accesses to shared memory of a thread that leaves so many results and takes windows that overlap."""
+    if not layer.geometry.overlap:
+        return 0.0
+    return results * (1 + {1: 9, 2: 6}[layer.tiling.rows] / SLOTS)
 
 
 def pooled_epilogue(layer: AnyTiled, stores: Sequence[Store], words: int) -> str:
     """The text of epilogue.h, of a block with so many words of shared memory; `stores` are those of whole windows."""
-    rows = [[store for store in stores if store.row == row] for row in range(1 + stores[-1].row)]
-    shared = [row[first : first + THREADS] for row in rows for first in range(0, len(row), THREADS)]
-    most = words // (THREADS * _step(layer))
+    share = SLOTS // layer.tiling.rows
+    rows = [[store for store in stores if store.row == row] for row in range((1 + stores[-1].row) // layer.tiling.rows)]
+    shared = [row[first : first + share] for row in rows for first in range(0, len(row), share)]
+    most = words // _left_words(layer)
     each = -(-len(shared) // -(-len(shared) // most))
     return "".join(_turn(shared[first : first + each]) for first in range(0, len(shared), each))
 
@@ -74,10 +119,10 @@ def _turn(shared: Sequence[Sequence[Store]]) -> str:
     for number, stores in enumerate(shared):
         for i, store in enumerate(stores):
             bias = immediate(FIRST_BIAS + store.sum)
-            lines.append(f'LEAVE({store.row}, {store.sum}, "{bias}", {number * THREADS + i});')
+            lines.append(f'LEAVE({store.row}, {store.sum}, "{bias}", {number * SLOTS + i});')
     lines.append("MEET;")
     for number, stores in enumerate(shared):
-        lines.append(f"{{ TAKE({number * THREADS}, {len(stores)});")
+        lines.append(f"{{ TAKE({number * SLOTS}, {len(stores)});")
         for i, store in enumerate(stores):
             lines.append(f"KEEP({store.sum}, {i}, {store.in_range}, {store.image}, {store.offset});")
         lines.append("}")

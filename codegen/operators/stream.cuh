@@ -299,6 +299,6 @@ __device__ __forceinline__ float larger(float a, float b) {
                  :: "f"(first), "f"(second), "l"(out[0]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)               \
                  RESIDUAL_OPERANDS(offset) : "memory")
 // The assembler counts a store for each bias: one that is never run, as there are no fewer images than none.
-#define NEVER_STORE(j, offset)                                                                                        \
+#define NEVER_STORE(j, image, offset)                                                                                 \
     asm volatile("{ .reg .pred q; .reg .b16 z; mov.b16 z,0; setp.lt.s32 q,%1,0; @q st.global.cs.b16 [%0+%2],z; } "    \
-                 "// farm.store " #j :: "l"(out[0]), "r"(images), "n"((offset) * ELEMENT_BYTES + 2) : "memory")
+                 "// farm.store " #j :: "l"(out[image]), "r"(images), "n"((offset) * ELEMENT_BYTES + 2) : "memory")

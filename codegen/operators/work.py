@@ -67,6 +67,8 @@ class Work:
     """Loads of these gates."""
     unstaged: bool = False
     """Inputs are loaded from global memory where they are used, those without weights never."""
+    exchanged: float = 0.0
+    """Accesses of a warp to shared memory by which its threads have each other's sums of windows that overlap."""
     loop_instructions: float = 0.0
     """Code of a chunk's copies where they are a loop, however many they are."""
 

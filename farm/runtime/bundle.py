@@ -27,7 +27,7 @@ PLAN = "network.plan"
 """How the network runs without a framework."""
 CONSTANTS = "network.constants"
 REST = "rest.ptx"
-SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
+SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 """Of manifests that this program reads."""
 NO_DIGEST = "0" * 64
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, assert_never
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from codegen.epilogue import POOL_STRIDE
 from codegen.layers import Layer
 from codegen.spec import (
     AddResidual,
@@ -117,8 +119,9 @@ def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
             return values.tanh()
         case Mish():
             return functional.mish(values)
-        case MaxPool():
-            return functional.max_pool2d(values, 2)
+        case MaxPool(window, (top, left, bottom, right)):
+            padded = functional.pad(values, (left, right, top, bottom), value=-math.inf)
+            return functional.max_pool2d(padded, window, POOL_STRIDE)
         case AddResidual():
             raise ValueError("the addition of a residual takes two tensors")
         case _:

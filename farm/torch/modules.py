@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn import functional
 
+from codegen.epilogue import POOL_STRIDE
 from codegen.layers import Weights
 from codegen.onnx.convolution import kernels_first
 from codegen.onnx.folding import Affine, batch_normalization, folded
@@ -138,10 +139,13 @@ def _pool(
     **_: Any,
 ) -> MaxPool | None:
     """The step that a max pool with these arguments is."""
-    window, padded, apart = (_tuple_of(each) for each in (kernel_size, padding, dilation))
-    strides = _tuple_of(stride or kernel_size)
-    halves = {*window, *strides} == {2} and {*padded} == {0} and {*apart} == {1}
-    return MaxPool() if halves and not ceil_mode and not return_indices else None
+    windows, strides, apart = ({*_tuple_of(each)} for each in (kernel_size, stride or kernel_size, dilation))
+    if strides != {POOL_STRIDE} or apart != {1} or ceil_mode or return_indices:
+        return None
+    down, across = padding if isinstance(padding, tuple | list) else (padding, padding)
+    if windows == {3} and {down, across} <= {0, 1}:
+        return MaxPool(3, (down, across, down, across))
+    return MaxPool() if windows == {2} and down == across == 0 else None
 
 
 def same_step(wanted: Step, found: Step | None) -> bool:

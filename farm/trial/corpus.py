@@ -53,6 +53,8 @@ BOUNDED_EVERY = 5
 """Of so many float32 shapes one has bounds for its input, as a normalisation before a layer leads to."""
 POOLED_EVERY = 4
 """Of so many shapes one has a max pool behind it."""
+WIDE_EVERY = 8
+"""Of so many shapes that is one whose windows overlap."""
 MOST_ELEMENTS = 200_000
 """Of a batch's input or output."""
 STEPS: tuple[Step, ...] = (
@@ -124,7 +126,7 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     elif data_type == "float32" and number % BOUNDED_EVERY == BOUNDED_EVERY - 1:
         spec = _bounded_spec(rng, split=split)
     elif not split and number % POOLED_EVERY == 3:
-        spec = _pooled_spec(rng, data_type)
+        spec = _pooled_spec(rng, data_type, wide=number % WIDE_EVERY == WIDE_EVERY - 1)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
     batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
@@ -201,8 +203,8 @@ def _bounded_spec(rng: np.random.Generator, *, split: bool) -> LayerSpec:
     return Conv2d(*size, epilogue=_epilogue(rng), bounded=True)
 
 
-def _pooled_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
-    """A convolution with a max pool as its last step."""
+def _pooled_spec(rng: np.random.Generator, data_type: DataType, *, wide: bool) -> LayerSpec:
+    """A convolution with a max pool as its last step, of 3x3 windows if that is to be wide."""
     height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 11, 14, 16, 23, 28], 2))
     rows, columns = (int(size) for size in rng.choice([2, 3, 3, 3, 4], 2))
     channels = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16]))
@@ -211,7 +213,10 @@ def _pooled_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
     size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
     before: Step = (Clip(low=0.0), Clip(low=0.0, high=6.0), LeakyRelu(0.1))[int(rng.integers(3))]
-    epilogue = (before, MaxPool()) if rng.random() < 0.8 else (MaxPool(),)
+    alone = rng.random() >= 0.8
+    beside = (int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2))) if wide else None
+    pool = MaxPool() if beside is None else MaxPool(3, beside)
+    epilogue = (pool,) if alone else (before, pool)
     return Conv2d(*size, (1, 1), padding, epilogue=epilogue, data_type=data_type)
 
 

@@ -219,6 +219,8 @@ class _Builder:
                 self._node("Add", self._last, "r")
             case "pool":
                 self._node("MaxPool", before, kernel_shape=[2, 2], strides=[2, 2])
+            case "wide_pool":
+                self._node("MaxPool", before, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
             case "sigmoid" | "tanh" | "mish" | "gelu":
                 self._node(step.capitalize(), before)
             case "hard_swish":

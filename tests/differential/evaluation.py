@@ -273,14 +273,16 @@ def _batch_norm(
 
 
 def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    """Of 2x2, two apart: the largest is no further off than any of the four."""
-    height, width = (size // 2 * 2 for size in x.value.shape[2:])
+    """Of windows two apart: the largest is no further off than any of them."""
+    window, (top, left, bottom, right) = attributes["kernel_shape"], attributes.get("pads", (0, 0, 0, 0))
 
-    def largest(values: Float64Array) -> Float64Array:
-        rows = np.maximum(values[:, :, 0:height:2, :width], values[:, :, 1:height:2, :width])
-        return np.maximum(rows[..., 0::2], rows[..., 1::2])
+    def largest(values: Float64Array, beside: float) -> Float64Array:
+        padded = np.pad(values, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=beside)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, window, (2, 3))
+        return np.asarray(windows[:, :, ::2, ::2].max(axis=(4, 5)))
 
-    parts = {name: largest(getattr(x, name)) for name in ("value", "error", "magnitude", "reach")}
+    beside = {"value": -np.inf, "error": 0.0, "magnitude": 0.0, "reach": 0.0}
+    parts = {name: largest(getattr(x, name), value) for name, value in beside.items()}
     return replace(x, **parts)
 
 

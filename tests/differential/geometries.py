@@ -37,10 +37,11 @@ STEPS = (
     "mish",
     "residual_of_rows",
     "pool",
+    "wide_pool",
 )
 """The nodes that may follow: `residual` adds a second input of the model, `residual_first` adds to it, and
 `residual_of_rows`, which comes last, adds to each image or row as one row. `pool` is a max pool of 2x2, the last step
-of 2-D convolutions: listed geometries have it, drawn ones do not."""
+of 2-D convolutions, `wide_pool` one of 3x3 with padding: listed geometries have them, drawn ones do not."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Geometry:
         result = self.result_shape
         if "pool" in self.steps:
             return *result[:2], *(size // 2 for size in result[2:])
+        if "wide_pool" in self.steps:
+            return *result[:2], *((size + 1) // 2 for size in result[2:])
         return (result[0], prod(result[1:])) if "residual_of_rows" in self.steps else result
 
     @property

@@ -126,6 +126,15 @@ GEOMETRIES: dict[str, Geometry] = {
     "float16 pool": Geometry(
         "Conv", 6, 9, (8, 8), (3, 3), pads=(1, 1, 1, 1), batch=3, steps=("clip", "pool"), data_type="float16"
     ),
+    "wide pool": Geometry("Conv", 5, 7, (10, 12), (3, 3), pads=(1, 1, 1, 1), steps=("relu", "wide_pool")),
+    "wide pool of an odd map, stride 2, older GPU": Geometry(
+        "Conv", 3, 6, (29, 21), (7, 7), (2, 2), (3, 3, 3, 3), bias=False, steps=("batch_norm", "relu", "wide_pool"),
+        virtual_arch="compute_75",
+    ),
+    "float16 wide pool": Geometry(
+        "Conv", 6, 9, (8, 8), (3, 3), pads=(1, 1, 1, 1), batch=3, steps=("clip", "wide_pool"), data_type="float16"
+    ),
+    "bfloat16 wide pool": Geometry("Conv", 3, 5, (11, 9), (4, 4), steps=("relu", "wide_pool"), data_type="bfloat16"),
     "bfloat16 pool": Geometry("Conv", 3, 5, (11, 9), (4, 4), steps=("relu", "pool"), data_type="bfloat16"),
     "gates": Geometry("Conv", 22, 9, (6, 7), (1, 1), batch=3, steps=("batch_norm", "residual", "relu"), gated=True),
     "gates, 1-D, groups": Geometry("Conv", 12, 6, (70,), (1,), group=2, gated=True, virtual_arch="compute_75"),

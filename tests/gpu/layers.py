@@ -132,6 +132,18 @@ ODD_LAYERS = {
         Conv2d(6, 8, 12, 9, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0), MaxPool())),
         Tiling(12, 8, 1, 9, 3, 2, images=2),
     ),
+    "wide pool, a window beside the map at each side": OddLayer(
+        Conv2d(5, 19, 23, 10, 3, 3, padding=(1, 1, 1, 1), epilogue=(LeakyRelu(0.1), MaxPool(3, (1, 1, 1, 1)))),
+        Tiling(9, 7, 1, 5, 2, 3),
+    ),
+    "wide pool, several images a block": OddLayer(
+        Conv2d(6, 8, 12, 9, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0), MaxPool(3, (1, 1, 1, 1)))),
+        Tiling(13, 9, 1, 9, 3, 2, images=2),
+    ),
+    "wide pool, the first layer of a ResNet": OddLayer(
+        Conv2d(3, 64, 64, 16, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=(Clip(low=0.0), MaxPool(3, (1, 1, 1, 1)))),
+        Tiling(17, 15, 1, 16, 2, 2),
+    ),
     "pointwise, rows unaligned": OddLayer(Conv2d(16, 9, 11, 10, 1, 1), Tiling(32, 1, 1, 4, 4, 2)),
     "pointwise, 16 bytes a copy": OddLayer(POINTWISE, POINTWISE_TILING),
     "pointwise, without stages": OddLayer(replace(POINTWISE, epilogue=ADD_RELU), Tiling(32, 1, 1, 4, 8, 0)),

@@ -11,22 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from cli.main import run
 from codegen.assemble import assemble
 from codegen.data_types import from_float32, to_float32
 from codegen.machine.assembler import DirectAssembler, make_skeleton
 from codegen.networks import alexnet_cifar10, write_network
+from codegen.networks.builder import NetworkBuilder
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.operators import stream_count
 from codegen.rewrite import rewrite
-from codegen.spec import unpooled
+from codegen.spec import Conv2d, Linear, MaxPool, unpooled
 from codegen.template import Template
 from codegen.tiling import Part
 from codegen.toolchain import find_toolchain
 from codegen.verify import random_input, verify_layer
 from farm.api import Farm
 from farm.jobs import BuildOptions, Status
+from tests.bundle_samples import validator
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_run import half_of_the_weights, template_of
@@ -34,14 +37,29 @@ from tests.toolchain.operator_run import run as run_case
 from tests.toolchain.pool_cases import POOL_CASES
 
 ARCH = "sm_90"
-DIRECT = ("pool", "pool, several images a block", "float16 pool, column pairs, added up in float16", "bfloat16 pool")
+DIRECT = (
+    "pool",
+    "pool, several images a block",
+    "float16 pool, column pairs, added up in float16",
+    "bfloat16 pool",
+    "wide pool",
+    "wide pool, an odd map, padding at all sides",
+    "wide pool, several images a block",
+    "wide pool, two rows a thread",
+    "wide pool, two rows a thread, an odd map, padding at all sides",
+    "float16 wide pool, 1 rows a thread, added up in float32",
+    "float16 wide pool, 2 rows a thread, added up in float16",
+    "bfloat16 wide pool",
+)
 
 
-def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of each 2x2, two apart; NaN where one of them is."""
-    height, width = (size // 2 * 2 for size in values.shape[2:])
-    windows = values[:, :, :height, :width].reshape(*values.shape[:2], height // 2, 2, width // 2, 2)
-    return np.asarray(windows.max(axis=(3, 5)), np.float32)
+def largest(values: NDArray[np.float32], pool: MaxPool) -> NDArray[np.float32]:
+    """Of each window, two apart; NaN where one of its values is."""
+    top, left, bottom, right = pool.padding
+    beside = ((0, 0), (0, 0), (top, bottom), (left, right))
+    padded = np.pad(values, beside, constant_values=np.float32(-np.inf))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (pool.window, pool.window), (2, 3))
+    return np.asarray(windows[:, :, ::2, ::2].max(axis=(4, 5)), np.float32)
 
 
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 3e4)
@@ -57,9 +75,11 @@ def test_a_layer_with_its_pool_gives_the_very_bits_of_the_layer_and_a_pool(name:
     x = from_float32(x, case.spec.data_type)
     weights = half_of_the_weights(case.spec)
     apart: Case = replace(case, spec=unpooled(case.spec))
+    assert isinstance(case.spec, Conv2d)
+    assert case.spec.pool
     both = [run_case([rewrite(template_of(each), weights)], each, x) for each in (case, apart)]
     pooled, whole = (to_float32(np.ascontiguousarray(each), case.spec.data_type) for each in both)
-    np.testing.assert_array_equal(pooled, largest(whole))
+    np.testing.assert_array_equal(pooled, largest(whole, case.spec.pool))
 
 
 def template_for(name: str) -> Template:
@@ -77,6 +97,35 @@ def test_it_is_assembled_without_ptxas(name: str) -> None:
     for cubin in (made, by_ptxas):
         found = verify_layer(template, weights, [whole], cubins=[cubin.data], batch=case.batch)
         assert found.ok, found.message
+
+
+def stem() -> ModelProto:
+    """Begins as a ResNet does."""
+    net = NetworkBuilder(0.9, seed=0)
+    x = net.relu(net.conv("conv1", "input", Conv2d(3, 64, 64, 16, 7, 7, (2, 2), (3, 3, 3, 3))))
+    x = net.conv("conv2", net.max_pool(x, 3, 2, padding=1), Conv2d(16, 16, 16, 8, 3, 3))
+    net.gemm("fc", net.average(x), Linear(8, 10))
+    return net.model("stem", (3, 64, 64), (10,))
+
+
+def test_a_network_whose_windows_overlap_computes_what_onnxruntime_does(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_network(tmp_path / "net.onnx", stem())
+    [job] = farm_of_commands.compile(
+        [read_checkpoint(tmp_path / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct")
+    )
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert run(["verify", job.id, "--machine"]) == 0
+    assert run(["verify", job.id, "--network", "--batch", "2"]) == 0
+    assert run(["fetch", job.id, "-o", str(tmp_path / "bundle")]) == 0
+    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    validator().validate(manifest)
+    assert manifest["schema_version"] == 11
+    assert manifest["layers"][0]["folded"] == ["Relu relu1", "MaxPool pool2"]
+    capsys.readouterr()
+    assert run(["bundle", "show", str(tmp_path / "bundle")]) == 0
+    assert "MaxPool" not in capsys.readouterr().out
 
 
 def test_a_network_whose_layers_compute_its_pools_computes_what_onnxruntime_does(

@@ -49,6 +49,7 @@ STEPS: list[Step] = [
     Tanh(),
     Mish(),
     MaxPool(),
+    MaxPool(3, (1, 0, 0, 1)),
 ]
 SPECS: list[LayerSpec] = [
     Conv2d(4, 7, 9, 6, 3, 3, (2, 1), (1, 0, 2, 1), (1, 2), groups=2),

@@ -12,14 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from torch import nn
+from torch import fx, nn
 
 from codegen.errors import DeviceError
 from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import MaxPool
+from codegen.spec import MaxPool, Step
 from farm.errors import UsageError
 from farm.runtime.bundle import Bundle
 from farm.torch.layer import Compute
+from farm.torch.modules import step_of
 from farm.torch.swap import Swapped, swap, swapped
 from tests.torch.bundles import as_compiled, whole_bundle
 from tests.torch.test_networks import played
@@ -197,6 +198,26 @@ def test_a_layer_takes_the_place_of_the_pool_that_its_kernel_computes(tmp_path: 
     assert (len(found.replaced), found.left, called(found)) == (3, {}, [])
     with torch.inference_mode():
         torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        (nn.MaxPool2d(2), MaxPool()),
+        (nn.MaxPool2d((2, 2), stride=[2, 2]), MaxPool()),
+        (nn.MaxPool2d(3, 2, 1), MaxPool(3, (1, 1, 1, 1))),
+        (nn.MaxPool2d(3, (2, 2), (0, 1)), MaxPool(3, (0, 1, 0, 1))),
+        (nn.MaxPool2d(3, 2, 1, ceil_mode=True), None),
+        (nn.MaxPool2d(3), None),
+        (nn.MaxPool2d((3, 2), 2), None),
+        (nn.MaxPool2d(2, padding=1), None),
+    ],
+    ids=str,
+)
+def test_a_pool_of_a_model_is_the_step_of_a_kernel_that_computes_the_same(module: nn.Module, step: Step | None) -> None:
+    traced = fx.symbolic_trace(nn.Sequential(module))
+    [node] = [node for node in traced.graph.nodes if node.op == "call_module"]
+    assert step_of(node, dict(traced.named_modules())) == step
 
 
 def test_what_the_model_computes_otherwise_is_left(tmp_path: Path) -> None:

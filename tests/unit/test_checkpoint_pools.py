@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,30 @@ def test_a_layer_with_its_pool_computes_what_the_model_does(tmp_path: Path) -> N
     np.testing.assert_allclose(layer_output(joined.spec, joined.weights, x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1]], ids=str)
+def test_windows_of_3x3_may_have_padding_at_any_side(pads: list[int], tmp_path: Path) -> None:
+    proto = net(CONV, RELU, pool(kernel_shape=[3, 3], pads=pads))
+    joined = layer_of(tmp_path, proto).with_pool()
+    assert isinstance(joined.spec, Conv2d)
+    assert joined.spec.pool == MaxPool(3, (pads[0], pads[1], pads[2], pads[3]))
+    assert spec_from_json(json.loads(json.dumps(joined.spec.to_json()))) == joined.spec
+    x = values(2, 3, 9, 8, seed=3)
+    [expected] = tensors_of(proto, ["y"], x=x)
+    assert expected.shape[1:] == joined.spec.output_shape
+    np.testing.assert_allclose(layer_output(joined.spec, joined.weights, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pool_of_2x2_is_written_as_when_there_were_no_others() -> None:
+    spec = Conv2d(3, 8, 8, 4, 3, 3, epilogue=(MaxPool(),))
+    assert spec.to_json()["epilogue"] == [{"step": "max_pool"}]
+
+
 OTHERS = {
-    "windows of 3x3": [CONV, RELU, pool(kernel_shape=[3, 3])],
-    "overlapping windows": [CONV, RELU, pool(strides=[1, 1])],
+    "windows of 4x4": [CONV, RELU, pool(kernel_shape=[4, 4])],
+    "windows of 3x3, three apart": [CONV, RELU, pool(kernel_shape=[3, 3], strides=[3, 3])],
+    "windows of 3x3 with more padding": [CONV, RELU, pool(kernel_shape=[3, 3], pads=[0, 2, 0, 0])],
+    "windows of 3x3, rounded up": [CONV, RELU, pool(kernel_shape=[3, 3], ceil_mode=1)],
+    "overlapping windows of 2x2": [CONV, RELU, pool(strides=[1, 1])],
     "strides left out, which are 1": [CONV, RELU, node("MaxPool", "a", "y", "pool", kernel_shape=[2, 2])],
     "padding": [CONV, RELU, pool(pads=[1, 1, 0, 0])],
     "padding as the size asks": [CONV, RELU, pool(auto_pad="SAME_UPPER")],
@@ -112,6 +135,28 @@ def test_a_pool_that_saves_little_joins_no_layer_that_needs_another_tiling_for_i
     spec = Conv2d(256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     # Nor one whose exchange of sums would take as long as the pool.
     assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == spec
+
+
+def test_a_pool_whose_windows_overlap_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
+    first = Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=(Clip(low=0.0),))
+    pool = Pool("MaxPool pool", "y", MaxPool(3, (1, 1, 1, 1)))
+    for batch in (1, 64):
+        options = BuildOptions(("sm_90",), batch=batch)
+        assert pooled_where_faster(replace(behind(first), pool=pool), NO_RECORDS, options).pool is None
+    # The sums that two tiles have are computed twice: of many channels that takes longer than the pool.
+    deep = Conv2d(512, 14, 14, 512, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
+    layer = replace(behind(deep), pool=pool)
+    assert pooled_where_faster(layer, NO_RECORDS, BuildOptions(("sm_90",), batch=64)) is layer
+
+
+def test_tiles_of_windows_that_overlap_have_one_row_and_column_more() -> None:
+    spec = Conv2d(3, 64, 64, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(MaxPool(3, (1, 1, 1, 1)),))
+    for tiling, tiles in ((Tiling(9, 9, 1, 16, 1, 2), (8, 8)), (Tiling(9, 5, 2, 16, 1, 2), (8, 8))):
+        layer = tiled(spec, tiling)
+        assert has_whole_windows(layer)
+        assert layer.tiles == tiles
+    assert not has_whole_windows(tiled(spec, Tiling(2, 9, 1, 16, 1, 2)))
+    assert not has_whole_windows(tiled(replace(spec, data_type="float16"), Tiling(9, 9, 1, 16, 1, 2)))
 
 
 def test_a_layer_that_no_tiling_with_windows_fits_keeps_its_pool_apart() -> None:
