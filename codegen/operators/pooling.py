@@ -38,8 +38,9 @@ def has_whole_windows(layer: AnyTiled) -> bool:
         return True
     rows = tiling.rows * tiling.tile_height
     if layer.geometry.overlap:
-        # Where a thread has two columns, those of windows between the two lie apart.
-        whole = min(rows, tiling.tile_width) >= spec.pool.window and layer.pairing.columns == 1
+        # Where a thread has two columns, those of windows between the two lie apart; of two rows the last has no window.
+        sizes = tiling.tile_width, rows - (tiling.rows - 1)
+        whole = layer.pairing.columns == 1 and all(size >= spec.pool.window and size % 2 for size in sizes)
     else:
         whole = tiling.tile_width % POOL_STRIDE == rows % POOL_STRIDE == 0 and tiling.rows == 1
     return whole and tiling.cluster == 1 and tiling.stages > 0 and layer.geometry.positions_height > 1

@@ -41,7 +41,6 @@ POOL_CASES: dict[str, Case] = {
     },
     "wide pool": Case(_WIDE, Tiling(13, 5, 1, 4, 2, 2)),
     "wide pool, tiles that end beside the map": Case(_WIDE, Tiling(7, 9, 1, 10, 3, 3)),
-    "wide pool, an even tile, whose last row and column are of no window": Case(_WIDE, Tiling(8, 4, 1, 10, 3, 3)),
     "wide pool, several images a block": Case(_WIDE, Tiling(11, 13, 1, 5, 5, 2, images=2), batch=3),
     "wide pool, an odd map, padding at all sides": Case(
         replace(_ODD, width=7, epilogue=(LeakyRelu(0.1), MaxPool(3, (1, 1, 1, 1)))), Tiling(5, 7, 1, 3, 3, 2)
