@@ -38,7 +38,7 @@ def has_whole_windows(layer: AnyTiled) -> bool:
         return True
     rows = tiling.rows * tiling.tile_height
     if layer.geometry.overlap:
-        # Where a thread has two columns, those of windows between the two lie apart; of two rows the last has no window.
+        # Windows between the two columns of a thread lie apart. Of two rows of a thread the last is of no window.
         sizes = tiling.tile_width, rows - (tiling.rows - 1)
         whole = layer.pairing.columns == 1 and all(size >= spec.pool.window and size % 2 for size in sizes)
     else:
