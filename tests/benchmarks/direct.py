@@ -181,6 +181,7 @@ def compiled(path: Path, models: Sequence[Path], assembler: str, executor: str) 
         "FARM_EXECUTOR": executor,
         "FARM_CONFIG": "",
         "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "",  # as installed: no process compiles modules anew
     }
     command = [sys.executable, "-m", "cli.main", "compile", *map(str, models), "--arch", ARCH, "--json"]
     out = path / f"bundles-{assembler}-{executor}"
