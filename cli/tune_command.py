@@ -74,6 +74,7 @@ def tune(
         tuple(numbers_of("--sparsity", sparsity, 0, most=1)) if sparsity else (),
         data_types_of(data_type),
         seed,
+        with_pools=True,
     )
     plan = TunePlan(
         Effort(seconds_of("--budget", budget, least=1), candidates, seconds),

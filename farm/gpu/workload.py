@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codegen.data_types import from_float32, numpy_dtype, to_float32
+from codegen.epilogue import POOL_STRIDE
 from codegen.layers import Checkpoint, Layer, Weights
 from codegen.networks.pruning import prune, random_weights
 from codegen.networks.ten_operators import TEN_OPERATORS
@@ -61,6 +62,8 @@ class Choice:
     sparsities: tuple[float, ...] = ()
     data_types: tuple[DataType, ...] = ("float32",)
     seed: int = 0
+    with_pools: bool = False
+    """Whether a layer before a pool whose windows overlap is asked for with it too, as its tiles are others then."""
 
 
 def operator_cases(names: Sequence[str], choice: Choice) -> Iterator[Case]:
@@ -91,9 +94,13 @@ def model_cases(checkpoint: Checkpoint, names: Sequence[str], choice: Choice) ->
                 f"{checkpoint.path}: layer {name} has {layer.weights.sparsity:.2f} zeros already: give sparsities "
                 "above that, or a checkpoint that is not pruned"
             )
-        for case in _cases(layer, replace(choice, data_types=(layer.spec.data_type,))):
-            others = sum(_moved_bytes(each, case.key.batch) for each in checkpoint.layers if each.name != name)
-            yield replace(case, others_bytes=others)
+        kinds = [layer]
+        if choice.with_pools and layer.pool is not None and layer.pool.step.window > POOL_STRIDE:
+            kinds.append(replace(layer.with_pool(), name=f"{name} with its pool"))
+        for kind in kinds:
+            for case in _cases(kind, replace(choice, data_types=(kind.spec.data_type,))):
+                others = sum(_moved_bytes(each, case.key.batch) for each in checkpoint.layers if each.name != name)
+                yield replace(case, others_bytes=others)
 
 
 def _moved_bytes(layer: Layer, batch: int) -> int:

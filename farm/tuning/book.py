@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from codegen.arch import has_clusters
 from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.operators import canonical
+from codegen.operators.geometry import geometry_of
 from codegen.ranking import Ranking, ranking_of
 from codegen.spec import LayerSpec, plain
 from codegen.tiling import Accumulator, Tiling
@@ -20,8 +21,12 @@ from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
 
 def tuned_spec(spec: LayerSpec) -> LayerSpec:
-    """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end."""
-    return replace(canonical(plain(spec)), epilogue=())
+    """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end.
+
+    A pool does whose windows overlap: then tiles do too.
+    """
+    found = canonical(plain(spec))
+    return replace(found, epilogue=found.epilogue[-1:] if geometry_of(found).overlap else ())
 
 
 def key_of(

@@ -8,15 +8,15 @@ from itertools import count
 
 import pytest
 
-from codegen.layers import Layer
+from codegen.layers import Layer, Pool
 from codegen.machine.admission import Assembler
-from codegen.spec import Conv2d, LayerSpec
+from codegen.spec import Conv2d, LayerSpec, MaxPool
 from codegen.tiling import Tiling
 from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
 from farm.tuner.ranking import SideBySide, Unranked, in_turn
 from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
-from farm.tuning.book import TuningBook
+from farm.tuning.book import TuningBook, tuned_spec
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, record, whole_tuning
 
@@ -163,3 +163,17 @@ def test_of_two_records_that_which_was_chosen_as_in_a_network_counts_then_the_fa
     for records in ([warm, cold, colder], [colder, cold, warm]):
         assert list(TuningBook.of(records).records.values()) == [colder]
     assert (warm.slower, cold.slower) == (2.5, 1.25)
+
+
+def test_a_layer_before_a_pool_whose_windows_overlap_is_tuned_with_it_too() -> None:
+    wide, halves = (
+        replace(layer(name, spec=LARGE), pool=Pool(f"MaxPool {name}", "y", step))
+        for name, step in (("wide", MaxPool(3, (1, 1, 1, 1))), ("halves", MaxPool()))
+    )
+    found = list(model_cases(checkpoint(wide, halves), [], Choice((4,), with_pools=True)))
+    assert [case.key.operator for case in found] == ["wide", "wide with its pool", "halves"]
+    joined = found[1].spec
+    assert joined == wide.with_pool().spec
+    assert tuned_spec(joined) == replace(joined, epilogue=joined.epilogue[-1:]) != tuned_spec(LARGE)
+    assert tuned_spec(halves.with_pool().spec) == tuned_spec(LARGE)
+    assert [case.key.operator for case in model_cases(checkpoint(wide), [], Choice((4,)))] == ["wide"]
