@@ -15,13 +15,14 @@ from farm.trial.made import Makers
 from farm.trial.trial import TrialPlan, try_on
 from tests.gpu.workbench import LIMITS
 
-SECONDS = 20.0
+LAYERS = 120
+"""Of each data type: three shapes."""
 
 
 def test_layers_assembled_directly_give_the_bits_that_ptxas_gives(device: Device, toolchain: Toolchain) -> None:
     if device.arch not in ARCHITECTURES:
         pytest.skip(f"the assembler does not know {device.arch}")
-    plan, cores = TrialPlan(layers=2000, seconds=SECONDS), os.cpu_count() or 1
+    plan, cores = TrialPlan(layers=LAYERS), os.cpu_count() or 1
     with Makers(cores, device.arch, toolchain, LIMITS) as makers:
         events = try_on(GpuBench(device), makers, plan, toolchain.ptxas_version, ahead=cores)
         outcome = follow(events, plan, TrialProgress())
