@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.choice import choose_tiling, ranked_tilings
 from codegen.tiling import Tiling
+from codegen.verify import verify_output
 from farm.gpu.workload import Case, Choice, model_cases
 from farm.tuner.building import ALIKE, Building, spread
 from farm.tuner.kinds import Effort
@@ -113,6 +114,19 @@ def test_what_the_reference_refuses_is_not_kept_though_it_is_near_the_first_kern
     assert result.best.tiling != RANKED[5]
     [said] = result.wrong
     assert said.startswith(f"{RANKED[5]}: in the block of outputs")
+
+
+def test_the_reference_sees_a_tilings_output_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tiling] = []
+
+    def verify(spec: Any, tiling: Tiling, *data: Any, **more: Any) -> Any:
+        seen.append(tiling)
+        return verify_output(spec, tiling, *data, **more)
+
+    monkeypatch.setattr("farm.tuner.judge.verify_output", verify)
+    for winner in (RANKED[0], RANKED[5]):
+        found(PlayedRig(fastest(winner)))
+    assert seen == [RANKED[0], RANKED[0], RANKED[5]]
 
 
 def test_of_a_large_output_some_images_are_compared_the_first_and_the_last_among_them(
