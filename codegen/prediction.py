@@ -15,6 +15,7 @@ from functools import cached_property
 
 from codegen.operators import AnyTiled
 from codegen.operators.conv2d import ELEMENT_BYTES
+from codegen.operators.geometry import geometry_of
 from codegen.operators.registers import REGISTERS, allocated, registers_wanted
 from codegen.operators.stream import PRODUCTS_TOGETHER
 from codegen.operators.tabled import table_bytes
@@ -50,6 +51,10 @@ TABLE_MICROSECONDS = 2.48
 """Until its first weights are there, and for the sums of the lanes at its end, with the launch."""
 POOL_BYTES_PER_MICROSECOND, POOL_MICROSECONDS = 4.0e6, 1.23
 """What a max pool of its own moves, and its launch."""
+OVERLAPPING_HALVES_PER_MICROSECOND = 3.0e6
+"""The same in bytes of 16-bit types where windows overlap: each value is in several of them."""
+EXCHANGED_ALONE = 0.5
+"""Of the time that a block's threads take for each other's sums, what no other block's work hides."""
 TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
 """Of a convolution whose weights are a table, fitted to 135 kernels of one image: an access of a warp to shared memory,
 a byte of the tile on its way there, and what a wave of blocks, a launch or a cluster waits for."""
@@ -188,6 +193,7 @@ def predict_microseconds(
     instructions = stream.instructions * warps
     accesses = (stream.loads * work.conflicts + work.exchanged) * warps
     waits = stream.chunks * (of.deep_chunk_clocks if deep else of.chunk_clocks)
+    waits += EXCHANGED_ALONE * work.exchanged * warps * load_clocks
 
     def wave_clocks(blocks_here: int, cold_clocks: Callable[[float], float] | None = None) -> float:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
@@ -250,7 +256,8 @@ def pool_microseconds(spec: Conv2d, batch: int) -> float:
     """The time of the max pool of a pooled layer where a kernel of its own reads and writes the maps."""
     elements = spec.kernels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
     moved = batch * elements * ELEMENT_BYTES[spec.data_type]
-    return moved / POOL_BYTES_PER_MICROSECOND + POOL_MICROSECONDS
+    slow = spec.data_type != "float32" and geometry_of(spec).overlap
+    return moved / (OVERLAPPING_HALVES_PER_MICROSECOND if slow else POOL_BYTES_PER_MICROSECOND) + POOL_MICROSECONDS
 
 
 def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:

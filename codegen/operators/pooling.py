@@ -11,12 +11,14 @@ Positions begin with those of the first window, which may lie beside the map: th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from codegen.epilogue import POOL_STRIDE
 from codegen.operators.lowered import AnyTiled
 from codegen.operators.placeholders import FIRST_BIAS, immediate
 from codegen.operators.steps import added_instructions
 from codegen.operators.stream import Store
+from codegen.operators.work import bank_conflicts
 from codegen.spec import Clip, Conv2d, LeakyRelu, Step, is_pooled
 
 SLOTS = POOL_STRIDE * POOL_STRIDE
@@ -98,10 +100,26 @@ def stores_of(layer: AnyTiled, results: int) -> int:
 
 
 def exchanged_by(layer: AnyTiled, results: int) -> float:
-    """Accesses to shared memory of a thread that leaves so many results and takes windows that overlap."""
+    """Accesses to shared memory of a warp whose threads leave so many results each and take windows that overlap."""
     if not layer.geometry.overlap:
         return 0.0
-    return results * (1 + {1: 9, 2: 6}[layer.tiling.rows] / SLOTS)
+    tiling = layer.tiling
+    conflicts = _conflicts(tiling.tile_width, tiling.tile_height, tiling.rows, _step(layer))
+    return results * (1 + {1: 9, 2: 6}[tiling.rows] / SLOTS * conflicts)
+
+
+@lru_cache(maxsize=1024)
+def _conflicts(width: int, height: int, rows: int, step: int) -> float:
+    """Bank conflicts of the loads of windows, on average of a block's warps; as pooling.cuh has their places."""
+    words = []
+    for thread in range(width * height):
+        row, column = thread // width * rows, thread % width
+        slot = row % 2 * 2 + column % 2
+        window_row = row // 2 * 2 - (2 if row >= (rows * height - 1) // 2 * 2 else 0)
+        window_column = column // 2 * 2 - (2 if column >= width - 1 else 0)
+        words.append(window_row // rows * width + window_column + slot * step + slot // 2 * _SKEW)
+    warps = [words[first : first + _BANKS] for first in range(0, len(words), _BANKS)]
+    return sum(map(bank_conflicts, warps)) / len(warps)
 
 
 def pooled_epilogue(layer: AnyTiled, stores: Sequence[Store], words: int) -> str:

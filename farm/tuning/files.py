@@ -18,7 +18,8 @@ SHIPPED = ("h200.json", "h200_networks.json")
 """Beside this module; exported after `farm tune` on the GPU that each is named after: `--op all`, and of networks.
 
 Records without cubins are of the measurements in tests/benchmarks/cost_model: of each layer the best of six tilings,
-where the cost model's present choice is one of them; cold was made by writing to the L2 cache. Those of float16 are of
+where the cost model's present choice is one of them; cold was made by writing to the L2 cache. One in `h200.json` is of
+ResNet's first layer with its pool, the best of 57 tilings with their code in the caches. Those of float16 are of
 kernels measured as `farm tune` does, with tilings that it was given, six of them in the network.
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from codegen.errors import TilingError
 from codegen.layers import Layer
 from codegen.operators import tiled
-from codegen.operators.geometry import geometry_of
 from codegen.prediction import pool_microseconds, predict_microseconds
 from codegen.spec import LayerSpec, is_pooled
 from codegen.tiling import Tiling
@@ -18,10 +17,6 @@ exchange of sums takes up to 4 us that the model does not know."""
 OTHER_TILING_GAIN = 1.1
 """The same where its tiling has no whole windows, so that it takes another: the model may be off by more than a pool
 takes. VGG-16's conv3_3 at batch 8 lost 55 us so."""
-
-OVERLAPPING_HALVES = 1.14
-"""How much longer float16 layers whose windows overlap take by the model's measure, which is 1.22 of its prediction for
-float16 layers without a pool: 42 kernels of ResNet's first layer."""
 
 
 def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -> Layer:
@@ -39,8 +34,6 @@ def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -
     apart = min(_microseconds(layer.spec, each, options.batch, density) for each in (before, after))
     apart += len(before) * pool
     together = _microseconds(joined.spec, after, options.batch, density)
-    if joined.spec.data_type == "float16" and geometry_of(joined.spec).overlap:
-        together *= OVERLAPPING_HALVES
     if before != after:
         return joined if apart >= OTHER_TILING_GAIN * together else layer
     return joined if apart >= GAIN * together or apart - together >= LEAST_MICROSECONDS * len(before) else layer
