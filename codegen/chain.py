@@ -86,7 +86,7 @@ def chained(spec: LayerSpec, layers: Sequence[Weights], again: int, chain: Chain
         raise TemplateError(f"a block of a chain has 1 to {MOST_PARTS} parts: {chain.parts} have no barriers")
     groups_of = groups_of_blocks(layers, again, groups, chain.group)
     text = [_head(spec, chain, arch)]
-    text.append(_branches("%block", "block", 0, groups, lambda block: f"$block_{block}"))
+    text.append(branches("%block", "block", 0, groups, lambda block: f"$block_{block}"))
     for block in range(groups):
         own = [int(each[block]) for each in groups_of]
         streams = [_Stream(spec, each, chain, own[i], own[i - 1]) for i, each in enumerate(layers)]
@@ -138,7 +138,7 @@ class _Stream:
     def _added(self, register: str, channel: int) -> str:
         column = self._kernel[:, channel]
         return "".join(
-            f"fma.rn.f32 %sum{j},{register},{_float(column[j])},%sum{j};\n" for j in np.flatnonzero(column).tolist()
+            f"fma.rn.f32 %sum{j},{register},{float_text(column[j])},%sum{j};\n" for j in np.flatnonzero(column).tolist()
         )
 
     def loaded(self) -> str:
@@ -168,7 +168,7 @@ class _Stream:
 
 def _entries(block: int, streams: Sequence[_Stream]) -> str:
     """Into a block's layer number %first, from what is in memory."""
-    chosen = _branches("%first", f"first_{block}", 0, len(streams), lambda i: f"$enter_{block}_{i}")
+    chosen = branches("%first", f"first_{block}", 0, len(streams), lambda i: f"$enter_{block}_{i}")
     return chosen + "".join(
         f"$enter_{block}_{i}:\n{stream.loaded()}bra $begin_{block}_{i};\n" for i, stream in enumerate(streams)
     )
@@ -204,7 +204,7 @@ def _clipped(spec: Conv2d, register: str) -> str:
         if not isinstance(step, Clip):
             raise TemplateError("a chain's layers end with nothing but a Clip")
         bounds = [("max", step.low), ("min", step.high)]
-        lines += [f"{name}.NaN.f32 {register},{register},{_float(to)};\n" for name, to in bounds if to is not None]
+        lines += [f"{name}.NaN.f32 {register},{register},{float_text(to)};\n" for name, to in bounds if to is not None]
     return "".join(lines)
 
 
@@ -305,17 +305,18 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def _float(value: float) -> str:
+def float_text(value: float) -> str:
+    """A float32 as an immediate."""
     return immediate(_bits(value))
 
 
-def _branches(register: str, name: str, low: int, high: int, label: Callable[[int], str]) -> str:
+def branches(register: str, name: str, low: int, high: int, label: Callable[[int], str]) -> str:
     """To the label of the number in a register, in log2(high - low) steps."""
     if high - low == 1:
         return f"bra {label(low)};\n"
     middle = (low + high) // 2
     return (
         f"setp.ge.u32 %p,{register},{middle};\n@%p bra $from_{name}_{middle};\n"
-        f"{_branches(register, name, low, middle, label)}$from_{name}_{middle}:\n"
-        f"{_branches(register, name, middle, high, label)}"
+        f"{branches(register, name, low, middle, label)}$from_{name}_{middle}:\n"
+        f"{branches(register, name, middle, high, label)}"
     )

@@ -11,7 +11,7 @@ from codegen.errors import TemplateError
 from codegen.layers import Weights
 
 
-def groups_of_blocks(layers: Sequence[Weights], again: int, groups: int, size: int) -> list[NDArray[np.int64]]:
+def groups_of_blocks(layers: Sequence[Weights], again: int | None, groups: int, size: int) -> list[NDArray[np.int64]]:
     """Of each layer, the group of outputs that each block computes: one that reads much of what the block made before.
 
     Layers before number `again` have the last one's: number `again` finds the same, whichever is before it. Raises
@@ -20,12 +20,12 @@ def groups_of_blocks(layers: Sequence[Weights], again: int, groups: int, size: i
     if any(weights.kernel.shape[:2] != (groups * size, groups * size) for weights in layers):
         raise TemplateError("a chain is of layers of whole groups, with as many inputs as outputs")
     found = [np.arange(groups)]
-    for weights in layers[again + 1 :]:
+    for weights in layers[(again or 0) + 1 :]:
         shared = _shared_inputs(weights, groups, size)[:, found[-1]].T
-        if weights is layers[-1]:
+        if again is not None and weights is layers[-1]:
             shared = shared + _shared_inputs(layers[again], groups, size)
         found.append(_matched(shared))
-    return [found[-1]] * again + found
+    return [found[-1]] * (again or 0) + found
 
 
 def _shared_inputs(weights: Weights, groups: int, size: int) -> NDArray[np.int64]:

@@ -17,10 +17,14 @@ from farm.bench.challenge_kernels import (
     INDEX_CHAIN_BLOCKS,
     INDEX_KERNELS,
     INDEX_THREADS,
+    INDEX_TOGETHER,
+    LOT_LAYERS,
     cases_of,
     chain_of,
     compile_chain,
     compile_kernels,
+    compile_lots,
+    lots_of,
     tilings_of,
 )
 from farm.bench.contenders import GENERATED
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from codegen.chain import Chain
     from codegen.launch import Launch
     from codegen.layers import Checkpoint
+    from codegen.lots import Lots
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
 
@@ -113,14 +118,15 @@ def challenge_work(
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with KernelPool(settings, store, toolchain, device.arch) as pool:
-        begun = Begun({}, {})
+        begun = Begun({}, {}, {})
         for challenge, kernels in [(each, begin(pool, each, begun)) for each in challenges]:  # all are on their way now
             helpers = {group: future.result() for group, future in kernels.helpers.items()}
             session = ChallengeSession(
                 challenge, kernels.checkpoint, ChallengeGpu(challenge, kernels.checkpoint, helpers)
             )
             yield session.best(
-                GENERATED, chain(session.compiled(kernels.layers), session.chained(kernels.chain, kernels.layers))
+                GENERATED,
+                chain(session.compiled(kernels.layers), session.chained(kernels.chain, kernels.layers, kernels.lots)),
             )
             if INDEX in peers:
                 yield session.best(INDEX, chain(session.indexed(), session.indexed_chain()))
@@ -140,6 +146,8 @@ class NetworkKernels:
     """challenge.cu's, by the outputs of a group."""
     chain: tuple[Chain, Future[Cubin]] | None
     """All of them in one kernel, where they may be."""
+    lots: tuple[Lots, Future[bytes]] | None
+    """The first ones lot after lot, where they may be."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,8 @@ class Begun:
     """By the digest of their weights."""
     chains: dict[tuple[str, ...], Future[Cubin]]
     """By those of their layers'."""
+    lots: dict[tuple[str, ...], Future[bytes]]
+    """The same."""
 
 
 def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernels:
@@ -164,7 +174,8 @@ def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernel
             if (digest, tiling) not in begun.layers:
                 begun.layers[digest, tiling] = pool.submit(case, tiling=tiling)
     layers = [(tiling, {digest: begun.layers[digest, tiling] for digest in cases}) for tiling in tilings]
-    return NetworkKernels(checkpoint, layers, helpers, begin_chain(pool, challenge, checkpoint, begun))
+    one = begin_chain(pool, challenge, checkpoint, begun)
+    return NetworkKernels(checkpoint, layers, helpers, one, begin_lots(pool, challenge, checkpoint, begun))
 
 
 def begin_chain(
@@ -179,6 +190,19 @@ def begin_chain(
     if key not in begun.chains:
         begun.chains[key] = pool.begin(partial(compile_chain, checkpoint, how))
     return how, begun.chains[key]
+
+
+def begin_lots(
+    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
+) -> tuple[Lots, Future[bytes]] | None:
+    """Begins to build a network's first layers lot after lot, if they may be and it has not been begun."""
+    how = lots_of(challenge, checkpoint)
+    if how is None:
+        return None
+    key = tuple(layer.weights.digest for layer in checkpoint.layers[:LOT_LAYERS])
+    if key not in begun.lots:
+        begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how))
+    return how, begun.lots[key]
 
 
 Variant = tuple[str, Callable[[], Run]]
@@ -244,12 +268,16 @@ class ChallengeSession:
         self,
         built: tuple[Chain, Future[Cubin]] | None,
         layers: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]] = (),
+        lots: tuple[Lots, Future[bytes]] | None = None,
     ) -> Iterator[Variant]:
-        """By one kernel for all layers between two compactions, and with those that are alone by their own kernels."""
+        """By one kernel for all layers between two compactions, with those that are alone by their own kernels, and
+        with the first ones lot after lot.
+        """
         if built is not None:
             how, future = built
             try:
                 cubin = future.result()
+                first = None if lots is None else (lots[1].result(), lots[0], LOT_LAYERS)
             except CodegenError as error:
                 raise NotBuiltError(str(error)) from None
             note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
@@ -258,6 +286,10 @@ class ChallengeSession:
                 kernels, launched = self._kernels(tiling, futures)
                 own = f"layers alone by {tiling.tile_width} threads, {launched[0]}"
                 yield f"{note}, {own}", partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]))
+                if first is not None:
+                    by_lots = f"the first {LOT_LAYERS} layers by lots of {first[1].columns:,} rows"
+                    run = partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]), first)
+                    yield f"{note}, {own}, {by_lots}", run
 
     def indexed_chain(self) -> Iterator[Variant]:
         """By index, in one launch for all layers between two compactions."""
@@ -269,7 +301,9 @@ class ChallengeSession:
             if 2 * max(table.most for table in tables.values()) * (4 * group + 4) <= HELD_BYTES:
                 across = MULTIPROCESSORS * INDEX_CHAIN_BLOCKS * group // self._challenge.neurons
                 note = f"{INDEX_CHAIN}, groups of {group}, one launch for layers between compactions, {across} tiles"
-                yield note, partial(self.gpu.indexed_chain, INDEX_CHAIN, group, tables, across)
+                run = partial(self.gpu.indexed_chain, INDEX_CHAIN, group, tables, across)
+                yield note, run
+                yield f"{note}, the first {INDEX_TOGETHER} layers together", partial(run, INDEX_TOGETHER)
 
     def indexed(self) -> Iterator[Variant]:
         """By index."""

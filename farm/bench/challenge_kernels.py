@@ -8,11 +8,12 @@ from codegen.arch import has_clusters, virtual_arch
 from codegen.assemble import Cubin, assemble
 from codegen.chain import Chain, chained
 from codegen.layers import Checkpoint, FloatArray
+from codegen.lots import Lots, lots_kernel
 from codegen.scratch import ScratchFolder
 from codegen.tiling import Tiling
 from codegen.toolchain import DEFAULT_LIMITS, Toolchain, run_tool
 from codegen.tsv.network import tile_rows
-from farm.gpu.challenge import MULTIPROCESSORS, Challenge, cycle_of, grouped_table
+from farm.gpu.challenge import COMPACTED, MULTIPROCESSORS, Challenge, cycle_of, grouped_table
 from farm.gpu.workload import Case, CaseKey
 
 SOURCE = "challenge.cu"
@@ -25,10 +26,14 @@ LOAD_COST, MOST_COST = 5.0, 1.5
 MOST_TILINGS = 3
 CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 128, 8
 """Outputs of a K group of a chain, threads of a part of a block, parts of a block: one block fills a multiprocessor."""
+LOT_LAYERS, LOT_THREADS, LOT_TURNS = 3, 512, 2
+"""First layers that are computed lot after lot, threads of a block of theirs, columns of a thread."""
 MOST_CHAINED = 16
 """Different layers of a chain, which ptxas has as one function."""
 INDEX_CHAIN, INDEX_CHAIN_BLOCKS = "index_chain", 2
 """The index kernel that goes over layers, and its blocks that a multiprocessor runs at once."""
+INDEX_TOGETHER = 2
+"""First layers that it computes before rows go for the first time, in a variant: by lots it is slower."""
 CHUNK_CHANNELS = 32
 INDEX_THREADS = 256
 """Of a block of an index kernel."""
@@ -74,6 +79,20 @@ def chain_of(challenge: Challenge, checkpoint: Checkpoint) -> Chain | None:
     how = Chain(CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS, beside)
     suits = CHAINED_GROUP in {tiling.group_kernels for tiling in tilings_of(challenge, checkpoint)}
     return how if suits and beside and cycle_of(checkpoint).kept <= MOST_CHAINED else None
+
+
+def lots_of(challenge: Challenge, checkpoint: Checkpoint) -> Lots | None:
+    """How its first layers are computed lot after lot, if they make a chain and hardly a row is lost meanwhile."""
+    how = chain_of(challenge, checkpoint)
+    if how is None or len(challenge.matrices) <= COMPACTED or not challenge.clip > 0:
+        return None
+    return Lots(CHAINED_GROUP, LOT_THREADS, how.beside, LOT_TURNS)
+
+
+def compile_lots(checkpoint: Checkpoint, lots: Lots, arch: str, toolchain: Toolchain) -> bytes:
+    """The machine code of its first layers as one kernel. Raises ToolError."""
+    layers = [layer.weights for layer in checkpoint.layers[:LOT_LAYERS]]
+    return assemble(lots_kernel(checkpoint.layers[0].spec, layers, lots, arch), arch, toolchain).data
 
 
 def compile_chain(checkpoint: Checkpoint, chain: Chain, arch: str, toolchain: Toolchain) -> Cubin:

@@ -57,6 +57,8 @@ class Challenge:
     clip: float
     rows: FloatArray
     """[rows, neurons]: the inputs."""
+    together: int = 1
+    """Layers before rows go for the first time."""
 
     @property
     def edges(self) -> int:
@@ -80,7 +82,7 @@ class Challenge:
 
     def compacts(self, layer: int) -> bool:
         """Whether dead rows go after this layer."""
-        return layer < COMPACTED or layer == len(self.matrices) - 1
+        return self.together - 1 <= layer < COMPACTED or layer == len(self.matrices) - 1
 
     def forgets(self, layer: int) -> bool:
         """Whether what layers before this one marked, after which no rows went, is to be forgotten."""

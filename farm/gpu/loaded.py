@@ -69,6 +69,12 @@ _OVERLAP = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
 
+def allow_shared(function: ctypes.c_void_p, shared_bytes: int) -> None:
+    """Lets a kernel's blocks have so much shared memory. Raises DeviceError."""
+    if shared_bytes > GIVEN_SHARED_BYTES:
+        call("cuFuncSetAttribute", function, _MOST_SHARED, shared_bytes)
+
+
 def launch(
     function: ctypes.c_void_p,
     grid: Sequence[int],
@@ -143,8 +149,7 @@ class Part:
         self.module, self.code = _loaded(image)
         """The code is None where that is not known: of PTX, and with a driver that does not say."""
         self._function = self.module.function(how.kernel)
-        if how.shared_bytes > GIVEN_SHARED_BYTES:
-            call("cuFuncSetAttribute", self._function, _MOST_SHARED, how.shared_bytes)
+        allow_shared(self._function, how.shared_bytes)
         self._last_grid = 0, how.grid_at(0)
         """And of how many images: the next call has as many, as a rule."""
 

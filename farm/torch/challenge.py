@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from codegen.chain import DONE_BYTES, KERNEL, Chain
 from codegen.launch import Launch
 from codegen.layers import Checkpoint
+from codegen.lots import Lots
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
 from farm.gpu.challenge import (
@@ -29,6 +30,7 @@ from farm.gpu.challenge import (
     in_tiles,
 )
 from farm.gpu.loaded import Module, launch
+from farm.torch.challenge_columns import Columns, FirstLayers, RunData, pointer
 from farm.torch.challenge_reference import reference_of
 from farm.torch.challenge_timing import replayed
 from farm.torch.csr import csr_of
@@ -39,32 +41,10 @@ THREADS, NEURONS_OF_BLOCK, LISTERS, LISTED = 256, 32, 1024, 4
 Enqueue = Callable[[], None]
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """Which columns a layer computes, and where it marks those with an output."""
-
-    count: torch.Tensor
-    places: torch.Tensor | None
-    marks: torch.Tensor
-
-
-_Layer = Callable[[int, torch.Tensor, torch.Tensor, _Columns], None]
+_Layer = Callable[[int, torch.Tensor, torch.Tensor, Columns], None]
 """Enqueues layer i: input, output, columns."""
-_Layers = Callable[[range, torch.Tensor, torch.Tensor, torch.Tensor, _Columns], None]
+_Layers = Callable[[range, torch.Tensor, torch.Tensor, torch.Tensor, Columns], None]
 """Enqueues layers: the first one's input, its output, what the second writes, columns."""
-
-
-@dataclass(frozen=True, eq=False)
-class _RunData:
-    """What a kernel that goes over layers is given."""
-
-    source: torch.Tensor
-    target: torch.Tensor
-    spare: torch.Tensor
-    columns: _Columns
-    done: torch.Tensor
-    first: int
-    layers: int
 
 
 class ChallengeGpu:
@@ -96,8 +76,9 @@ class ChallengeGpu:
         self._names = [torch.zeros(columns, dtype=torch.int32, device="cuda") for _ in range(2)]
         self._marks = torch.zeros((2, columns), dtype=torch.uint8, device="cuda")
         """Those of layers before an odd number of lists, and the others."""
-        lists = sum(map(challenge.compacts, range(len(self._layers))))
-        self._counts = torch.zeros(lists + 1, dtype=torch.int32, device="cuda")
+        self._lists = sum(map(challenge.compacts, range(len(self._layers))))
+        """Of the last run: some have fewer."""
+        self._counts = torch.zeros(self._lists + 1, dtype=torch.int32, device="cuda")
         self._counts[0] = len(challenge.rows)
         self._modules = {group: Module(cubin) for group, cubin in kernels.items()}
         any_group = next(iter(self._modules.values()))
@@ -113,13 +94,13 @@ class ChallengeGpu:
         """A layer by its own kernel."""
         loaded = {key: (Module(cubin).function(how.kernel), how) for key, (cubin, how) in kernels.items()}
 
-        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
+        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: Columns) -> None:
             function, how = loaded[self._layers[i].weights.digest]
             pointers = {"input": source, "output": target, **vars(columns)}
             numbers = how.numbers(self._tiles)
             _, y, z = how.grid_at(self._tiles)
             arguments = [
-                ctypes.c_int32(numbers[name]) if name in numbers else _pointer(pointers[name]) for name in how.arguments
+                ctypes.c_int32(numbers[name]) if name in numbers else pointer(pointers[name]) for name in how.arguments
             ]
             self._launch(i, launching, function, (y, z), how.block[0], 0, arguments)
 
@@ -137,10 +118,10 @@ class ChallengeGpu:
         biases = {each.weights.digest: torch.from_numpy(each.weights.bias).cuda() for each in self._layers}
         groups = self._challenge.neurons // group
 
-        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: _Columns) -> None:
+        def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: Columns) -> None:
             digest = self._layers[i].weights.digest
             table = [columns.count, columns.places, columns.marks, *held[digest], biases[digest]]
-            arguments = [_pointer(each) for each in (source, target, *table)]
+            arguments = [pointer(each) for each in (source, target, *table)]
             shared = tables[digest].most * entry_bytes
             self._launch(i, launching, function, (1, groups), THREADS, shared, arguments)
 
@@ -193,7 +174,7 @@ class ChallengeGpu:
                 product = others[0][: neurons * count].view(neurons, count)
                 torch.addmm(product, matrices[id(matrix)], values, beta=0, alpha=1, out=product)
                 grid = -(-max(1, count) // THREADS), neurons // NEURONS_OF_BLOCK, 1
-                arguments = [_pointer(product), _pointer(biases[i]), _pointer(marks), ctypes.c_int32(count)]
+                arguments = [pointer(product), pointer(biases[i]), pointer(marks), ctypes.c_int32(count)]
                 launch(self._finish, grid, (THREADS, 1, 1), 0, arguments, self._stream.cuda_stream)
                 values = product
                 if challenge.compacts(i):
@@ -202,32 +183,40 @@ class ChallengeGpu:
                     chosen = others[1][: neurons * left[i]].view(neurons, left[i])
                     grid = -(-max(1, left[i]) // THREADS), neurons // NEURONS_OF_BLOCK, 1
                     numbers = [ctypes.c_int32(count), ctypes.c_int32(left[i])]
-                    arguments = [_pointer(product), _pointer(chosen), _pointer(self._places), *numbers]
+                    arguments = [pointer(product), pointer(chosen), pointer(self._places), *numbers]
                     launch(self._gather, grid, (THREADS, 1, 1), 0, arguments, self._stream.cuda_stream)
                     values = chosen
             result.append(values)
+            self._lists = lists
 
         return self._measured(enqueue, lambda count: result[0].t()[:count])
 
     def chained(
-        self, cubin: bytes, how: Chain, alone: tuple[Mapping[str, tuple[bytes, Launch]], Launching] | None = None
+        self,
+        cubin: bytes,
+        how: Chain,
+        alone: tuple[Mapping[str, tuple[bytes, Launch]], Launching] | None = None,
+        first: tuple[bytes, Lots, int] | None = None,
     ) -> Run:
-        """By one kernel for layers that follow one another; those that are alone by their own, if they are given."""
+        """By one kernel for layers that follow one another; those `alone` and the `first` ones by theirs, if given."""
         function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
         neurons = self._challenge.neurons
         step = ctypes.c_int32(neurons * tile_rows(neurons))
 
-        def arguments(data: _RunData) -> list[Any]:
-            tiles, columns = [_pointer(data.source), _pointer(data.target)], data.columns
-            given = [_pointer(each) for each in (columns.count, columns.places, columns.marks, data.spare, data.done)]
+        def arguments(data: RunData) -> list[Any]:
+            tiles, columns = [pointer(data.source), pointer(data.target)], data.columns
+            given = [pointer(each) for each in (columns.count, columns.places, columns.marks, data.spare, data.done)]
             return [*tiles, images, step, *given, *map(ctypes.c_int32, (data.first, data.layers))]
 
         grid = (how.beside, 1, neurons // how.group)
         own = None if alone is None else self._own(*alone)
-        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, own)
+        lots = None if first is None else FirstLayers(*first, self._input, len(self._challenge.rows))
+        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, own, lots)
 
-    def indexed_chain(self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int) -> Run:
-        """By an index kernel that goes over layers, with so many tiles of columns."""
+    def indexed_chain(
+        self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int, together: int = 1
+    ) -> Run:
+        """By an index kernel that goes over layers, with so many tiles of columns, the first ones together."""
         cycle, held = self._cycle, []
         for layer in self._layers[: cycle.kept]:
             table = tables[layer.weights.digest]
@@ -236,14 +225,14 @@ class ChallengeGpu:
         addresses = torch.tensor([[each.data_ptr() for each in of_layer] for of_layer in held], device="cuda")
         most = max(table.most for table in tables.values())
 
-        def arguments(data: _RunData) -> list[Any]:
+        def arguments(data: RunData) -> list[Any]:
             pointers = (data.source, data.target, *vars(data.columns).values(), data.spare, data.done)
             numbers = (data.first, data.layers, cycle.again, cycle.kept, most)
-            return [*map(_pointer, pointers), *map(ctypes.c_int32, numbers), _pointer(addresses)]
+            return [*map(pointer, pointers), *map(ctypes.c_int32, numbers), pointer(addresses)]
 
         grid = (across, 1, self._challenge.neurons // group)
         function = self._modules[group].function(entry)
-        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments)
+        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments, together=together)
 
     def _chained(
         self,
@@ -252,10 +241,12 @@ class ChallengeGpu:
         threads: int,
         shared_bytes: int,
         tiles: int,
-        arguments: Callable[[_RunData], list[Any]],
+        arguments: Callable[[RunData], list[Any]],
         own: _Layer | None = None,
+        lots: FirstLayers | None = None,
+        together: int = 1,
     ) -> Run:
-        """By a kernel that goes over layers and all of whose blocks must run at once; `own` computes one alone."""
+        """By a kernel that goes over layers and all of whose blocks must run at once, by `own` and `lots` if given."""
         found = torch.cuda.get_device_properties().multi_processor_count
         if found < MULTIPROCESSORS:
             raise UsageError(
@@ -264,28 +255,38 @@ class ChallengeGpu:
         done = torch.zeros(tiles * DONE_BYTES // 4, dtype=torch.int32, device="cuda")
 
         def run(
-            layers: range, source: torch.Tensor, target: torch.Tensor, spare: torch.Tensor, columns: _Columns
+            layers: range, source: torch.Tensor, target: torch.Tensor, spare: torch.Tensor, columns: Columns
         ) -> None:
+            if layers[0] == 0 and lots is not None:
+                lots.enqueue(target if len(layers) % 2 else spare, columns.marks, self._stream.cuda_stream)
+                return
             if len(layers) == 1 and own is not None:
                 own(layers[0], source, target, columns)
                 return
             if len(layers) > 1:
                 done.zero_()
             first = self._cycle.number_of(layers[0])
-            given = arguments(_RunData(source, target, spare, columns, done, first, len(layers)))
+            given = arguments(RunData(source, target, spare, columns, done, first, len(layers)))
             launch(function, grid, (threads, 1, 1), shared_bytes, given, self._stream.cuda_stream)
 
-        return self._in_runs(run, self._challenge.runs, [*self._buffers, torch.empty_like(self._input)])
+        challenge = replace(self._challenge, together=together if lots is None else lots.layers)
+        if lots is None:
+            return self._in_runs(run, challenge, [*self._buffers, torch.empty_like(self._input)])
+        return self._in_runs(run, challenge, [torch.empty_like(lots.input) for _ in range(3)])
 
     def _tiled(self, layer: _Layer) -> Run:
         """Of kernels that read and write tiles, one for each layer."""
         each = [range(i, i + 1) for i in range(len(self._layers))]
-        return self._in_runs(
-            lambda i, source, target, _, columns: layer(i[0], source, target, columns), each, self._buffers
-        )
 
-    def _in_runs(self, run: _Layers, runs: Sequence[range], buffers: Sequence[torch.Tensor]) -> Run:
-        """Of launches that read and write tiles."""
+        def run(i: range, source: torch.Tensor, target: torch.Tensor, _: torch.Tensor, columns: Columns) -> None:
+            layer(i[0], source, target, columns)
+
+        return self._in_runs(run, self._challenge, self._buffers, each)
+
+    def _in_runs(
+        self, run: _Layers, challenge: Challenge, buffers: Sequence[torch.Tensor], runs: Sequence[range] = ()
+    ) -> Run:
+        """Of launches that read and write tiles; rows go when `challenge` says."""
         output: list[torch.Tensor] = []
 
         def enqueue() -> None:
@@ -294,18 +295,19 @@ class ChallengeGpu:
             source = self._input
             places: torch.Tensor | None = None
             lists = 0
-            for layers in runs:
+            for layers in runs or challenge.runs:
                 marks = self._marks[lists % 2]
-                if self._challenge.forgets(layers[0]):
+                if challenge.forgets(layers[0]):
                     marks.zero_()
                 others = [each for each in buffers if each is not source]
-                run(layers, source, others[0], others[-1], _Columns(self._counts[lists : lists + 1], places, marks))
+                run(layers, source, others[0], others[-1], Columns(self._counts[lists : lists + 1], places, marks))
                 places = None
-                if self._challenge.compacts(layers[-1]):
+                if challenge.compacts(layers[-1]):
                     self._enqueue_list(lists)
                     lists, places = lists + 1, self._places
                 source = others[0 if len(layers) % 2 else -1]
             output[:] = [source]
+            self._lists = lists
 
         def values(count: int) -> torch.Tensor:
             columns = output[0].transpose(1, 2).reshape(-1, self._challenge.neurons)
@@ -317,7 +319,7 @@ class ChallengeGpu:
         """What a layer left, after `number` lists before it."""
         before, after = self._counts[number:], self._counts[number + 1 :]
         (marks, names), (others, kept) = ((self._marks[i % 2], self._names[i % 2]) for i in (number, number + 1))
-        arguments = [_pointer(each) for each in (before, marks, others, self._places, after, names, kept)]
+        arguments = [pointer(each) for each in (before, marks, others, self._places, after, names, kept)]
         blocks = -(-len(self._identity) // (LISTERS * LISTED))
         launch(self._list, (blocks, 1, 1), (LISTERS, 1, 1), 0, arguments, self._stream.cuda_stream)
 
@@ -326,8 +328,8 @@ class ChallengeGpu:
             return self._checked(replayed(self._stream, enqueue), values)
 
     def _checked(self, microseconds: float, values: Callable[[int], torch.Tensor]) -> Run:
-        count = int(self._counts[-1])
-        names, order = self._names[(len(self._counts) - 1) % 2][:count].long().sort()
+        count = int(self._counts[self._lists])
+        names, order = self._names[self._lists % 2][:count].long().sort()
         same = count == len(self._reference.alive) and bool((names == self._reference.alive).all())
         error = float("nan")
         if same:
@@ -344,7 +346,3 @@ class ChallengeGpu:
             columns = count if self._challenge.compacts(i) else columns
             left.append(columns)
         return left
-
-
-def _pointer(tensor: torch.Tensor | None) -> Any:
-    return ctypes.c_uint64(0 if tensor is None else tensor.data_ptr())

@@ -16,8 +16,9 @@ from cli.main import run
 from codegen.assemble import Cubin
 from codegen.chain import Chain
 from codegen.errors import ToolError
+from codegen.lots import Lots
 from farm.bench.challenge_benchmark import ChallengeSession, wrongness
-from farm.bench.challenge_kernels import listed_tiling
+from farm.bench.challenge_kernels import LOT_LAYERS, listed_tiling
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.gpu.challenge import Challenge, Run, launchings, outcome_of
 from farm.gpu.kernels import BuiltLayer
@@ -73,7 +74,7 @@ def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
     assert session.best("generated", again).reason == "ptxas: no"
 
 
-def test_layers_that_are_alone_may_be_computed_by_their_own_kernels() -> None:
+def test_layers_that_are_alone_may_be_computed_by_their_own_kernels_and_the_first_lot_after_lot() -> None:
     given: list[tuple[object, ...]] = []
 
     class Recorder:
@@ -88,10 +89,13 @@ def test_layers_that_are_alone_may_be_computed_by_their_own_kernels() -> None:
     cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
     layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
     how = Chain(16, 128, 8, 2)
-    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})]):
+    lots, lot_cubin = Lots(16, 512, 2, 2), Future[bytes]()
+    lot_cubin.set_result(b"lots")
+    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, lot_cubin)):
         variant()
     [first_launching, *_] = launchings(512, NEURONS // 16, 40)
-    assert given == [(b"chain", how), (b"chain", how, ({"digest": (b"layer", None)}, first_launching))]
+    own = b"chain", how, ({"digest": (b"layer", None)}, first_launching)
+    assert given == [own[:2], own, (*own, (b"lots", lots, LOT_LAYERS))]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,6 +127,9 @@ def test_tables_of_indices_hold_the_layer(group: int) -> None:
 def test_dead_rows_go_after_each_of_the_first_layers_and_after_the_last() -> None:
     net = challenge(COMPACTED + 5)
     assert [i for i in range(COMPACTED + 5) if net.compacts(i)] == [*range(COMPACTED), COMPACTED + 4]
+    later = replace(net, together=3)
+    assert [i for i in range(COMPACTED + 5) if later.compacts(i)] == [*range(2, COMPACTED), COMPACTED + 4]
+    assert later.runs[:2] == [range(3), range(3, 4)]
     assert [i for i in range(COMPACTED + 5) if net.forgets(i)] == [COMPACTED + 4]
     assert not any(challenge(3).forgets(i) for i in range(3))
 
@@ -192,12 +196,13 @@ def test_networks_that_differ_in_depth_share_their_kernels_and_all_are_begun_bef
             return compile_peer
 
     deep = [made_challenge("radix-net", 1024, layers, np.zeros((1, 1024), np.float32), 0) for layers in (120, 480)]
-    begun = Begun({}, {})
-    chains = [begin(cast("Any", Pool()), net, begun).chain for net in deep]
-    assert chains[0] is not None
-    assert chains[0] == chains[1]
+    begun = Begun({}, {}, {})
+    made = [begin(cast("Any", Pool()), net, begun) for net in deep]
+    for one, other in ([each.chain for each in made], [each.lots for each in made]):
+        assert one is not None
+        assert one == other
     submitted.clear()
-    begun = Begun({}, {})
+    begun = Begun({}, {}, {})
     nets = [challenge(layers) for layers in (4, 8, 3)]
     kernels = [begin(cast("Any", Pool()), net, begun) for net in nets]
     assert len(submitted) == len(set(submitted)) == len(begun.layers)

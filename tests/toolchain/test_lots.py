@@ -1,0 +1,129 @@
+"""The first layers lot after lot, in the emulator and through ptxas."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen import emulate
+from codegen.assemble import assemble
+from codegen.errors import TemplateError
+from codegen.layers import FloatArray, Weights
+from codegen.lots import KERNEL, READ_BYTES, Lots, lots_kernel
+from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
+from codegen.toolchain import find_toolchain
+
+NEURONS, WIDTH, ROWS, CLIP, ARCH = 32, 64, 110, 4.0, "sm_90"
+SPEC = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
+TWO_GROUPS, ONE_GROUP = Lots(16, 32, 2, 2), Lots(NEURONS, 32, 2, 2)
+"""Lots of 128 columns."""
+
+
+@pytest.fixture(scope="module")
+def layers() -> list[Weights]:
+    rng = np.random.default_rng(4)
+    kernels = rng.standard_normal((3, NEURONS, NEURONS)) * (rng.random((3, NEURONS, NEURONS)) < 0.3)
+    shape = (NEURONS, NEURONS, 1, 1)
+    return [
+        Weights(each.astype(np.float32).reshape(shape), rng.standard_normal(NEURONS).astype(np.float32))
+        for each in kernels
+    ]
+
+
+def in_layers(ptx: bytes) -> bytes:
+    """The same with all blocks' first layer before their second: the emulator runs what comes first in the text."""
+    head, *bodies = re.split(r"(?=\$begin_\d+_\d+:)", ptx.decode().removesuffix("}\n"))
+    found = {}
+    for body in bodies:
+        block, layer = (int(each) for each in re.findall(r"\d+", body)[:2])
+        found[layer, block] = body + f"bra $begin_{block}_{layer + 1};\n"
+    last = max(layer for layer, _ in found)
+    found = {key: body.replace(f"_{last + 1};", "_0;") if key[0] == last else body for key, body in found.items()}
+    return (head + "".join(found[key] for key in sorted(found)) + "}\n").encode()
+
+
+class Buffers:
+    """What the kernel reads and writes."""
+
+    def __init__(self, lots: Lots, count: int, layers: int) -> None:
+        rng = np.random.default_rng(5)
+        shape = count * lots.columns // WIDTH, NEURONS, WIDTH
+        self.input = rng.random(shape).astype(np.float32)
+        self.output = np.full_like(self.input, np.nan)
+        self.between = np.zeros((layers - 1) * lots.columns * NEURONS, np.float32)
+        self.marks = np.zeros(count * lots.columns, np.uint8)
+        self.counters = np.zeros(lots.counters * READ_BYTES // 4, np.uint32)
+        self._lots, self._count = lots, count
+
+    def run(self, layers: list[Weights], columns: int) -> FloatArray:
+        """The columns of the last layer."""
+        lots = self._lots
+        ptx = in_layers(lots_kernel(SPEC, layers, lots, ARCH))
+        # What the emulator has not is only for speed: its warps are in step.
+        ptx = ptx.replace(b"bar.warp.sync -1;\n", b"").replace(b".L2::cache_hint", b"").replace(b",%once;", b";")
+        ptx = re.sub(rb"createpolicy[^\n]*\n", b"", ptx)
+        given: list[Any] = [self.input, self.output, self.between, self.marks, self.counters]
+        given += [columns, lots.turns, self._count]
+        grid = lots.beside, 1, NEURONS // lots.group
+        emulate.run(ptx, grid, (lots.threads, 1, 1), lots.shared_bytes, given, kernel=KERNEL)
+        return columns_of(self.output)
+
+
+def columns_of(tiles: FloatArray) -> FloatArray:
+    return tiles.transpose(0, 2, 1).reshape(-1, NEURONS)
+
+
+def expected(columns: FloatArray, layers: list[Weights]) -> FloatArray:
+    values = columns.astype(np.float64)
+    for each in layers:
+        values = np.clip(values @ each.kernel.reshape(NEURONS, NEURONS).T + each.bias, 0, CLIP)
+    return values
+
+
+@pytest.mark.parametrize(("lots", "count"), [(TWO_GROUPS, 1), (ONE_GROUP, 2), (ONE_GROUP, 4)])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_the_layers_of_all_lots_are_computed_and_rows_that_there_are_marked(
+    layers: list[Weights], lots: Lots, count: int, depth: int
+) -> None:
+    given = Buffers(lots, count, depth)
+    rows = (count - 1) * lots.columns + ROWS
+    found = given.run(layers[:depth], rows)
+    wanted = expected(columns_of(given.input), layers[:depth])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(given.marks[:rows] != 0, (wanted[:rows] > 0).any(axis=1))
+    assert not given.marks[rows:].any()
+    assert (given.counters[:: READ_BYTES // 4] == count * NEURONS // lots.group).all()
+
+
+def test_an_even_number_of_lots_leaves_what_lies_between_layers_as_it_may_be_found(layers: list[Weights]) -> None:
+    for count, negative in ((1, True), (2, False)):
+        given = Buffers(ONE_GROUP, count, 3)
+        given.run(layers, ROWS)
+        assert np.signbit(given.between).all() == np.signbit(given.between).any() == negative
+    assert [ONE_GROUP.count(columns) for columns in (1, 128, 256, 257, 60_000)] == [2, 2, 2, 4, 470]
+
+
+def test_a_number_of_turns_is_not_known_to_ptxas_which_would_write_their_code_out(layers: list[Weights]) -> None:
+    ptx = lots_kernel(SPEC, layers, TWO_GROUPS, ARCH)
+    assert ptx == lots_kernel(SPEC, layers, Lots(16, 32, 2, 2), ARCH)
+    assert b"ld.param.u32 %turns,[turns]" in ptx
+    assert assemble(ptx, ARCH, find_toolchain()).spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "lots", "reason"),
+    [
+        (Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1), TWO_GROUPS, "as many inputs as outputs"),
+        (SPEC, Lots(12, 32, 2, 2), "whole groups"),
+        (SPEC, Lots(16, 32, 1, 2), "whole tiles"),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(LeakyRelu(0.1),)), TWO_GROUPS, "a Clip from 0"),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(-1.0, CLIP),)), TWO_GROUPS, "a Clip from 0"),
+        (Linear(NEURONS, NEURONS), TWO_GROUPS, "1x1 convolutions"),
+    ],
+)
+def test_what_has_no_lots_is_told(spec: LayerSpec, lots: Lots, reason: str, layers: list[Weights]) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        lots_kernel(spec, layers, lots, ARCH)
