@@ -38,7 +38,7 @@ class FirstLayers:
     """A network's first layers by one kernel, lot after lot of its rows."""
 
     def __init__(self, cubin: bytes, lots: Lots, layers: int, given: torch.Tensor, rows: int) -> None:
-        """`given` is the input, [tiles, neurons, width]: it is copied into whole lots."""
+        """`given` is the input, [tiles, neurons, width]: it is copied into whole lots. Raises DeviceError."""
         tiles, neurons, width = given.shape
         self.layers = layers
         self._lots, self._rows, self._groups = lots, rows, neurons // lots.group
@@ -49,6 +49,7 @@ class FirstLayers:
         self._counters = torch.zeros(lots.counters * READ_BYTES // 4, dtype=torch.int32, device="cuda")
         self._function = Module(cubin).function(KERNEL)
         allow_shared(self._function, lots.shared_bytes)
+        torch.cuda.synchronize()  # zeros that came late, from another stream, would be waited for without end
 
     def enqueue(self, output: torch.Tensor, marks: torch.Tensor, stream: int) -> None:
         """`output` is as large as the input."""
