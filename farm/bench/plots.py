@@ -221,7 +221,8 @@ def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
 
 
 def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow]) -> Any:
-    """Bars for each network and batch: speed-up over the fastest dense network of each precision."""
+    """Bars for each network and batch with a dense one beside it: speed-up over the fastest of each precision."""
+    rows = [row for row in rows if any(row.speedup(precision) for precision in DENSE_STYLES)]
     found = {
         precision: ratios
         for precision in DENSE_STYLES

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cli.network_tables import network_table
 from codegen.networks import NETWORKS, lenet5, write_network
 from farm.bench.contenders import GENERATED
 from farm.bench.network_summary import network_rows
+from farm.bench.plots import plot
 from farm.bench.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.gpu.workload import CaseKey
 
@@ -82,6 +84,16 @@ def test_a_file_of_networks_is_shown_and_drawn_without_a_gpu(
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{name}.{suffix}" for name in ("speedup-networks", "time-networks") for suffix in ("svg", "png")
     }
+
+
+def test_a_network_without_dense_ones_beside_it_has_no_bars(tmp_path: Path) -> None:
+    results = made_up()
+    alone = replace(results, measurements=tuple(each for each in results.measurements if each.contender == GENERATED))
+    assert {path.stem for path in plot(alone, tmp_path / "alone")} == {"time-networks"}
+    single = replace(alone.measurements[0], case=replace(alone.measurements[0].case, operator="unet"))
+    both = replace(results, measurements=(*results.measurements, single))
+    drawn = [path.read_text() for path in plot(both, tmp_path / "both") if path.suffix == ".svg"]
+    assert ["unet" in each for each in drawn] == [False, True]
 
 
 def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
