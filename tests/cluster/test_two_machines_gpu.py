@@ -21,7 +21,7 @@ from codegen.errors import DeviceError, ToolError
 from codegen.networks import lenet5, write_network
 from codegen.onnx.checkpoint import read_checkpoint
 from codegen.toolchain import ToolFacts, find_toolchain
-from farm import api
+from farm import verification
 from farm.api import Farm
 from farm.bench import benchmark, network_benchmark
 from farm.bench.results import read_results
@@ -166,7 +166,7 @@ def test_a_job_is_verified_with_the_cubins_from_the_store(
     with Farm.open(replace(site.settings, executor="inline")) as farm:
         [job] = farm.compile([checkpoint(layer("conv1"))], BuildOptions(("sm_90",)))
         [made] = farm.inspect(job.id).results
-    monkeypatch.setattr(api, "verification_work", gpu_work.verification)
+    monkeypatch.setattr(verification, "verification_work", gpu_work.verification)
     with Farm.open(site.settings) as farm:
         [verified] = farm.verify(job.id, gpu=True)
     assert (verified.layer, verified.where) == ("conv1", "GPU 0")

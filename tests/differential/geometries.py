@@ -14,7 +14,7 @@ from codegen.spec import DataType
 Operator = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]
 OPERATORS: tuple[Operator, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
-STEPS = (
+DRAWN_STEPS = (
     "relu",
     "clip",
     "clip_low",
@@ -36,12 +36,11 @@ STEPS = (
     "tanh",
     "mish",
     "residual_of_rows",
-    "pool",
-    "wide_pool",
 )
-"""The nodes that may follow: `residual` adds a second input of the model, `residual_first` adds to it, and
-`residual_of_rows`, which comes last, adds to each image or row as one row. `pool` is a max pool of 2x2, the last step
-of 2-D convolutions, `wide_pool` one of 3x3 with padding: listed geometries have them, drawn ones do not."""
+"""The nodes that may follow in any geometry: `residual` adds a second input of the model, `residual_first` adds to it,
+and `residual_of_rows`, which comes last, adds to each image or row as one row."""
+STEPS = (*DRAWN_STEPS, "pool", "wide_pool")
+"""Those and what only a listed 2-D convolution has as its last: a max pool of 2x2, and one of 3x3 with padding."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ MOST_RESULTS = 5_000
 def geometries(draw: st.DrawFn) -> Geometry:
     """Any small geometry."""
     kind = draw(st.sampled_from(("Conv", "Conv", "Conv", "Conv", "ConvTranspose", "ConvTranspose", "Gemm", "MatMul")))
-    steps = tuple(draw(st.lists(st.sampled_from(STEPS[:-1]), max_size=4, unique=True)))
+    steps = tuple(draw(st.lists(st.sampled_from(DRAWN_STEPS), max_size=4, unique=True)))
     if "residual_of_rows" in steps:
         steps = (*(step for step in steps if not step.startswith("residual")), "residual_of_rows")
     if "residual" in steps:
