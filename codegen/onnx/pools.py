@@ -44,7 +44,7 @@ def _step(node: Node) -> MaxPool | None:
     )
     if plain and window == (2, 2) and not any(pads):
         return MaxPool()
-    if plain and window == (3, 3) and {*pads} <= {0, 1}:
+    if plain and window == (3, 3) and len(pads) == 4 and {*pads} <= {0, 1}:
         top, left, bottom, right = pads
         return MaxPool(3, (top, left, bottom, right))
     return None

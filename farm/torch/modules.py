@@ -142,7 +142,7 @@ def _pool(
     windows, strides, apart = ({*_tuple_of(each)} for each in (kernel_size, stride or kernel_size, dilation))
     if strides != {POOL_STRIDE} or apart != {1} or ceil_mode or return_indices:
         return None
-    down, across = padding if isinstance(padding, tuple | list) else (padding, padding)
+    down, across = _tuple_of(padding)[0], _tuple_of(padding)[-1]
     if windows == {3} and {down, across} <= {0, 1}:
         return MaxPool(3, (down, across, down, across))
     return MaxPool() if windows == {2} and down == across == 0 else None

@@ -207,6 +207,7 @@ def test_a_layer_takes_the_place_of_the_pool_that_its_kernel_computes(tmp_path: 
         (nn.MaxPool2d((2, 2), stride=[2, 2]), MaxPool()),
         (nn.MaxPool2d(3, 2, 1), MaxPool(3, (1, 1, 1, 1))),
         (nn.MaxPool2d(3, (2, 2), (0, 1)), MaxPool(3, (0, 1, 0, 1))),
+        (nn.MaxPool2d(3, (2,), (1,)), MaxPool(3, (1, 1, 1, 1))),
         (nn.MaxPool2d(3, 2, 1, ceil_mode=True), None),
         (nn.MaxPool2d(3), None),
         (nn.MaxPool2d((3, 2), 2), None),

@@ -80,6 +80,7 @@ OTHERS = {
     "windows of 4x4": [CONV, RELU, pool(kernel_shape=[4, 4])],
     "windows of 3x3, three apart": [CONV, RELU, pool(kernel_shape=[3, 3], strides=[3, 3])],
     "windows of 3x3 with more padding": [CONV, RELU, pool(kernel_shape=[3, 3], pads=[0, 2, 0, 0])],
+    "windows of 3x3 with padding at some sides only": [CONV, RELU, pool(kernel_shape=[3, 3], pads=[1, 1])],
     "windows of 3x3, rounded up": [CONV, RELU, pool(kernel_shape=[3, 3], ceil_mode=1)],
     "overlapping windows of 2x2": [CONV, RELU, pool(strides=[1, 1])],
     "strides left out, which are 1": [CONV, RELU, node("MaxPool", "a", "y", "pool", kernel_shape=[2, 2])],
