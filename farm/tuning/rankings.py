@@ -75,8 +75,8 @@ class KeptRankings:
     def _keep(self, key: RankingKey, head: _Head) -> None:
         if not self._writes:
             return
-        tilings = [tiling.to_json() for tiling in head.tilings]
-        record = {"tilings": tilings, "count": head.count, "check": _check(tilings), "namespace": self._namespace}
+        tilings, count = [tiling.to_json() for tiling in head.tilings], head.count
+        record = {"tilings": tilings, "count": count, "check": _check(tilings, count), "namespace": self._namespace}
         self._writes = False  # until the store has shown that it can be written: not all who submit may write records
         with suppress(StoreError):
             self._store.put_record(RANKING_STAGE, key.digest, record)
@@ -86,13 +86,13 @@ class KeptRankings:
 def _head_of(record: Record) -> _Head | None:
     """What `_keep` wrote; None of anything else."""
     try:
-        if record["check"] != _check(record["tilings"]):
+        if record["check"] != _check(record["tilings"], record["count"]):
             return None
         return _Head(tuple(Tiling(**each) for each in record["tilings"]), int(record["count"]))
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _check(tilings: object) -> int:
+def _check(tilings: object, count: object) -> int:
     """A damaged number would make another tiling, which nobody would notice: records have no digests of their own."""
-    return zlib.crc32(json.dumps(tilings, sort_keys=True).encode())
+    return zlib.crc32(json.dumps([tilings, count], sort_keys=True).encode())

@@ -150,9 +150,10 @@ def with_another_number(record: dict[str, Any]) -> dict[str, Any]:
         with_another_number,
         lambda record: {**record, "tilings": 7},
         lambda record: {**record, "count": "many"},
+        lambda record: {**record, "count": record["count"] - 1},
         lambda _: {},
     ],
-    ids=["no tilings", "no count", "no check", "another number", "no list", "no number", "empty"],
+    ids=["no tilings", "no count", "no check", "another number", "no list", "no number", "another count", "empty"],
 )
 def test_a_damaged_entry_is_worked_out_again_and_replaced(
     damage: Callable[[dict[str, Any]], dict[str, Any]], worked_out: list[LayerSpec]
