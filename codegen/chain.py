@@ -136,10 +136,7 @@ class _Stream:
         return f"ld.global.cg.f32 {register},[%from+{4 * self.spec.width * channel}];\n"
 
     def _added(self, register: str, channel: int) -> str:
-        column = self._kernel[:, channel]
-        return "".join(
-            f"fma.rn.f32 %sum{j},{register},{float_text(column[j])},%sum{j};\n" for j in np.flatnonzero(column).tolist()
-        )
+        return multiply_adds(self._kernel[:, channel], register)
 
     def loaded(self) -> str:
         """Puts what would be in registers there, for the first layer of all."""
@@ -159,7 +156,7 @@ class _Stream:
         lines += [self._added(f"%x{i}", channel) for i, channel in enumerate(others)]
         for j in range(self.chain.group):
             place = 4 * self.spec.width * (self._first + j)
-            lines.append(_clipped(self.spec, f"%sum{j}"))
+            lines.append(clipped(self.spec, f"%sum{j}"))
             lines.append(f"st.global.f32 [%into+{place}],%sum{j};\nmov.f32 %own{j},%sum{j};\n")
         lines.append(_tell(name, self.chain, groups))
         lines.append("@%p bra $last;\nmov.u64 %from,%into;\nmov.u64 %into,%after;\nmov.u64 %after,%from;\n")
@@ -198,7 +195,15 @@ def _barrier(what: str, which: str, chain: Chain) -> str:
     return "bar.sync 0;\n" if chain.parts == 1 else f"barrier.{what} %{which}_barrier,{chain.threads};\n"
 
 
-def _clipped(spec: Conv2d, register: str) -> str:
+def multiply_adds(weights: FloatArray, register: str) -> str:
+    """Of an input in a register, to the sum of each output that has a weight for it."""
+    return "".join(
+        f"fma.rn.f32 %sum{j},{register},{float_text(weights[j])},%sum{j};\n" for j in np.flatnonzero(weights).tolist()
+    )
+
+
+def clipped(spec: Conv2d, register: str) -> str:
+    """What ends a layer. Raises TemplateError for a step that is no Clip."""
     lines = []
     for step in spec.epilogue:
         if not isinstance(step, Clip):

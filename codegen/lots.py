@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from codegen.chain import branches, float_text
+from codegen.chain import branches, clipped, float_text, multiply_adds
 from codegen.chain_groups import groups_of_blocks
 from codegen.epilogue import Clip
 from codegen.errors import TemplateError
@@ -146,10 +146,7 @@ class _Stream:
         return 4 * self.lots.threads * output
 
     def _added(self, register: str, channel: int) -> str:
-        column = self._kernel[:, channel]
-        return "".join(
-            f"fma.rn.f32 %sum{j},{register},{float_text(column[j])},%sum{j};\n" for j in np.flatnonzero(column).tolist()
-        )
+        return multiply_adds(self._kernel[:, channel], register)
 
     def computed(self, name: str) -> str:
         """Computes the layer of all turns."""
@@ -165,7 +162,7 @@ class _Stream:
         if not self.number:
             lines.append(_until_read(name))
         for j in range(self.lots.group):
-            lines += [_clipped(self.spec, f"%sum{j}"), self._stored(j)]
+            lines += [clipped(self.spec, f"%sum{j}"), self._stored(j)]
         lines.append(_marked(self.lots.group) if self._last else "")
         return "".join([*lines, _next_turn(name, self.spec, self.lots)])
 
@@ -218,17 +215,6 @@ def _until_read(name: str) -> str:
         f"setp.eq.u32 %p,%lot,0;\n@%p bra $go_{name};\n$poll_{name}:\nld.relaxed.gpu.global.u32 %seen,[%read];\n"
         f"setp.lt.u32 %p,%seen,%readers;\n@%p bra $poll_{name};\n$go_{name}:\n"
     )
-
-
-def _clipped(spec: Conv2d, register: str) -> str:
-    lines = []
-    for step in spec.epilogue:
-        if isinstance(step, Clip):
-            bounds = [("max", step.low), ("min", step.high)]
-            lines += [
-                f"{name}.NaN.f32 {register},{register},{float_text(to)};\n" for name, to in bounds if to is not None
-            ]
-    return "".join(lines)
 
 
 def _marked(group: int) -> str:
