@@ -42,7 +42,8 @@ def has_whole_windows(layer: AnyTiled) -> bool:
     if layer.geometry.overlap:
         # Windows between the two columns of a thread lie apart. Of two rows of a thread the last is of no window.
         sizes = tiling.tile_width, rows - (tiling.rows - 1)
-        whole = layer.pairing.columns == 1 and all(size >= spec.pool.window and size % 2 for size in sizes)
+        whole = all(size >= spec.pool.window and size % 2 for size in sizes)
+        whole &= layer.pairing.columns == 1 and tiling.rows <= 2
     else:
         whole = tiling.tile_width % POOL_STRIDE == rows % POOL_STRIDE == 0 and tiling.rows == 1
     return whole and tiling.cluster == 1 and tiling.stages > 0 and layer.geometry.positions_height > 1

@@ -156,8 +156,8 @@ def test_tiles_of_windows_that_overlap_have_one_row_and_column_more() -> None:
         layer = tiled(spec, tiling)
         assert has_whole_windows(layer)
         assert layer.tiles == tiles
-    for tiling in (Tiling(1, 9, 1, 16, 1, 2), Tiling(8, 9, 1, 16, 1, 2), Tiling(9, 8, 1, 16, 1, 2)):
-        assert not has_whole_windows(tiled(spec, tiling))
+    for width, height, rows in ((1, 9, 1), (8, 9, 1), (9, 8, 1), (9, 3, 3), (9, 2, 4)):
+        assert not has_whole_windows(tiled(spec, Tiling(width, height, rows, 16, 1, 2)))
     assert not has_whole_windows(tiled(replace(spec, data_type="float16"), Tiling(9, 9, 1, 16, 1, 2)))
 
 
