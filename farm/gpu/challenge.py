@@ -27,7 +27,7 @@ MULTIPROCESSORS = 132
 LAUNCHED_THREADS = 1024
 """Of a launch that goes over all rows, about, for each of them: as many as run with 64 registers each."""
 BUFFERS = 7
-"""As large as the inputs: those themselves and two for the layers in tiles; those and three for cuSPARSE."""
+"""As large as the inputs: those themselves and two for layers in tiles; those and three in lots, or for cuSPARSE."""
 REFERENCE_BYTES = 2**30
 """Of the rows that are computed in float64 at once, and of the dense layers for it, unless one alone is larger."""
 
