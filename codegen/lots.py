@@ -84,7 +84,7 @@ def lots_kernel(spec: LayerSpec, layers: Sequence[Weights], lots: Lots, arch: st
     if spec.width & (spec.width - 1) or lots.turn_columns % spec.width:
         raise TemplateError(f"the turns of lots are of {lots.turn_columns} columns, not of whole tiles in memory")
     steps = [step for step in spec.epilogue if isinstance(step, Clip)]
-    if len(steps) != len(spec.epilogue) or not any(step.low is not None and step.low >= 0 for step in steps):
+    if len(steps) != len(spec.epilogue) or not any(step.low is not None and not np.signbit(step.low) for step in steps):
         raise TemplateError("layers of lots end with a Clip from 0 and nothing else: the sign is a value's lot")
     groups_of = groups_of_blocks(layers, None, groups, lots.group)
     text = [_head(spec, lots, arch), branches("%block", "block", 0, groups, lambda block: f"$begin_{block}_0")]

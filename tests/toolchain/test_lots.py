@@ -121,6 +121,7 @@ def test_a_number_of_turns_is_not_known_to_ptxas_which_would_write_their_code_ou
         (SPEC, Lots(16, 32, 1, 2), "whole tiles"),
         (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(LeakyRelu(0.1),)), TWO_GROUPS, "a Clip from 0"),
         (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(-1.0, CLIP),)), TWO_GROUPS, "a Clip from 0"),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(-0.0, CLIP),)), TWO_GROUPS, "a Clip from 0"),
         (Linear(NEURONS, NEURONS), TWO_GROUPS, "1x1 convolutions"),
     ],
 )
