@@ -13,13 +13,13 @@ from codegen.assemble import assemble
 from codegen.chain import DONE_BYTES, KERNEL, Chain, chained
 from codegen.errors import TemplateError
 from codegen.layers import FloatArray, Weights
-from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
+from codegen.spec import Conv2d, LayerSpec, LeakyRelu, Linear
 from codegen.toolchain import find_toolchain
+from tests.toolchain.square_layers import NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
-NEURONS, WIDTH, COLUMNS, CLIP, THREADS, ARCH = 32, 64, 150, 4.0, 32, "sm_90"
+COLUMNS, THREADS, ARCH = 150, 32, "sm_90"
 TILES = 3
 """Of WIDTH columns in memory: room for 192, of which COLUMNS are computed."""
-SPEC = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
 LOTS = Chain(NEURONS, THREADS, 1, 1)
 """One block, five times."""
 AT_ONCE = Chain(NEURONS, THREADS, 1, 5)
@@ -27,13 +27,7 @@ AT_ONCE = Chain(NEURONS, THREADS, 1, 5)
 
 @pytest.fixture(scope="module")
 def layers() -> list[Weights]:
-    rng = np.random.default_rng(4)
-    kernels = rng.standard_normal((3, NEURONS, NEURONS)) * (rng.random((3, NEURONS, NEURONS)) < 0.2)
-    shape = (NEURONS, NEURONS, 1, 1)
-    return [
-        Weights(each.astype(np.float32).reshape(shape), rng.standard_normal(NEURONS).astype(np.float32))
-        for each in kernels
-    ]
+    return square_layers(0.2)
 
 
 class Buffers:
@@ -55,17 +49,6 @@ class Buffers:
         grid = chain.beside, 1, NEURONS // chain.group
         emulate.run(ptx, grid, (chain.threads * chain.parts, 1, 1), 0, given, kernel=KERNEL)
         return columns_of(self.output if count % 2 else self.spare)
-
-
-def columns_of(tiles: FloatArray) -> FloatArray:
-    return tiles.transpose(0, 2, 1).reshape(-1, NEURONS)
-
-
-def expected(columns: FloatArray, layers: list[Weights]) -> FloatArray:
-    values = columns.astype(np.float64)
-    for each in layers:
-        values = np.clip(values @ each.kernel.reshape(NEURONS, NEURONS).T + each.bias, 0, CLIP)
-    return values
 
 
 @pytest.mark.parametrize("chain", [LOTS, AT_ONCE], ids=["lot after lot", "at once"])

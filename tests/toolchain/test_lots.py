@@ -15,22 +15,16 @@ from codegen.layers import FloatArray, Weights
 from codegen.lots import KERNEL, READ_BYTES, Lots, lots_kernel
 from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
 from codegen.toolchain import find_toolchain
+from tests.toolchain.square_layers import CLIP, NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
-NEURONS, WIDTH, ROWS, CLIP, ARCH = 32, 64, 110, 4.0, "sm_90"
-SPEC = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))
+ROWS, ARCH = 110, "sm_90"
 TWO_GROUPS, ONE_GROUP = Lots(16, 32, 2, 2), Lots(NEURONS, 32, 2, 2)
 """Lots of 128 columns."""
 
 
 @pytest.fixture(scope="module")
 def layers() -> list[Weights]:
-    rng = np.random.default_rng(4)
-    kernels = rng.standard_normal((3, NEURONS, NEURONS)) * (rng.random((3, NEURONS, NEURONS)) < 0.3)
-    shape = (NEURONS, NEURONS, 1, 1)
-    return [
-        Weights(each.astype(np.float32).reshape(shape), rng.standard_normal(NEURONS).astype(np.float32))
-        for each in kernels
-    ]
+    return square_layers(0.3)
 
 
 def in_layers(ptx: bytes) -> bytes:
@@ -70,17 +64,6 @@ class Buffers:
         grid = lots.beside, 1, NEURONS // lots.group
         emulate.run(ptx, grid, (lots.threads, 1, 1), lots.shared_bytes, given, kernel=KERNEL)
         return columns_of(self.output)
-
-
-def columns_of(tiles: FloatArray) -> FloatArray:
-    return tiles.transpose(0, 2, 1).reshape(-1, NEURONS)
-
-
-def expected(columns: FloatArray, layers: list[Weights]) -> FloatArray:
-    values = columns.astype(np.float64)
-    for each in layers:
-        values = np.clip(values @ each.kernel.reshape(NEURONS, NEURONS).T + each.bias, 0, CLIP)
-    return values
 
 
 @pytest.mark.parametrize(("lots", "count"), [(TWO_GROUPS, 1), (ONE_GROUP, 2), (ONE_GROUP, 4)])

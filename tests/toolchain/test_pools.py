@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,46 +109,39 @@ def stem() -> ModelProto:
     return net.model("stem", (3, 64, 64), (10,))
 
 
-def test_a_network_whose_windows_overlap_computes_what_onnxruntime_does(
-    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_network(tmp_path / "net.onnx", stem())
-    [job] = farm_of_commands.compile(
-        [read_checkpoint(tmp_path / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct")
-    )
+def right_bundle(model: ModelProto, farm: Farm, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The manifest of its bundle, whose layers and whole network are verified, and in which no pool is left."""
+    write_network(folder / "net.onnx", model)
+    [job] = farm.compile([read_checkpoint(folder / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct"))
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["verify", job.id, "--machine"]) == 0
     assert run(["verify", job.id, "--network", "--batch", "2"]) == 0
-    assert run(["fetch", job.id, "-o", str(tmp_path / "bundle")]) == 0
-    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    assert run(["fetch", job.id, "-o", str(folder / "bundle")]) == 0
+    capsys.readouterr()
+    assert run(["bundle", "show", str(folder / "bundle")]) == 0
+    assert "MaxPool" not in capsys.readouterr().out
+    manifest: dict[str, Any] = json.loads((folder / "bundle" / "manifest.json").read_text())
+    return manifest
+
+
+def test_a_network_whose_windows_overlap_computes_what_onnxruntime_does(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = right_bundle(stem(), farm_of_commands, tmp_path, capsys)
     validator().validate(manifest)
     assert manifest["schema_version"] == 11
     assert manifest["layers"][0]["folded"] == ["Relu relu1", "MaxPool pool2"]
-    capsys.readouterr()
-    assert run(["bundle", "show", str(tmp_path / "bundle")]) == 0
-    assert "MaxPool" not in capsys.readouterr().out
 
 
 def test_a_network_whose_layers_compute_its_pools_computes_what_onnxruntime_does(
     farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_network(tmp_path / "net.onnx", alexnet_cifar10(0.9, 0))
-    [job] = farm_of_commands.compile(
-        [read_checkpoint(tmp_path / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct")
-    )
-    assert job.status is Status.SUCCEEDED, job.reason
-    assert run(["verify", job.id, "--machine"]) == 0
-    assert run(["verify", job.id, "--network", "--batch", "2"]) == 0
-    assert run(["fetch", job.id, "-o", str(tmp_path / "bundle")]) == 0
-    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    manifest = right_bundle(alexnet_cifar10(0.9, 0), farm_of_commands, tmp_path, capsys)
     assert [layer["folded"][-1] for layer in manifest["layers"][:3]] == [
         "MaxPool pool2",
         "MaxPool pool5",
         "MaxPool pool8",
     ]
-    capsys.readouterr()
-    assert run(["bundle", "show", str(tmp_path / "bundle")]) == 0
-    assert "MaxPool" not in capsys.readouterr().out
     steps = [
         line for line in (tmp_path / "bundle" / "network.plan").read_text().splitlines() if line.startswith("run ")
     ]
