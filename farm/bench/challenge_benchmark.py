@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
+from farm.bench.challenge_builds import Begun, LotKernel, begin, made
 from farm.bench.challenge_kernels import (
     INDEX_CHAIN,
     INDEX_CHAIN_BLOCKS,
     INDEX_KERNELS,
     INDEX_THREADS,
     INDEX_TOGETHER,
-    LOT_LAYERS,
-    cases_of,
     chain_of,
-    compile_chain,
-    compile_kernels,
-    compile_lots,
-    lots_of,
-    tilings_of,
 )
 from farm.bench.contenders import GENERATED
 from farm.bench.environment import network_environment
@@ -39,7 +33,6 @@ from farm.gpu.challenge import (
     Launching,
     Outcome,
     Run,
-    cycle_of,
     edge_table,
     grouped_table,
     launchings,
@@ -55,7 +48,6 @@ if TYPE_CHECKING:
     from codegen.chain import Chain
     from codegen.launch import Launch
     from codegen.layers import Checkpoint
-    from codegen.lots import Lots
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
 
@@ -136,75 +128,6 @@ def challenge_work(
             device.release()
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkKernels:
-    """Of a network, on their way."""
-
-    checkpoint: Checkpoint
-    layers: list[tuple[Tiling, dict[str, Future[BuiltLayer]]]]
-    helpers: dict[int, Future[bytes]]
-    """challenge.cu's, by the outputs of a group."""
-    chain: tuple[Chain, Future[Cubin]] | None
-    """All of them in one kernel, where they may be."""
-    lots: tuple[Lots, Future[bytes]] | None
-    """The first ones lot after lot, where they may be."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What is on its way: networks that differ in depth share it."""
-
-    layers: dict[tuple[str, Tiling], Future[BuiltLayer]]
-    """By the digest of their weights."""
-    chains: dict[tuple[str, ...], Future[Cubin]]
-    """By those of their layers'."""
-    lots: dict[tuple[str, ...], Future[bytes]]
-    """The same."""
-
-
-def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernels:
-    """Begins to build all kernels of a network, but for those that have been begun."""
-    checkpoint = challenge.checkpoint()
-    cases = cases_of(challenge, checkpoint)
-    groups = sorted({group for _, group in INDEX_KERNELS if challenge.neurons % group == 0})
-    helpers = {group: pool.begin(partial(compile_kernels, challenge, group)) for group in groups}
-    tilings = tilings_of(challenge, checkpoint)
-    for tiling in tilings:
-        for digest, case in cases.items():
-            if (digest, tiling) not in begun.layers:
-                begun.layers[digest, tiling] = pool.submit(case, tiling=tiling)
-    layers = [(tiling, {digest: begun.layers[digest, tiling] for digest in cases}) for tiling in tilings]
-    one = begin_chain(pool, challenge, checkpoint, begun)
-    return NetworkKernels(checkpoint, layers, helpers, one, begin_lots(pool, challenge, checkpoint, begun))
-
-
-def begin_chain(
-    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
-) -> tuple[Chain, Future[Cubin]] | None:
-    """Begins to build a network's layers as one kernel, if they may be and it has not been begun."""
-    how = chain_of(challenge, checkpoint)
-    if how is None:
-        return None
-    cycle = cycle_of(checkpoint)
-    key = (str(cycle.again), *(layer.weights.digest for layer in checkpoint.layers[: cycle.kept]))
-    if key not in begun.chains:
-        begun.chains[key] = pool.begin(partial(compile_chain, checkpoint, how))
-    return how, begun.chains[key]
-
-
-def begin_lots(
-    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
-) -> tuple[Lots, Future[bytes]] | None:
-    """Begins to build a network's first layers lot after lot, if they may be and it has not been begun."""
-    how = lots_of(challenge, checkpoint)
-    if how is None:
-        return None
-    key = tuple(layer.weights.digest for layer in checkpoint.layers[:LOT_LAYERS])
-    if key not in begun.lots:
-        begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how))
-    return how, begun.lots[key]
-
-
 Variant = tuple[str, Callable[[], Run]]
 """What it is, in words, and what runs it."""
 
@@ -268,26 +191,23 @@ class ChallengeSession:
         self,
         built: tuple[Chain, Future[Cubin]] | None,
         layers: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]] = (),
-        lots: tuple[Lots, Future[bytes]] | None = None,
+        lots: Sequence[LotKernel] = (),
     ) -> Iterator[Variant]:
         """By one kernel for all layers between two compactions, with those that are alone by their own kernels, and
         with the first ones lot after lot.
         """
         if built is not None:
-            how, future = built
-            try:
-                cubin = future.result()
-                first = None if lots is None else (lots[1].result(), lots[0], LOT_LAYERS)
-            except CodegenError as error:
-                raise NotBuiltError(str(error)) from None
+            how, cubin = built[0], made(built[1])
             note = f"one launch for layers between compactions, {how.tiles} tiles, {cubin.registers} registers"
             yield note, partial(self.gpu.chained, cubin.data, how)
             for tiling, futures in layers[:1]:
                 kernels, launched = self._kernels(tiling, futures)
                 own = f"layers alone by {tiling.tile_width} threads, {launched[0]}"
                 yield f"{note}, {own}", partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]))
-                if first is not None:
-                    by_lots = f"the first {LOT_LAYERS} layers by lots of {first[1].columns:,} rows"
+                if lots:
+                    first = [(made(each.cubin), each.how, each.layers) for each in lots]
+                    counts = "+".join(str(each.layers) for each in lots)
+                    by_lots = f"the first {counts} layers by lots of {lots[0].how.columns:,} rows"
                     run = partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]), first)
                     yield f"{note}, {own}, {by_lots}", run
 
@@ -303,7 +223,9 @@ class ChallengeSession:
                 note = f"{INDEX_CHAIN}, groups of {group}, one launch for layers between compactions, {across} tiles"
                 run = partial(self.gpu.indexed_chain, INDEX_CHAIN, group, tables, across)
                 yield note, run
-                yield f"{note}, the first {INDEX_TOGETHER} layers together", partial(run, INDEX_TOGETHER)
+                for together in INDEX_TOGETHER:
+                    counts = "+".join(map(str, together))
+                    yield f"{note}, the first {counts} layers together", partial(run, together)
 
     def indexed(self) -> Iterator[Variant]:
         """By index."""

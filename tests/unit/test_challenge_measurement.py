@@ -18,7 +18,8 @@ from codegen.chain import Chain
 from codegen.errors import ToolError
 from codegen.lots import Lots
 from farm.bench.challenge_benchmark import ChallengeSession, wrongness
-from farm.bench.challenge_kernels import LOT_LAYERS, listed_tiling
+from farm.bench.challenge_builds import LotKernel
+from farm.bench.challenge_kernels import listed_tiling
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.gpu.challenge import Challenge, Run, launchings, outcome_of
 from farm.gpu.kernels import BuiltLayer
@@ -77,25 +78,29 @@ def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
 def test_layers_that_are_alone_may_be_computed_by_their_own_kernels_and_the_first_lot_after_lot() -> None:
     given: list[tuple[object, ...]] = []
 
-    class Recorder:
+    class Recorder(Gpu):
         def chained(self, *arguments: object) -> Run:
             given.append(arguments)
             return RIGHT
 
     net = challenge()
-    session = ChallengeSession(net, net.checkpoint(), cast("Any", Recorder()))
+    session = ChallengeSession(net, net.checkpoint(), cast("Any", Recorder(net)))
     tiling = listed_tiling(16, 512, NEURONS)
     cubin, layer = Future[Cubin](), Future[BuiltLayer]()
     cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
     layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
     how = Chain(16, 128, 8, 2)
-    lots, lot_cubin = Lots(16, 512, 2, 2), Future[bytes]()
+    lots, lot_cubin, no_lots = Lots(16, 512, 2, 2), Future[bytes](), Future[bytes]()
     lot_cubin.set_result(b"lots")
-    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, lot_cubin)):
+    no_lots.set_exception(ToolError("ptxas: no", command="ptxas"))
+    alone = [(tiling, {"digest": layer})]
+    for _, variant in session.chained((how, cubin), alone, [LotKernel(lots, count, lot_cubin) for count in (3, 2)]):
         variant()
     [first_launching, *_] = launchings(512, NEURONS // 16, 40)
     own = b"chain", how, ({"digest": (b"layer", None)}, first_launching)
-    assert given == [own[:2], own, (*own, (b"lots", lots, LOT_LAYERS))]
+    assert given == [own[:2], own, (*own, [(b"lots", lots, 3), (b"lots", lots, 2)])]
+    broken = session.chained((how, cubin), alone, [LotKernel(lots, 3, no_lots)])
+    assert session.best("generated", broken).microseconds == RIGHT.microseconds
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""The kernels of a network of the sparse DNN challenge, as they are built."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from codegen.assemble import Cubin
+from codegen.chain import Chain
+from codegen.errors import CodegenError
+from codegen.layers import Checkpoint
+from codegen.lots import Lots
+from codegen.tiling import Tiling
+from farm.bench.challenge_kernels import (
+    INDEX_KERNELS,
+    cases_of,
+    chain_of,
+    compile_chain,
+    compile_kernels,
+    compile_lots,
+    lot_ranges,
+    lots_of,
+    tilings_of,
+)
+from farm.gpu.challenge import Challenge, cycle_of
+from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class LotKernel:
+    """Layers lot after lot, on their way."""
+
+    how: Lots
+    layers: int
+    cubin: Future[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkKernels:
+    """Of a network, on their way."""
+
+    checkpoint: Checkpoint
+    layers: list[tuple[Tiling, dict[str, Future[BuiltLayer]]]]
+    helpers: dict[int, Future[bytes]]
+    """challenge.cu's, by the outputs of a group."""
+    chain: tuple[Chain, Future[Cubin]] | None
+    """All of them in one kernel, where they may be."""
+    lots: list[LotKernel]
+    """Of the first ones lot after lot, where they may be."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is on its way: networks that differ in depth share it."""
+
+    layers: dict[tuple[str, Tiling], Future[BuiltLayer]]
+    """By the digest of their weights."""
+    chains: dict[tuple[str, ...], Future[Cubin]]
+    """By those of their layers'."""
+    lots: dict[tuple[str, ...], Future[bytes]]
+    """The same."""
+
+
+def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernels:
+    """Begins to build all kernels of a network, but for those that have been begun."""
+    checkpoint = challenge.checkpoint()
+    cases = cases_of(challenge, checkpoint)
+    groups = sorted({group for _, group in INDEX_KERNELS if challenge.neurons % group == 0})
+    helpers = {group: pool.begin(partial(compile_kernels, challenge, group)) for group in groups}
+    tilings = tilings_of(challenge, checkpoint)
+    for tiling in tilings:
+        for digest, case in cases.items():
+            if (digest, tiling) not in begun.layers:
+                begun.layers[digest, tiling] = pool.submit(case, tiling=tiling)
+    layers = [(tiling, {digest: begun.layers[digest, tiling] for digest in cases}) for tiling in tilings]
+    one = begin_chain(pool, challenge, checkpoint, begun)
+    return NetworkKernels(checkpoint, layers, helpers, one, begin_lots(pool, challenge, checkpoint, begun))
+
+
+def begin_chain(
+    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
+) -> tuple[Chain, Future[Cubin]] | None:
+    """Begins to build a network's layers as one kernel, if they may be and it has not been begun."""
+    how = chain_of(challenge, checkpoint)
+    if how is None:
+        return None
+    cycle = cycle_of(checkpoint)
+    key = (str(cycle.again), *(layer.weights.digest for layer in checkpoint.layers[: cycle.kept]))
+    if key not in begun.chains:
+        begun.chains[key] = pool.begin(partial(compile_chain, checkpoint, how))
+    return how, begun.chains[key]
+
+
+def begin_lots(pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun) -> list[LotKernel]:
+    """Begins to build a network's first layers lot after lot, if they may be and it has not been begun."""
+    how, kernels = lots_of(challenge, checkpoint), list[LotKernel]()
+    if how is None:
+        return kernels
+    for which in lot_ranges():
+        key = tuple(checkpoint.layers[layer].weights.digest for layer in which)
+        if key not in begun.lots:
+            begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how, which))
+        kernels.append(LotKernel(how, len(which), begun.lots[key]))
+    return kernels
+
+
+def made(kernel: Future[Made]) -> Made:
+    """A kernel that is on its way. Raises NotBuiltError."""
+    try:
+        return kernel.result()
+    except CodegenError as error:
+        raise NotBuiltError(str(error)) from None
