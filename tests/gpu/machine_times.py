@@ -3,6 +3,8 @@
 The ten operators and ResNet-50's layers at batch 64 and 1, with the tilings that `farm compile` gives them. `--build`
 makes both kernels of each, which needs no GPU, and leaves them in the folder; without it those in the folder are timed,
 which needs no compiler.
+
+Each is loaded several times, since where code lies is worth a few percent to either: the median of its places counts.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ SLOWEST = 1.05
 GRAPH_MICROSECONDS = 400.0
 """About so long is a graph of one kernel's launches."""
 MOST_LAUNCHES = 200
-TURNS = 60
+PLACES = 8
+"""In which each kernel's code lies, all at once."""
+TURNS = 10
+"""Replays at each place."""
 DRAWN_IMAGES = 8
 """The others are these again: drawing 200 million numbers takes longer than timing a layer."""
 
@@ -67,23 +72,45 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Side:
+    """A kernel on the GPU."""
+
+    microseconds: tuple[float, ...]
+    """Of one launch, at each place where its code lay."""
+    codes: int
+    """Different addresses among those places; 0 where the driver does not tell."""
+
+    @property
+    def middle(self) -> float:
+        return float(np.median(self.microseconds))
+
+    @property
+    def spread(self) -> str:
+        """The fastest place and the slowest, of the one in the middle."""
+        return f"{min(self.microseconds) / self.middle:.3f} to {max(self.microseconds) / self.middle:.3f}"
+
+
+@dataclass(frozen=True)
 class Timed:
     """A layer's two kernels on the GPU."""
 
     name: str
     differing: int
     """Outputs of which a bit differs."""
-    ptxas_microseconds: float
-    direct_microseconds: float
+    ptxas: Side
+    direct: Side
 
     @property
     def ratio(self) -> float:
-        return self.direct_microseconds / self.ptxas_microseconds
+        return self.direct.middle / self.ptxas.middle
 
     @property
     def line(self) -> str:
         verdict = "same bits" if not self.differing else f"{self.differing} outputs DIFFER"
-        return f"{self.name:<32} ptxas {self.ptxas_microseconds:9.2f} us, direct {self.ratio:.3f}  {verdict}"
+        return (
+            f"{self.name:<26} ptxas {self.ptxas.middle:8.2f} us, direct {self.ratio:.3f}  {verdict}, "
+            f"{min(self.ptxas.codes, self.direct.codes)} places: {self.ptxas.spread}, {self.direct.spread}"
+        )
 
 
 def name_of(case: Case) -> str:
@@ -117,28 +144,44 @@ def timed(device: Device, pair: Pair) -> Timed:
     source, target, added = (device.allocate(each.nbytes) for each in (x, first, first))
     device.upload(int(source), x)
     device.upload(int(added), first if residual is None else residual)
+    ptxas, direct = _sides(device, pair, (int(source), int(target), images, int(added)))
+    for memory in (source, target, added):
+        memory.free()
+    return Timed(pair.name, differing, ptxas, direct)
+
+
+def _sides(device: Device, pair: Pair, arguments: tuple[int, int, int, int]) -> tuple[Side, Side]:
+    """Both kernels' times with these arguments, at every place in turn."""
     stream = device.new_stream()
     device.wake()
     gate = device.gate(stream)
-    # A graph does not keep its kernels loaded: this list must live until the last replay has ended.
-    loaded = [device.load_layer(each.kernels, stream) for each in (pair.ptxas, pair.direct)]
-    once = [partial(each, int(source), int(target), images, int(added)) for each in loaded]
+    # Loaded one by the other, so that each copy lies elsewhere. A graph does not keep its kernels loaded: this list
+    # must live until the last replay has ended.
+    loaded = [
+        [device.load_layer(each.kernels, stream, addressed=True) for each in (pair.ptxas, pair.direct)]
+        for _ in range(PLACES)
+    ]
+    once = [partial(each, *arguments) for place in loaded for each in place]
     for launch in once:
         launch()
     stream.synchronize()
     alone = max(1.0, min(device.elapsed_microseconds(stream, gate, once[0]) for _ in range(3)))
     launches = int(max(1, min(MOST_LAUNCHES, GRAPH_MICROSECONDS / alone)))
-    taken: list[list[float]] = [[], []]
+    taken: list[list[float]] = [[] for _ in once]
     with ExitStack() as stack:
         graphs = [stack.enter_context(CudaGraph(stream.handle, partial(_repeat, each, launches))) for each in once]
         for turn in range(TURNS):
-            for which in (0, 1) if turn % 2 else (1, 0):
+            for which in range(len(once)) if turn % 2 else reversed(range(len(once))):
                 taken[which].append(device.elapsed_microseconds(stream, gate, graphs[which].replay) / launches)
         stream.synchronize()
-    for memory in (source, target, added):
-        memory.free()
-    ptxas, direct = (float(np.median(each)) for each in taken)
-    return Timed(pair.name, differing, ptxas, direct)
+    ptxas, direct = (
+        Side(
+            tuple(float(np.median(each)) for each in taken[which::2]),
+            len({code.address for place in loaded for code in place[which].codes[:1]}),
+        )
+        for which in (0, 1)
+    )
+    return ptxas, direct
 
 
 def _repeat(launch: partial[None], count: int) -> None:
