@@ -15,7 +15,7 @@ from farm.ledger import Ledger, Statistics
 from farm.reports.coverage import Coverage, coverage_of
 from farm.reports.zero_map import ZeroMap, zero_map
 from farm.store.contract import Store
-from farm.tuning.book import key_of
+from farm.tuning.book import key_of, own_and_shared
 from farm.tuning.record import TuningRecord, plain_arch
 
 MODEL_GPU = "H200"
@@ -128,8 +128,9 @@ def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Seq
             key = key_of(choice.arch, build.spec, batch, nonzeros, options.accumulate, options.optimisation)
             if key.batch_band != batch:
                 break  # what was measured is the time of another batch
+            keys = own_and_shared(key)
             for record in records:
-                if (record.key, record.gpu, record.tiling) == (key, choice.gpu, build.tiling):
+                if record.key in keys and (record.gpu, record.tiling) == (choice.gpu, build.tiling):
                     return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
     density = build.nonzeros / build.spec.weights_count
     return KernelTime(predict_microseconds(tiled(build.spec, build.tiling), batch, density), MODEL_GPU, measured=False)

@@ -14,7 +14,7 @@ from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.operators import canonical
 from codegen.operators.geometry import geometry_of
 from codegen.ranking import Ranking, ranking_of
-from codegen.spec import LayerSpec, plain
+from codegen.spec import AddResidual, LayerSpec, plain
 from codegen.tiling import Accumulator, Tiling
 from farm.jobs import BuildOptions, TilingChoice
 from farm.tuning.record import TuningKey, TuningRecord, plain_arch
@@ -23,10 +23,11 @@ from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 def tuned_spec(spec: LayerSpec) -> LayerSpec:
     """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end.
 
-    A pool does whose windows overlap: then tiles do too.
+    A residual does, which is loaded and takes registers, and a pool whose windows overlap: then tiles do too.
     """
     found = canonical(plain(spec))
-    return replace(found, epilogue=found.epilogue[-1:] if geometry_of(found).overlap else ())
+    added = tuple(each for each in found.epilogue if isinstance(each, AddResidual))
+    return replace(found, epilogue=added + (found.epilogue[-1:] if geometry_of(found).overlap else ()))
 
 
 def key_of(
@@ -43,6 +44,12 @@ def key_of(
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate, nonzeros), optimisation)
 
 
+def own_and_shared(key: TuningKey) -> tuple[TuningKey, ...]:
+    """The key, and for a layer that adds a residual that of the layer without: its record does where there is none."""
+    bare = tuple(each for each in key.spec.epilogue if not isinstance(each, AddResidual))
+    return (key,) if bare == key.spec.epilogue else (key, replace(key, spec=replace(key.spec, epilogue=bare)))
+
+
 NEAR = 2.0
 """Without a record of a layer's own density one of at most so many times it, or so many times less, does."""
 
@@ -50,17 +57,20 @@ NEAR = 2.0
 def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[TuningRecord, Tiling]]:
     """Records of the same layer for any density, batch and sums, the nearest density first, and their tilings.
 
-    A tiling adds up as the key has it: what does with sums in float32 does with sums in float16, not the other way.
+    Those of the layer without its residual come last. A tiling adds up as the key has it: what does with sums in
+    float32 does with sums in float16, not the other way.
     """
+    specs = [each.spec for each in own_and_shared(key)]
 
-    def distance(other: TuningKey) -> tuple[float, float]:
+    def distance(other: TuningKey) -> tuple[float, float, float]:
         apart = (other.density_band / key.density_band, other.batch_band / key.batch_band)
-        return abs(math.log(apart[0])), abs(math.log(apart[1]))
+        return specs.index(other.spec), abs(math.log(apart[0])), abs(math.log(apart[1]))
 
     found = [
         (record, replace(record.tiling, accumulate=key.accumulate))
         for record in records
-        if (record.key.arch, record.key.optimisation, record.key.spec) == (key.arch, key.optimisation, key.spec)
+        if (record.key.arch, record.key.optimisation) == (key.arch, key.optimisation)
+        and record.key.spec in specs
         and key.accumulate in (record.key.accumulate, "float16")
     ]
     return sorted(found, key=lambda each: distance(each[0].key))
@@ -92,8 +102,9 @@ class TuningBook:
     ) -> list[tuple[Tiling, TilingChoice]]:
         """The tiling for each architecture; `batch` in images or rows, `nonzeros` per output channel [K].
 
-        Without a record of the layer's density that of the nearest one counts (see NEAR). If a record's tiling does not
-        fit these weights, the cost model chooses, and the choice says why. Raises TilingError if no tiling fits.
+        Without a record of the layer's density that of the nearest one counts (see NEAR), and without one of a layer
+        with its residual that of the layer alone. If a record's tiling does not fit these weights, the cost model
+        chooses, and the choice says why. Raises TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: dict[bool, Tiling] = {}

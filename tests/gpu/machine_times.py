@@ -4,7 +4,8 @@ The ten operators and ResNet-50's layers at batch 64 and 1, with the tilings tha
 makes both kernels of each, which needs no GPU, and leaves them in the folder; without it those in the folder are timed,
 which needs no compiler.
 
-Each is loaded several times, since where code lies is worth a few percent to either: the median of its places counts.
+Each is loaded several times, and has other inputs and outputs each time, since where these lie is worth a few percent:
+the median of its places counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,7 @@ GRAPH_MICROSECONDS = 400.0
 """About so long is a graph of one kernel's launches."""
 MOST_LAUNCHES = 200
 PLACES = 8
-"""In which each kernel's code lies, all at once."""
+"""In which code and data lie, all at once."""
 TURNS = 10
 """Replays at each place."""
 DRAWN_IMAGES = 8
@@ -76,9 +78,9 @@ class Side:
     """A kernel on the GPU."""
 
     microseconds: tuple[float, ...]
-    """Of one launch, at each place where its code lay."""
+    """Of one launch, at each place where its code and data lay."""
     codes: int
-    """Different addresses among those places; 0 where the driver does not tell."""
+    """Different addresses of its code; 0 where the driver does not tell."""
 
     @property
     def middle(self) -> float:
@@ -141,27 +143,30 @@ def timed(device: Device, pair: Pair) -> Timed:
     )
     bits = f"u{first.dtype.itemsize}"
     differing = int((first.view(bits) != second.view(bits)).sum())
-    source, target, added = (device.allocate(each.nbytes) for each in (x, first, first))
-    device.upload(int(source), x)
-    device.upload(int(added), first if residual is None else residual)
-    ptxas, direct = _sides(device, pair, (int(source), int(target), images, int(added)))
-    for memory in (source, target, added):
+    places = [[device.allocate(each.nbytes) for each in (x, first, first)] for _ in range(PLACES)]
+    device.upload(int(places[0][0]), x)
+    device.upload(int(places[0][2]), first if residual is None else residual)
+    for place in places[1:]:
+        device.copy(int(places[0][0]), int(place[0]), x.nbytes)
+        device.copy(int(places[0][2]), int(place[2]), first.nbytes)
+    arguments = [(int(source), int(target), images, int(added)) for source, target, added in places]
+    ptxas, direct = _sides(device, pair, arguments)
+    for memory in chain.from_iterable(places):
         memory.free()
     return Timed(pair.name, differing, ptxas, direct)
 
 
-def _sides(device: Device, pair: Pair, arguments: tuple[int, int, int, int]) -> tuple[Side, Side]:
-    """Both kernels' times with these arguments, at every place in turn."""
+def _sides(device: Device, pair: Pair, places: Sequence[tuple[int, int, int, int]]) -> tuple[Side, Side]:
+    """Both kernels' times with the arguments of each place, in turn."""
     stream = device.new_stream()
     device.wake()
     gate = device.gate(stream)
     # Loaded one by the other, so that each copy lies elsewhere. A graph does not keep its kernels loaded: this list
     # must live until the last replay has ended.
     loaded = [
-        [device.load_layer(each.kernels, stream, addressed=True) for each in (pair.ptxas, pair.direct)]
-        for _ in range(PLACES)
+        [device.load_layer(each.kernels, stream, addressed=True) for each in (pair.ptxas, pair.direct)] for _ in places
     ]
-    once = [partial(each, *arguments) for place in loaded for each in place]
+    once = [partial(each, *place) for place, both in zip(places, loaded, strict=True) for each in both]
     for launch in once:
         launch()
     stream.synchronize()
@@ -177,7 +182,7 @@ def _sides(device: Device, pair: Pair, arguments: tuple[int, int, int, int]) -> 
     ptxas, direct = (
         Side(
             tuple(float(np.median(each)) for each in taken[which::2]),
-            len({code.address for place in loaded for code in place[which].codes[:1]}),
+            len({code.address for both in loaded for code in both[which].codes[:1]}),
         )
         for which in (0, 1)
     )

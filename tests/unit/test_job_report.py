@@ -21,13 +21,13 @@ from cli.report_pictures import zeros_picture
 from codegen.layers import Layer
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
-from codegen.spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
+from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
 from farm.jobs import Outcome
 from farm.reports.zero_map import MOST_COLUMNS, MOST_ROWS, zero_map
 from farm.tuning.book import TuningBook, key_of
 from farm.tuning.record import TuningRecord
 from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
-from tests.samples import SMALLER, layer
+from tests.samples import SMALL, SMALLER, layer
 from tests.unit.farmyard import Farmyard
 from tests.unit.reported import HOSTILE, report, reported, submitted
 
@@ -135,6 +135,14 @@ def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhe
     assert both.arch_groups() == [("sm_80",), ("sm_90",)]
     page = Words(report_page(both)).text
     assert "1 of 2 measured on NVIDIA H200, others predicted" in page
+
+
+def test_the_record_of_a_layer_without_its_residual_measured_that_with_it_which_has_none(yard: Farmyard) -> None:
+    found = record(layer("conv1"), 64)
+    yard.ledger.tuning.put(found)
+    added = layer("conv1", replace(SMALL, epilogue=(AddResidual(),)))
+    time = reported(yard, added, book=TuningBook.of([found])).layers[0].for_arch("sm_90").time
+    assert (time.microseconds, time.measured) == (4.5, True)
 
 
 def test_a_time_measured_at_another_batch_is_not_this_jobs(yard: Farmyard) -> None:

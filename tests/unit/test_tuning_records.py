@@ -17,13 +17,13 @@ from codegen.choice import bands_of, choose_tiling
 from codegen.limits import block_fits, comes_out_even
 from codegen.operators import tiled
 from codegen.prediction import predict_microseconds
-from codegen.spec import Clip, Linear
+from codegen.spec import AddResidual, Clip, Linear
 from codegen.tiling import Tiling
 from farm.errors import UsageError
 from farm.jobs import BuildOptions, NewJob, TilingChoice
 from farm.store.memory import MemoryStore
 from farm.submission import new_job
-from farm.tuning.book import TuningBook, related, tuned_spec
+from farm.tuning.book import TuningBook, own_and_shared, related, tuned_spec
 from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
 from farm.tuning.record import TuningRecord, record_of_json
 from tests.benchmarks.cost_model.fit import layers_of
@@ -100,7 +100,9 @@ def test_float16_layers_of_resnet50_and_vgg16_at_batch_64_have_records_near_the_
     for measured in layers:
         point = measured.points[0]
         nonzeros = round(point.density * point.spec.weights_count)
-        record = records[(tuned_spec(point.spec), *bands_of(point.spec, 64, nonzeros))]
+        bands = bands_of(point.spec, 64, nonzeros)
+        shared = tuned_spec(replace(point.spec, epilogue=()))  # of those with a residual, but for new ones
+        record = records.get((tuned_spec(point.spec), *bands)) or records[(shared, *bands)]
         times = {each.tiling: each.cold_microseconds for each in measured.points}
         slower.append(times.get(record.tiling, math.inf) / min(times.values()))
     assert np.mean(np.array(slower) <= 1.05) >= 0.9
@@ -231,6 +233,25 @@ def test_sums_in_float16_take_a_record_of_sums_in_float32_and_not_the_other_way(
     [(found, tiling)] = related([exact], packed)
     assert (found, tiling) == (exact, replace(TUNED, accumulate="float16"))
     assert related([replace(exact, key=packed, tiling=tiling)], exact.key) == []
+
+
+def test_a_layer_with_a_residual_takes_its_own_record_and_without_one_that_of_the_layer_alone() -> None:
+    added = layer(spec=replace(SMALL, epilogue=(AddResidual(), Clip(low=0.0))))
+    nonzeros = added.weights.nonzeros_per_kernel
+    other = other_tiling(TUNED)
+    shared, own = record(TUNED), record(other, added, microseconds=99.0)
+    sparser = replace(own, key=replace(own.key, density_band=own.key.density_band / 2))
+    for records, found in (([shared], TUNED), ([own, shared], other), ([shared, sparser], other), ([own], other)):
+        [(tiling, choice)] = TuningBook.of(records).tilings(added.spec, 64, nonzeros, BuildOptions(("sm_90",)))
+        assert (tiling, choice.gpu) == (found, GPU)
+
+
+def test_a_layer_without_a_residual_takes_no_record_of_one_with_it() -> None:
+    own = record(TUNED, layer(spec=replace(SMALL, epilogue=(AddResidual(),))))
+    [build] = submitted(own, options=BuildOptions(("sm_90",))).builds
+    assert build.choices == ()
+    assert own_and_shared(record(TUNED).key) == (record(TUNED).key,)
+    assert own_and_shared(own.key) == (own.key, record(TUNED).key)
 
 
 @pytest.mark.parametrize("stale", [replace(TUNED, rows=4000), replace(TUNED, tile_width=4096)])
