@@ -21,15 +21,7 @@ from codegen.layers import Checkpoint
 from codegen.lots import Lots
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
-from farm.gpu.challenge import (
-    MULTIPROCESSORS,
-    Challenge,
-    IndexTable,
-    Launching,
-    Run,
-    cycle_of,
-    in_tiles,
-)
+from farm.gpu.challenge import MULTIPROCESSORS, Challenge, IndexTable, Launching, Run, cycle_of, in_tiles
 from farm.gpu.loaded import Module, launch
 from farm.torch.challenge_columns import Columns, LotLayers, RunData, pointer
 from farm.torch.challenge_reference import reference_of
