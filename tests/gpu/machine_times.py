@@ -4,8 +4,8 @@ The ten operators and ResNet-50's layers at batch 64 and 1, with the tilings tha
 makes both kernels of each, which needs no GPU, and leaves them in the folder; without it those in the folder are timed,
 which needs no compiler.
 
-Each is loaded several times, and has other inputs and outputs each time, since where these lie is worth a few percent:
-the median of its places counts.
+Each is loaded several times, and has other inputs and outputs each time, since where these lie is worth a few percent
+in some layers: the median of its places counts.
 """
 
 from __future__ import annotations
