@@ -1,11 +1,10 @@
-"""A network's layers of many columns in one kernel, lot after lot of these, so that what lies between stays in L2.
+"""The first layers of a network in one kernel, lot after lot of columns, so that what lies between them stays in L2.
 
 A warp has a K group of each layer and, in each of its turns, 32 columns; it takes one layer of all turns before the
 next layer of any. Nothing is waited for but values: the sign of one that lies between two layers says in which lot it
 was written, and a warp that finds another lot's loads again. So outputs must not be negative. A counter for the 32
-columns of a turn says how many groups have read all of a lot: only then may the next one be written. There is an even
-number of lots, which leaves the signs as they were; a warp that has no columns in a lot writes its signs and nothing
-else. All blocks must run at once.
+columns of a turn says how many groups have read all of a lot: only then may the next one be written. All blocks must
+run at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ READ_BYTES = 128
 """From one counter to the next."""
 WARP = 32
 FIRST_SIGN = 0x80000000
-"""Of the first lot's values; what is there before has the other sign, as the last lot leaves it."""
+"""Of the first lot's values; what is there before has the other sign, as an even number of lots leaves it."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +62,26 @@ class Lots:
     def counters(self) -> int:
         return self.columns // WARP
 
+    def count(self, columns: int) -> int:
+        """How many lots there are: an even number."""
+        return 2 * max(1, -(-columns // (2 * self.columns)))
+
 
 def lots_kernel(spec: LayerSpec, layers: Sequence[Weights], lots: Lots, arch: str) -> bytes:
     """The PTX of layers of one shape, at least two.
 
-    Its arguments: input and output, what lies between two layers (a lot for each layer but the last, zero at first),
-    marks, counters of zero, where it says how many columns there are, and which of the input's they are, or null if
-    these are the first ones; and as u32 the turns (of a known number ptxas would write out the code). Raises
-    TemplateError for layers that are no 1x1 convolutions of one row, of whole groups, with as many inputs as outputs
-    and a Clip from 0 and nothing else behind the bias, and for turns of no whole tiles in memory.
+    Its arguments: the input in whole lots, the output like it, what lies between two layers (a lot for each layer but
+    the last, zero at first), marks, counters of zero, and as u32 how many columns are marked, the turns (of a known
+    number ptxas would write out the code) and how many lots are computed. Raises TemplateError for layers that are no
+    1x1 convolutions of one row, of whole groups, with as many inputs as outputs and a Clip from 0 and nothing else
+    behind the bias, and for turns of no whole tiles in memory.
     """
     if not isinstance(spec, Conv2d) or spec.kernel_height * spec.kernel_width * spec.height > 1:
         raise TemplateError("lots are of 1x1 convolutions whose columns are rows of a batch")
     groups, rest = divmod(spec.kernels, lots.group)
     if rest or spec.channels != spec.kernels or len(layers) < 2:
         raise TemplateError("lots are of two layers or more of whole groups, with as many inputs as outputs")
-    if spec.width & (spec.width - 1) or spec.width % WARP or lots.turn_columns % spec.width:
+    if spec.width & (spec.width - 1) or lots.turn_columns % spec.width:
         raise TemplateError(f"the turns of lots are of {lots.turn_columns} columns, not of whole tiles in memory")
     steps = [step for step in spec.epilogue if isinstance(step, Clip)]
     if len(steps) != len(spec.epilogue) or not any(step.low is not None and not np.signbit(step.low) for step in steps):
@@ -156,31 +159,21 @@ class _Stream:
             lines += [*self._loaded(), f"{self._checked()}@%p bra $retry_{name};\n$good_{name}:\n"]
             lines += [f"mov.b32 %x{m},%y{m};\n" for m in range(len(self._others))]
         lines += [self._added(f"%x{m}", c) for m, c in enumerate(self._others)]
-        if self._last:
-            lines += [clipped(self.spec, f"%sum{j}") + self._stored(j) for j in range(self.lots.group)]
-            lines.append(f"{_marked(self.lots.group)}$none_{name}:\n{_READ}")
-        else:
-            lines.append(f"bra $store_{name};\n$none_{name}:\n")
-            lines += [f"mov.f32 %sum{j},%zero;\n" for j in range(self.lots.group)]
-            lines.append(f"$store_{name}:\n{'' if self.number else _until_read(name)}")
-            lines += [clipped(self.spec, f"%sum{j}") + self._stored(j) for j in range(self.lots.group)]
+        if not self.number:
+            lines.append(_until_read(name))
+        for j in range(self.lots.group):
+            lines += [clipped(self.spec, f"%sum{j}"), self._stored(j)]
+        lines.append(_marked(self.lots.group) if self._last else "")
         return "".join([*lines, _next_turn(name, self.spec, self.lots)])
 
     def _begun(self, name: str) -> str:
-        """What comes before a layer, and of each turn the addresses; a warp without columns goes to $none."""
         text = f"$begin_{name}:\nmov.u32 %left,%turns; mov.u64 %ahead,0; mov.u64 %read,%counter; "
         text += "mov.u32 %held,%held_first; mov.u32 %at,%column;\n"
         if self.number:
             text += f"mad.lo.s64 %set,%lot_bytes,{self.number - 1},%between;\n"
-        text += f"$turn_{name}:\n"
+        text += f"$turn_{name}:\nadd.s64 %from,{'%set' if self.number else '%input'},%ahead;\n"
         text += f"add.s64 %into,{'%output' if self._last else '%set' if self.number else '%between'},%ahead;\n"
-        text += "add.s64 %into,%into,%lot_bytes;\n" if self.number and not self._last else ""
-        text += f"and.b32 %t,%at,{-WARP};\nsetp.ge.u32 %p,%t,%columns;\n@%p bra $none_{name};\n"
-        if self.number:
-            return text + "add.s64 %from,%set,%ahead;\n"
-        # The place of the next turn, which is the next lot's first after this one's last, is on its way meanwhile.
-        text += _address("%from", "%input", "%place", self.spec)
-        return text + f"add.u32 %t,%at,{self.lots.turn_columns};\n{_PLACED}"
+        return text + ("add.s64 %into,%into,%lot_bytes;\n" if self.number and not self._last else "")
 
     def _loaded(self) -> list[str]:
         if self.number:
@@ -219,37 +212,20 @@ class _Stream:
 def _until_read(name: str) -> str:
     """Until all groups have read what lies between layers of the lot before."""
     return (
-        f"setp.eq.u32 %p,%readers,0;\n@%p bra $go_{name};\n$poll_{name}:\nld.relaxed.gpu.global.u32 %seen,[%read];\n"
+        f"setp.eq.u32 %p,%lot,0;\n@%p bra $go_{name};\n$poll_{name}:\nld.relaxed.gpu.global.u32 %seen,[%read];\n"
         f"setp.lt.u32 %p,%seen,%readers;\n@%p bra $poll_{name};\n$go_{name}:\n"
     )
 
 
 def _marked(group: int) -> str:
-    """Marks a column with an output."""
+    """Marks a column with an output, and counts that this group has read the lot."""
     return (
         "mov.b32 %any,0;\n"
         + "".join(f"mov.b32 %t,%sum{j};\nor.b32 %any,%any,%t;\n" for j in range(group))
         # -0.0 is no output either.
         + "shl.b32 %any,%any,1;\nsetp.ne.b32 %p,%any,0;\nsetp.lt.and.u32 %p,%at,%columns,%p;\ncvt.u64.u32 %a,%at;\n"
         "add.s64 %a,%a,%marks;\nmov.u32 %t,1;\n@%p st.global.u8 [%a],%t;\n"
-    )
-
-
-_READ = "bar.warp.sync -1;\n@%first red.relaxed.gpu.global.add.u32 [%read],1;\n"
-"""Counts that this group has read the lot."""
-_PLACED = (
-    "min.u32 %place,%t,%last;\nmul.wide.u32 %a,%place,4;\nadd.s64 %a,%a,%places;\n@%listed ld.global.u32 %place,[%a];\n"
-)
-"""Where in the input column %t is, or the last one if there is none."""
-
-
-def _address(register: str, tiles: str, column: str, spec: Conv2d) -> str:
-    """Of a column's first element."""
-    tile = 4 * spec.channels * spec.width
-    return (
-        f"shr.u32 %t,{column},{spec.width.bit_length() - 1};\nmul.wide.u32 {register},%t,{tile};\n"
-        f"add.s64 {register},{register},{tiles};\nand.b32 %t,{column},{spec.width - 1};\n"
-        f"mad.wide.u32 {register},%t,4,{register};\n"
+        "bar.warp.sync -1;\n@%first red.relaxed.gpu.global.add.u32 [%read],1;\n"
     )
 
 
@@ -264,14 +240,14 @@ def _next_turn(name: str, spec: Conv2d, lots: Lots) -> str:
 
 def _next_lot(block: int, groups: int, lots: Lots) -> str:
     return (
-        f"add.u32 %readers,%readers,{groups}; xor.b32 %sign,%sign,0x80000000; add.s64 %output,%output,%lot_bytes;\n"
-        f"mad.lo.u32 %column,%turns,{lots.turn_columns},%column; mad.lo.u32 %lot,%turns,{lots.turn_columns},%lot;\n"
-        "setp.lt.s32 %p,%sign,0; setp.ge.and.u32 %p,%lot,%columns,%p;\n@%p exit;\n"
-        f"bra $begin_{block}_0;\n"
+        f"add.u32 %lot,%lot,1; setp.ge.u32 %p,%lot,%lots;\n@%p exit;\nadd.u32 %readers,%readers,{groups}; "
+        f"xor.b32 %sign,%sign,0x80000000;\nmad.lo.u32 %column,%turns,{lots.turn_columns},%column; "
+        f"add.s64 %output,%output,%lot_bytes; add.s64 %input,%input,%lot_bytes;\nbra $begin_{block}_0;\n"
     )
 
 
 def _head(spec: Conv2d, lots: Lots, arch: str) -> str:
+    image = 4 * spec.channels * spec.width
     return f"""\
 .version 8.0
 .target {arch}
@@ -279,35 +255,31 @@ def _head(spec: Conv2d, lots: Lots, arch: str) -> str:
 .extern .shared .align 16 .b8 held[];
 .visible .entry {KERNEL}(
 .param .u64 input, .param .u64 output, .param .u64 between, .param .u64 marks, .param .u64 counters,
-.param .u64 count, .param .u64 places, .param .u32 turns
+.param .u32 columns, .param .u32 turns, .param .u32 lots
 )
 .maxntid {lots.threads}, 1, 1
 .minnctapersm 1
 {{
 .reg .b32 %block, %lane, %warp, %tile, %columns, %column, %turns, %left, %held_first, %held, %seen, %nothing, %any;
-.reg .b32 %t, %u, %at, %lot, %sign, %bad, %readers, %place, %last;
+.reg .b32 %t, %u, %at, %lot, %lots, %sign, %bad, %readers;
 .reg .b64 %input, %between, %output, %marks, %counter, %read, %ahead, %from, %into, %a, %lot_bytes, %set, %once;
-.reg .b64 %places;
-.reg .pred %p, %first, %listed;
+.reg .pred %p, %first;
 .reg .f32 %sum<{lots.group}>, %own<{lots.group}>, %x<{spec.channels}>, %bias, %zero;
 .reg .b32 %y<{spec.channels}>;
 ld.param.u64 %input,[input]; ld.param.u64 %output,[output]; ld.param.u64 %between,[between];
-ld.param.u64 %marks,[marks]; ld.param.u64 %counter,[counters]; ld.param.u32 %turns,[turns];
-ld.param.u64 %places,[places]; setp.ne.u64 %listed,%places,0;
-ld.param.u64 %a,[count]; ld.global.u32 %columns,[%a]; setp.eq.u32 %p,%columns,0;
-@%p exit;
-sub.u32 %last,%columns,1; shr.s32 %nothing,%columns,31; mov.b32 %zero,%nothing;
+ld.param.u64 %marks,[marks]; ld.param.u64 %counter,[counters]; ld.param.u32 %columns,[columns];
+ld.param.u32 %turns,[turns]; ld.param.u32 %lots,[lots];
+shr.s32 %nothing,%columns,31; mov.b32 %zero,%nothing;
 mov.u32 %t,%tid.x;
 shl.b32 %u,%t,2; mov.u32 %held_first,held; add.u32 %held_first,%held_first,%u;
 shr.u32 %warp,%t,5; and.b32 %lane,%t,31; setp.eq.u32 %first,%lane,0;
 mov.u32 %tile,%ctaid.x; mad.lo.u32 %tile,%warp,{lots.beside},%tile;
 mul.wide.u32 %a,%tile,{READ_BYTES}; add.s64 %counter,%counter,%a;
 shl.b32 %column,%tile,5; add.u32 %column,%column,%lane;
-{_address("%a", "0", "%column", spec)}\
-add.s64 %output,%output,%a; add.s64 %between,%between,%a;
+shr.u32 %t,%column,{spec.width.bit_length() - 1}; mul.wide.u32 %a,%t,{image}; and.b32 %t,%column,{spec.width - 1};
+mad.wide.u32 %a,%t,4,%a;
+add.s64 %input,%input,%a; add.s64 %output,%output,%a; add.s64 %between,%between,%a;
 mul.wide.u32 %lot_bytes,%turns,{4 * spec.channels * lots.turn_columns};
-mov.u32 %t,%column;
-{_PLACED}\
 mov.u32 %lot,0; mov.u32 %readers,0; mov.u32 %sign,{FIRST_SIGN:#x};
 mov.u32 %block,%ctaid.z;
 createpolicy.fractional.L2::evict_first.b64 %once,1.0;

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError
 from codegen.toolchain import find_toolchain
-from farm.bench.challenge_builds import Begun, LotKernel, begin, made
+from farm.bench.challenge_builds import Begun, begin, made
 from farm.bench.challenge_kernels import (
     INDEX_CHAIN,
     INDEX_CHAIN_BLOCKS,
     INDEX_KERNELS,
     INDEX_THREADS,
     INDEX_TOGETHER,
+    LOT_LAYERS,
     chain_of,
 )
 from farm.bench.contenders import GENERATED
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from codegen.chain import Chain
     from codegen.launch import Launch
     from codegen.layers import Checkpoint
+    from codegen.lots import Lots
     from codegen.tiling import Tiling
     from farm.torch.challenge import ChallengeGpu
 
@@ -191,7 +193,7 @@ class ChallengeSession:
         self,
         built: tuple[Chain, Future[Cubin]] | None,
         layers: Sequence[tuple[Tiling, dict[str, Future[BuiltLayer]]]] = (),
-        lots: Sequence[LotKernel] = (),
+        lots: tuple[Lots, Future[bytes]] | None = None,
     ) -> Iterator[Variant]:
         """By one kernel for all layers between two compactions, with those that are alone by their own kernels, and
         with the first ones lot after lot.
@@ -204,10 +206,9 @@ class ChallengeSession:
                 kernels, launched = self._kernels(tiling, futures)
                 own = f"layers alone by {tiling.tile_width} threads, {launched[0]}"
                 yield f"{note}, {own}", partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]))
-                if lots:
-                    first = [(made(each.cubin), each.how, each.layers) for each in lots]
-                    counts = "+".join(str(each.layers) for each in lots)
-                    by_lots = f"the first {counts} layers by lots of {lots[0].how.columns:,} rows"
+                if lots is not None:
+                    first = made(lots[1]), lots[0], LOT_LAYERS
+                    by_lots = f"the first {LOT_LAYERS} layers by lots of {lots[0].columns:,} rows"
                     run = partial(self.gpu.chained, cubin.data, how, (kernels, launched[0]), first)
                     yield f"{note}, {own}, {by_lots}", run
 
@@ -223,9 +224,7 @@ class ChallengeSession:
                 note = f"{INDEX_CHAIN}, groups of {group}, one launch for layers between compactions, {across} tiles"
                 run = partial(self.gpu.indexed_chain, INDEX_CHAIN, group, tables, across)
                 yield note, run
-                for together in INDEX_TOGETHER:
-                    counts = "+".join(map(str, together))
-                    yield f"{note}, the first {counts} layers together", partial(run, together)
+                yield f"{note}, the first {INDEX_TOGETHER} layers together", partial(run, INDEX_TOGETHER)
 
     def indexed(self) -> Iterator[Variant]:
         """By index."""

@@ -15,12 +15,12 @@ from codegen.lots import Lots
 from codegen.tiling import Tiling
 from farm.bench.challenge_kernels import (
     INDEX_KERNELS,
+    LOT_LAYERS,
     cases_of,
     chain_of,
     compile_chain,
     compile_kernels,
     compile_lots,
-    lot_ranges,
     lots_of,
     tilings_of,
 )
@@ -28,15 +28,6 @@ from farm.gpu.challenge import Challenge, cycle_of
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class LotKernel:
-    """Layers lot after lot, on their way."""
-
-    how: Lots
-    layers: int
-    cubin: Future[bytes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +40,8 @@ class NetworkKernels:
     """challenge.cu's, by the outputs of a group."""
     chain: tuple[Chain, Future[Cubin]] | None
     """All of them in one kernel, where they may be."""
-    lots: list[LotKernel]
-    """Of the first ones lot after lot, where they may be."""
+    lots: tuple[Lots, Future[bytes]] | None
+    """The first ones lot after lot, where they may be."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +86,17 @@ def begin_chain(
     return how, begun.chains[key]
 
 
-def begin_lots(pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun) -> list[LotKernel]:
+def begin_lots(
+    pool: KernelPool, challenge: Challenge, checkpoint: Checkpoint, begun: Begun
+) -> tuple[Lots, Future[bytes]] | None:
     """Begins to build a network's first layers lot after lot, if they may be and it has not been begun."""
-    how, kernels = lots_of(challenge, checkpoint), list[LotKernel]()
+    how = lots_of(challenge, checkpoint)
     if how is None:
-        return kernels
-    for which in lot_ranges():
-        key = tuple(checkpoint.layers[layer].weights.digest for layer in which)
-        if key not in begun.lots:
-            begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how, which))
-        kernels.append(LotKernel(how, len(which), begun.lots[key]))
-    return kernels
+        return None
+    key = tuple(layer.weights.digest for layer in checkpoint.layers[:LOT_LAYERS])
+    if key not in begun.lots:
+        begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how))
+    return how, begun.lots[key]
 
 
 def made(kernel: Future[Made]) -> Made:

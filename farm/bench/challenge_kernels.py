@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.resources import as_file, files
-from itertools import accumulate, pairwise
 
 from codegen.arch import has_clusters, virtual_arch
 from codegen.assemble import Cubin, assemble
@@ -27,16 +26,14 @@ LOAD_COST, MOST_COST = 5.0, 1.5
 MOST_TILINGS = 3
 CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS = 16, 128, 8
 """Outputs of a K group of a chain, threads of a part of a block, parts of a block: one block fills a multiprocessor."""
-LOT_LAYERS = (3, 2, 2)
-"""First layers that are computed lot after lot, so many by one kernel before rows go."""
-LOT_THREADS, LOT_TURNS = 512, 2
-"""Of a block of theirs, and columns of a thread."""
+LOT_LAYERS, LOT_THREADS, LOT_TURNS = 3, 512, 2
+"""First layers that are computed lot after lot, threads of a block of theirs, columns of a thread."""
 MOST_CHAINED = 16
 """Different layers of a chain, which ptxas has as one function."""
 INDEX_CHAIN, INDEX_CHAIN_BLOCKS = "index_chain", 2
 """The index kernel that goes over layers, and its blocks that a multiprocessor runs at once."""
-INDEX_TOGETHER = ((2,), LOT_LAYERS)
-"""First layers that it computes before rows go, in variants: by lots it is slower."""
+INDEX_TOGETHER = 2
+"""First layers that it computes before rows go for the first time, in a variant: by lots it is slower."""
 CHUNK_CHANNELS = 32
 INDEX_THREADS = 256
 """Of a block of an index kernel."""
@@ -92,14 +89,9 @@ def lots_of(challenge: Challenge, checkpoint: Checkpoint) -> Lots | None:
     return Lots(CHAINED_GROUP, LOT_THREADS, how.beside, LOT_TURNS)
 
 
-def lot_ranges() -> list[range]:
-    """The layers of each kernel that computes them lot after lot."""
-    return [range(*each) for each in pairwise(accumulate(LOT_LAYERS, initial=0))]
-
-
-def compile_lots(checkpoint: Checkpoint, lots: Lots, which: range, arch: str, toolchain: Toolchain) -> bytes:
-    """The machine code of some of its layers as one kernel. Raises ToolError."""
-    layers = [layer.weights for layer in checkpoint.layers[which.start : which.stop]]
+def compile_lots(checkpoint: Checkpoint, lots: Lots, arch: str, toolchain: Toolchain) -> bytes:
+    """The machine code of its first layers as one kernel. Raises ToolError."""
+    layers = [layer.weights for layer in checkpoint.layers[:LOT_LAYERS]]
     return assemble(lots_kernel(checkpoint.layers[0].spec, layers, lots, arch), arch, toolchain).data
 
 

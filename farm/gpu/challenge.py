@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ MULTIPROCESSORS = 132
 LAUNCHED_THREADS = 1024
 """Of a launch that goes over all rows, about, for each of them: as many as run with 64 registers each."""
 BUFFERS = 7
-"""As large as the inputs: those themselves and two for layers in tiles; those and three for cuSPARSE, and one more."""
+"""As large as the inputs: those themselves and two for layers in tiles; those and three in lots, or for cuSPARSE."""
 REFERENCE_BYTES = 2**30
 """Of the rows that are computed in float64 at once, and of the dense layers for it, unless one alone is larger."""
 
@@ -57,8 +57,8 @@ class Challenge:
     clip: float
     rows: FloatArray
     """[rows, neurons]: the inputs."""
-    together: tuple[int, ...] = ()
-    """Of the first layers, so many between two times that rows go; then it is one."""
+    together: int = 1
+    """Layers before rows go for the first time."""
 
     @property
     def edges(self) -> int:
@@ -82,8 +82,7 @@ class Challenge:
 
     def compacts(self, layer: int) -> bool:
         """Whether dead rows go after this layer."""
-        alone = sum(self.together) <= layer < COMPACTED
-        return alone or layer + 1 in accumulate(self.together) or layer == len(self.matrices) - 1
+        return self.together - 1 <= layer < COMPACTED or layer == len(self.matrices) - 1
 
     def forgets(self, layer: int) -> bool:
         """Whether what layers before this one marked, after which no rows went, is to be forgotten."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,17 @@ from codegen.layers import Checkpoint
 from codegen.lots import Lots
 from codegen.tsv.network import tile_rows
 from farm.errors import UsageError
-from farm.gpu.challenge import MULTIPROCESSORS, Challenge, IndexTable, Launching, Run, cycle_of, in_tiles
+from farm.gpu.challenge import (
+    MULTIPROCESSORS,
+    Challenge,
+    IndexTable,
+    Launching,
+    Run,
+    cycle_of,
+    in_tiles,
+)
 from farm.gpu.loaded import Module, launch
-from farm.torch.challenge_columns import Columns, LotLayers, RunData, pointer
+from farm.torch.challenge_columns import Columns, FirstLayers, RunData, pointer
 from farm.torch.challenge_reference import reference_of
 from farm.torch.challenge_timing import replayed
 from farm.torch.csr import csr_of
@@ -189,11 +196,9 @@ class ChallengeGpu:
         cubin: bytes,
         how: Chain,
         alone: tuple[Mapping[str, tuple[bytes, Launch]], Launching] | None = None,
-        first: Sequence[tuple[bytes, Lots, int]] = (),
+        first: tuple[bytes, Lots, int] | None = None,
     ) -> Run:
-        """By one kernel for layers that follow one another; those `alone` by theirs, and the `first` ones by kernels
-        that each compute so many lot after lot.
-        """
+        """By one kernel for layers that follow one another; those `alone` and the `first` ones by theirs, if given."""
         function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
         neurons = self._challenge.neurons
         step = ctypes.c_int32(neurons * tile_rows(neurons))
@@ -205,12 +210,11 @@ class ChallengeGpu:
 
         grid = (how.beside, 1, neurons // how.group)
         own = None if alone is None else self._own(*alone)
-        lots = [LotLayers(*each, neurons) for each in first]
-        together = tuple(each.layers for each in lots)
-        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, together, own, lots)
+        lots = None if first is None else FirstLayers(*first, self._input, len(self._challenge.rows))
+        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, own, lots)
 
     def indexed_chain(
-        self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int, together: tuple[int, ...] = ()
+        self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int, together: int = 1
     ) -> Run:
         """By an index kernel that goes over layers, with so many tiles of columns, the first ones together."""
         cycle, held = self._cycle, []
@@ -228,7 +232,7 @@ class ChallengeGpu:
 
         grid = (across, 1, self._challenge.neurons // group)
         function = self._modules[group].function(entry)
-        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments, together)
+        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments, together=together)
 
     def _chained(
         self,
@@ -238,9 +242,9 @@ class ChallengeGpu:
         shared_bytes: int,
         tiles: int,
         arguments: Callable[[RunData], list[Any]],
-        together: tuple[int, ...],
         own: _Layer | None = None,
-        lots: Sequence[LotLayers] = (),
+        lots: FirstLayers | None = None,
+        together: int = 1,
     ) -> Run:
         """By a kernel that goes over layers and all of whose blocks must run at once, by `own` and `lots` if given."""
         found = torch.cuda.get_device_properties().multi_processor_count
@@ -250,15 +254,11 @@ class ChallengeGpu:
             )
         done = torch.zeros(tiles * DONE_BYTES // 4, dtype=torch.int32, device="cuda")
 
-        begins = accumulate(together, initial=0)
-        by_lots = dict(zip(begins, lots, strict=False))
-
         def run(
             layers: range, source: torch.Tensor, target: torch.Tensor, spare: torch.Tensor, columns: Columns
         ) -> None:
-            if layers[0] in by_lots:
-                final = target if len(layers) % 2 else spare
-                by_lots[layers[0]].enqueue(source, final, columns, self._stream.cuda_stream)
+            if layers[0] == 0 and lots is not None:
+                lots.enqueue(target if len(layers) % 2 else spare, columns.marks, self._stream.cuda_stream)
                 return
             if len(layers) == 1 and own is not None:
                 own(layers[0], source, target, columns)
@@ -269,8 +269,10 @@ class ChallengeGpu:
             given = arguments(RunData(source, target, spare, columns, done, first, len(layers)))
             launch(function, grid, (threads, 1, 1), shared_bytes, given, self._stream.cuda_stream)
 
-        challenge = replace(self._challenge, together=together)
-        return self._in_runs(run, challenge, [*self._buffers, torch.empty_like(self._input)])
+        challenge = replace(self._challenge, together=together if lots is None else lots.layers)
+        if lots is None:
+            return self._in_runs(run, challenge, [*self._buffers, torch.empty_like(self._input)])
+        return self._in_runs(run, challenge, [torch.empty_like(lots.input) for _ in range(3)])
 
     def _tiled(self, layer: _Layer) -> Run:
         """Of kernels that read and write tiles, one for each layer."""

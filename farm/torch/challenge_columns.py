@@ -34,24 +34,30 @@ class RunData:
     layers: int
 
 
-class LotLayers:
-    """Layers by one kernel, lot after lot of their columns."""
+class FirstLayers:
+    """A network's first layers by one kernel, lot after lot of its rows."""
 
-    def __init__(self, cubin: bytes, lots: Lots, layers: int, neurons: int) -> None:
-        """Raises DeviceError."""
+    def __init__(self, cubin: bytes, lots: Lots, layers: int, given: torch.Tensor, rows: int) -> None:
+        """`given` is the input, [tiles, neurons, width]: it is copied into whole lots. Raises DeviceError."""
+        tiles, neurons, width = given.shape
         self.layers = layers
-        self._lots, self._groups = lots, neurons // lots.group
+        self._lots, self._rows, self._groups = lots, rows, neurons // lots.group
+        self._count = lots.count(rows)
+        self.input = torch.zeros((self._count * lots.columns // width, neurons, width), device="cuda")
+        self.input[:tiles] = given
         self._between = torch.zeros((layers - 1, lots.columns, neurons), device="cuda")
         self._counters = torch.zeros(lots.counters * READ_BYTES // 4, dtype=torch.int32, device="cuda")
         self._function = Module(cubin).function(KERNEL)
         allow_shared(self._function, lots.shared_bytes)
         torch.cuda.synchronize()  # zeros that came late, from another stream, would be waited for without end
 
-    def enqueue(self, source: torch.Tensor, target: torch.Tensor, columns: Columns, stream: int) -> None:
+    def enqueue(self, output: torch.Tensor, marks: torch.Tensor, stream: int) -> None:
+        """`output` is as large as the input."""
         lots = self._lots
         self._counters.zero_()
-        pointers = (source, target, self._between, columns.marks, self._counters, columns.count, columns.places)
-        arguments = [*map(pointer, pointers), ctypes.c_int32(lots.turns)]
+        pointers = (self.input, output, self._between, marks, self._counters)
+        numbers = (self._rows, lots.turns, self._count)
+        arguments = [*map(pointer, pointers), *map(ctypes.c_int32, numbers)]
         grid = (lots.beside, 1, self._groups)
         launch(self._function, grid, (lots.threads, 1, 1), lots.shared_bytes, arguments, stream)
 

@@ -18,8 +18,7 @@ from codegen.chain import Chain
 from codegen.errors import ToolError
 from codegen.lots import Lots
 from farm.bench.challenge_benchmark import ChallengeSession, wrongness
-from farm.bench.challenge_builds import LotKernel
-from farm.bench.challenge_kernels import listed_tiling
+from farm.bench.challenge_kernels import LOT_LAYERS, listed_tiling
 from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.gpu.challenge import Challenge, Run, launchings, outcome_of
 from farm.gpu.kernels import BuiltLayer
@@ -90,16 +89,16 @@ def test_layers_that_are_alone_may_be_computed_by_their_own_kernels_and_the_firs
     cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
     layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
     how = Chain(16, 128, 8, 2)
-    lots, lot_cubin, no_lots = Lots(16, 512, 2, 2), Future[bytes](), Future[bytes]()
+    lots, lot_cubin = Lots(16, 512, 2, 2), Future[bytes]()
     lot_cubin.set_result(b"lots")
-    no_lots.set_exception(ToolError("ptxas: no", command="ptxas"))
-    alone = [(tiling, {"digest": layer})]
-    for _, variant in session.chained((how, cubin), alone, [LotKernel(lots, count, lot_cubin) for count in (3, 2)]):
+    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, lot_cubin)):
         variant()
     [first_launching, *_] = launchings(512, NEURONS // 16, 40)
     own = b"chain", how, ({"digest": (b"layer", None)}, first_launching)
-    assert given == [own[:2], own, (*own, [(b"lots", lots, 3), (b"lots", lots, 2)])]
-    broken = session.chained((how, cubin), alone, [LotKernel(lots, 3, no_lots)])
+    assert given == [own[:2], own, (*own, (b"lots", lots, LOT_LAYERS))]
+    no_lots = Future[bytes]()
+    no_lots.set_exception(ToolError("ptxas: no", command="ptxas"))
+    broken = session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, no_lots))
     assert session.best("generated", broken).microseconds == RIGHT.microseconds
 
 
