@@ -5,7 +5,6 @@
 #define LISTERS 1024
 #define LISTED 4  // columns of a thread of list_columns: the bytes of a word
 #define COUNTED 16  // marks that a thread counts at once: the bytes of a uint4
-#define LINE 128  // bytes that are brought into L2 at once
 
 // Each mark is a byte of 0 or 1.
 __device__ int marked(unsigned word) { return word * 0x01010101u >> 24; }
@@ -14,18 +13,14 @@ __device__ int marked(uint4 words) { return marked(words.x) + marked(words.y) + 
 // After a layer: which of its `count` columns have an output. `places[i]` becomes the column that is the i-th of those,
 // `*left` how many there are, and `kept` the names of those in `names`. `others`, the marks of the next layer, are made
 // zero; beyond `count` there may be marks of earlier layers. A block lists LISTERS * LISTED columns, and counts those before.
-// What the next launch reads for whatever columns, its code or its tables, comes into L2 meanwhile: else it comes from DRAM.
 extern "C" __global__ void __launch_bounds__(LISTERS) list_columns(const int* __restrict__ count,
                                                                   const unsigned char* __restrict__ marks,
                                                                   unsigned char* __restrict__ others,
                                                                   int* __restrict__ places, int* __restrict__ left,
-                                                                  const int* __restrict__ names, int* __restrict__ kept,
-                                                                  const char* following, unsigned bytes) {
+                                                                  const int* __restrict__ names, int* __restrict__ kept) {
     __shared__ unsigned long long sums[LISTERS];
     const int columns = *count, first = blockIdx.x * (LISTERS * LISTED), begin = first + threadIdx.x * LISTED;
     int earlier = 0;
-    for (unsigned at = (blockIdx.x * LISTERS + threadIdx.x) * LINE; at < bytes; at += gridDim.x * LISTERS * LINE)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(following + at));
     for (int i = threadIdx.x * COUNTED; i < first; i += 4 * LISTERS * COUNTED) {
 #pragma unroll
         for (int j = i; j < i + 4 * LISTERS * COUNTED; j += LISTERS * COUNTED)

@@ -146,7 +146,7 @@ class Part:
         """Loads it into the current context. Raises DeviceError."""
         self.launch = how
         self.image_bytes = len(image)
-        self.module, self.code = load_with_code(image)
+        self.module, self.code = _loaded(image)
         """The code is None where that is not known: of PTX, and with a driver that does not say."""
         self._function = self.module.function(how.kernel)
         allow_shared(self._function, how.shared_bytes)
@@ -163,8 +163,7 @@ class Part:
         launch_numbers(self._function, grid, how.block, how.shared_bytes, numbers, stream, overlapping=how.waits)
 
 
-def load_with_code(image: bytes) -> tuple[Module, Code | None]:
-    """Into the current context; the code is None where nobody knows where it lies. Raises DeviceError."""
+def _loaded(image: bytes) -> tuple[Module, Code | None]:
     found = with_address(image)
     if found is None:
         return Module(image), None

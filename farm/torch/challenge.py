@@ -29,9 +29,8 @@ from farm.gpu.challenge import (
     cycle_of,
     in_tiles,
 )
-from farm.gpu.loaded import Code, Module, launch, load_with_code
+from farm.gpu.loaded import Module, launch
 from farm.torch.challenge_columns import Columns, FirstLayers, RunData, pointer
-from farm.torch.challenge_layers import OwnKernels, Tables
 from farm.torch.challenge_reference import reference_of
 from farm.torch.challenge_timing import replayed
 from farm.torch.csr import csr_of
@@ -46,8 +45,6 @@ _Layer = Callable[[int, torch.Tensor, torch.Tensor, Columns], None]
 """Enqueues layer i: input, output, columns."""
 _Layers = Callable[[range, torch.Tensor, torch.Tensor, torch.Tensor, Columns], None]
 """Enqueues layers: the first one's input, its output, what the second writes, columns."""
-_Ahead = Callable[[range], Code | None]
-"""Where what layers read for whatever columns is, their code or their tables."""
 
 
 class ChallengeGpu:
@@ -91,13 +88,21 @@ class ChallengeGpu:
 
     def compiled(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> Run:
         """By the kernels of listed columns, given by the digests of the layers' weights."""
-        own = OwnKernels(self._layers, kernels, self._tiles)
-        return self._tiled(self._by_own(own, launching), own.code)
+        return self._tiled(self._own(kernels, launching))
 
-    def _by_own(self, own: OwnKernels, launching: Launching) -> _Layer:
+    def _own(self, kernels: Mapping[str, tuple[bytes, Launch]], launching: Launching) -> _Layer:
+        """A layer by its own kernel."""
+        loaded = {key: (Module(cubin).function(how.kernel), how) for key, (cubin, how) in kernels.items()}
+
         def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: Columns) -> None:
-            how = own.launch(i, source, target, columns)
-            self._launch(i, launching, how.function, how.rest, how.threads, 0, how.arguments)
+            function, how = loaded[self._layers[i].weights.digest]
+            pointers = {"input": source, "output": target, **vars(columns)}
+            numbers = how.numbers(self._tiles)
+            _, y, z = how.grid_at(self._tiles)
+            arguments = [
+                ctypes.c_int32(numbers[name]) if name in numbers else pointer(pointers[name]) for name in how.arguments
+            ]
+            self._launch(i, launching, function, (y, z), how.block[0], 0, arguments)
 
         return layer
 
@@ -106,15 +111,21 @@ class ChallengeGpu:
     ) -> Run:
         """By an index kernel, whose tables are given by the digests of the layers' weights."""
         function = self._modules[group].function(entry)
-        held, groups = Tables(self._layers, tables), self._challenge.neurons // group
+        held = {
+            digest: [torch.from_numpy(each).cuda() for each in (table.first, table.inputs, table.weights)]
+            for digest, table in tables.items()
+        }
+        biases = {each.weights.digest: torch.from_numpy(each.weights.bias).cuda() for each in self._layers}
+        groups = self._challenge.neurons // group
 
         def layer(i: int, source: torch.Tensor, target: torch.Tensor, columns: Columns) -> None:
-            arguments = [pointer(each) for each in (source, target, *vars(columns).values())]
-            arguments += map(ctypes.c_uint64, held.addresses(i))
-            shared = tables[self._layers[i].weights.digest].most * entry_bytes
+            digest = self._layers[i].weights.digest
+            table = [columns.count, columns.places, columns.marks, *held[digest], biases[digest]]
+            arguments = [pointer(each) for each in (source, target, *table)]
+            shared = tables[digest].most * entry_bytes
             self._launch(i, launching, function, (1, groups), THREADS, shared, arguments)
 
-        return self._tiled(layer, held.memory)
+        return self._tiled(layer)
 
     def _launch(
         self,
@@ -188,8 +199,7 @@ class ChallengeGpu:
         first: tuple[bytes, Lots, int] | None = None,
     ) -> Run:
         """By one kernel for layers that follow one another; those `alone` and the `first` ones by theirs, if given."""
-        module, code = load_with_code(cubin)
-        function, images = module.function(KERNEL), ctypes.c_int32(self._tiles)
+        function, images = Module(cubin).function(KERNEL), ctypes.c_int32(self._tiles)
         neurons = self._challenge.neurons
         step = ctypes.c_int32(neurons * tile_rows(neurons))
 
@@ -199,21 +209,20 @@ class ChallengeGpu:
             return [*tiles, images, step, *given, *map(ctypes.c_int32, (data.first, data.layers))]
 
         grid = (how.beside, 1, neurons // how.group)
-        own = None if alone is None else OwnKernels(self._layers, alone[0], self._tiles)
-        by_own = None if own is None or alone is None else self._by_own(own, alone[1])
-
-        def ahead(layers: range) -> Code | None:
-            return own.code(layers) if own is not None and len(layers) == 1 else code
-
+        own = None if alone is None else self._own(*alone)
         lots = None if first is None else FirstLayers(*first, self._input, len(self._challenge.rows))
-        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, ahead, by_own, lots)
+        return self._chained(function, grid, how.parts * how.threads, 0, how.tiles, arguments, own, lots)
 
     def indexed_chain(
         self, entry: str, group: int, tables: Mapping[str, IndexTable], across: int, together: int = 1
     ) -> Run:
         """By an index kernel that goes over layers, with so many tiles of columns, the first ones together."""
-        cycle, held = self._cycle, Tables(self._layers, tables)
-        addresses = torch.tensor([held.addresses(i) for i in range(cycle.kept)], device="cuda")
+        cycle, held = self._cycle, []
+        for layer in self._layers[: cycle.kept]:
+            table = tables[layer.weights.digest]
+            arrays = (table.first, table.inputs, table.weights, layer.weights.bias)
+            held.append([torch.from_numpy(each).cuda() for each in arrays])
+        addresses = torch.tensor([[each.data_ptr() for each in of_layer] for of_layer in held], device="cuda")
         most = max(table.most for table in tables.values())
 
         def arguments(data: RunData) -> list[Any]:
@@ -223,8 +232,7 @@ class ChallengeGpu:
 
         grid = (across, 1, self._challenge.neurons // group)
         function = self._modules[group].function(entry)
-        shared = 2 * most * (4 * group + 4)
-        return self._chained(function, grid, THREADS, shared, across, arguments, held.memory, together=together)
+        return self._chained(function, grid, THREADS, 2 * most * (4 * group + 4), across, arguments, together=together)
 
     def _chained(
         self,
@@ -234,7 +242,6 @@ class ChallengeGpu:
         shared_bytes: int,
         tiles: int,
         arguments: Callable[[RunData], list[Any]],
-        ahead: _Ahead,
         own: _Layer | None = None,
         lots: FirstLayers | None = None,
         together: int = 1,
@@ -264,29 +271,23 @@ class ChallengeGpu:
 
         challenge = replace(self._challenge, together=together if lots is None else lots.layers)
         if lots is None:
-            return self._in_runs(run, challenge, [*self._buffers, torch.empty_like(self._input)], ahead)
-        return self._in_runs(run, challenge, [torch.empty_like(lots.input) for _ in range(3)], ahead)
+            return self._in_runs(run, challenge, [*self._buffers, torch.empty_like(self._input)])
+        return self._in_runs(run, challenge, [torch.empty_like(lots.input) for _ in range(3)])
 
-    def _tiled(self, layer: _Layer, ahead: _Ahead) -> Run:
+    def _tiled(self, layer: _Layer) -> Run:
         """Of kernels that read and write tiles, one for each layer."""
         each = [range(i, i + 1) for i in range(len(self._layers))]
 
         def run(i: range, source: torch.Tensor, target: torch.Tensor, _: torch.Tensor, columns: Columns) -> None:
             layer(i[0], source, target, columns)
 
-        return self._in_runs(run, self._challenge, self._buffers, ahead, each)
+        return self._in_runs(run, self._challenge, self._buffers, each)
 
     def _in_runs(
-        self,
-        run: _Layers,
-        challenge: Challenge,
-        buffers: Sequence[torch.Tensor],
-        ahead: _Ahead,
-        runs: Sequence[range] = (),
+        self, run: _Layers, challenge: Challenge, buffers: Sequence[torch.Tensor], runs: Sequence[range] = ()
     ) -> Run:
-        """Of launches that read and write tiles; rows go when `challenge` says, and what follows is read ahead."""
+        """Of launches that read and write tiles; rows go when `challenge` says."""
         output: list[torch.Tensor] = []
-        every = runs or challenge.runs
 
         def enqueue() -> None:
             self._names[0].copy_(self._identity)
@@ -294,7 +295,7 @@ class ChallengeGpu:
             source = self._input
             places: torch.Tensor | None = None
             lists = 0
-            for number, layers in enumerate(every, 1):
+            for layers in runs or challenge.runs:
                 marks = self._marks[lists % 2]
                 if challenge.forgets(layers[0]):
                     marks.zero_()
@@ -302,7 +303,7 @@ class ChallengeGpu:
                 run(layers, source, others[0], others[-1], Columns(self._counts[lists : lists + 1], places, marks))
                 places = None
                 if challenge.compacts(layers[-1]):
-                    self._enqueue_list(lists, ahead(every[number]) if number < len(every) else None)
+                    self._enqueue_list(lists)
                     lists, places = lists + 1, self._places
                 source = others[0 if len(layers) % 2 else -1]
             output[:] = [source]
@@ -314,13 +315,11 @@ class ChallengeGpu:
 
         return self._measured(enqueue, values)
 
-    def _enqueue_list(self, number: int, ahead: Code | None = None) -> None:
-        """What a layer left, after `number` lists before it; brings what lies `ahead` into L2 meanwhile."""
+    def _enqueue_list(self, number: int) -> None:
+        """What a layer left, after `number` lists before it."""
         before, after = self._counts[number:], self._counts[number + 1 :]
         (marks, names), (others, kept) = ((self._marks[i % 2], self._names[i % 2]) for i in (number, number + 1))
         arguments = [pointer(each) for each in (before, marks, others, self._places, after, names, kept)]
-        address, size = (ahead.address, ahead.bytes) if ahead else (0, 0)
-        arguments += [ctypes.c_uint64(address), ctypes.c_uint32(size)]
         blocks = -(-len(self._identity) // (LISTERS * LISTED))
         launch(self._list, (blocks, 1, 1), (LISTERS, 1, 1), 0, arguments, self._stream.cuda_stream)
 

@@ -63,7 +63,7 @@ def test_many_blocks_list_the_columns_that_are_left_in_order(ptx: str, columns: 
     names = rng.permutation(most).astype(np.int32)
     places, kept = np.full(most, -1, np.int32), np.full(most, -1, np.int32)
     left = np.array([-1], np.int32)
-    arguments: list[Any] = [np.array([columns], np.int32), marks, others, places, left, names, kept, 0, 0]
+    arguments: list[Any] = [np.array([columns], np.int32), marks, others, places, left, names, kept]
     emulate.run(ptx, (-(-most // 4096), 1, 1), (1024, 1, 1), 0, arguments, kernel="list_columns")
     expected = np.flatnonzero(alive[:columns])
     assert left[0] == len(expected)
