@@ -6,8 +6,8 @@ arguments' arrays or misaligned, a barrier that only a part of the block reaches
 was written, before its `cp.async` was waited for, or without a barrier after another thread wrote it.
 
 What it does not see: code that none of the chosen blocks reaches, of which only the opcodes are read; a thread that
-overwrites shared memory before others have read it (the lanes run in step); and races in global memory. A NaN is a
-NaN: its bits are NumPy's.
+overwrites shared memory before others have read it (the lanes run in step); and races in global memory, unless one of
+the orders that are drawn (`interleaving`) meets them. A NaN is a NaN: its bits are NumPy's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from codegen.emulator.clusters import Clusters
 from codegen.emulator.fused import FusedMultiplyAdd
 from codegen.emulator.global_memory import GlobalMemory
 from codegen.emulator.grid import Dimensions, chosen_blocks, place, special_registers
+from codegen.emulator.interleaving import InterleavedSchedule
 from codegen.emulator.machine import Machine
 from codegen.emulator.module import Entry, Module, Parameter, parse_module
 from codegen.emulator.registers import Registers
@@ -67,11 +68,14 @@ def run(
     blocks: Sequence[Dimensions] | NDArray[Any] | None = None,
     kernel: str | None = None,
     instruction_limit: int = INSTRUCTION_LIMIT,
+    interleaving: int | None = None,
 ) -> Trace:
     """Launches a kernel; arrays are its pointers and are changed in place, numbers are its scalars.
 
     `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]; `kernel` may be left out
-    if the file has one. Raises PtxError for a text that cannot be read and EmulationError for everything else.
+    if the file has one. With a number for `interleaving`, warps go on in an order that is drawn from it: kernels whose
+    warps wait for one another need that, and each number is another order. Raises PtxError for a text that cannot be
+    read and EmulationError for everything else.
     """
     module = parse_module(ptx)
     entry = _entry(module, kernel)
@@ -87,6 +91,8 @@ def run(
             buffers.append(variable.numbers)
     of_block = prod(block) * _lane_bytes(entry) + 7 * window_bytes
     together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
+    if interleaving is not None and together < len(chosen):
+        raise EmulationError(f"only {together} of {len(chosen)} blocks fit at once, and they may wait for one another")
     executed: Counter[str] = Counter()
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
@@ -104,7 +110,9 @@ def run(
             clusters=Clusters(of_cluster, lanes, shared),
         )
         with np.errstate(all="ignore"):
-            schedule = Schedule(machine, entry, prod(block), partial(place, special))
+            given = machine, entry, prod(block), partial(place, special)
+            drawn = None if interleaving is None else np.random.default_rng(interleaving)
+            schedule = Schedule(*given) if drawn is None else InterleavedSchedule(*given, drawn)
             schedule.run(instruction_limit)
         executed += schedule.executed()
     return Trace(dict(executed), len(chosen) * prod(block))

@@ -18,8 +18,8 @@ from codegen.emulator.steps import guard, make_step
 from codegen.errors import EmulationError
 from codegen.ptx import Immediate, Instruction, Symbol
 
-_WAITING: Final = 2**31 - 2
-_EXITED: Final = 2**31 - 1
+WAITING: Final = 2**31 - 2
+EXITED: Final = 2**31 - 1
 
 _Control = Literal["branch", "barrier", "cluster", "exit"]
 Window = tuple[int, int]
@@ -64,18 +64,21 @@ class Schedule:
     def run(self, limit: int) -> None:
         """Runs every lane to its end. Raises EmulationError, also after `limit` instructions, each over all lanes."""
         steps = 0
-        while (number := int(self._next.min(initial=_EXITED))) != _EXITED:
-            if number == _WAITING:
+        while (number := int(self._next.min(initial=EXITED))) != EXITED:
+            if number == WAITING:
                 self._release_barriers()
                 continue
             segment = self._segments[number]
             steps += segment.end - segment.start
-            if steps > limit:
-                raise EmulationError(
-                    f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
-                    "loop around this one does not end, or the limit needs to be raised"
-                )
-            self._run(segment, number)
+            self._check_limit(segment, steps, limit)
+            self._run(segment, number, self._next == number)
+
+    def _check_limit(self, segment: Segment, steps: int, limit: int) -> None:
+        if steps > limit:
+            raise EmulationError(
+                f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
+                "loop around this one does not end, or the limit needs to be raised"
+            )
 
     def executed(self) -> Counter[str]:
         """How often each opcode was run, counted once per lane."""
@@ -86,8 +89,8 @@ class Schedule:
                     counts[instructions.opcodes[number]] += segment.runs
         return +counts
 
-    def _run(self, segment: Segment, number: int) -> None:
-        active = self._next == number
+    def _run(self, segment: Segment, number: int, active: NDArray[np.bool_]) -> None:
+        """Runs a segment for these lanes, which are at it."""
         lanes = self._window(active)
         if (machine := self._windows.get(lanes)) is None:
             machine = self._windows[lanes] = self._machine.window(*lanes)
@@ -103,7 +106,7 @@ class Schedule:
         except FaultError as fault:
             instruction = self._entry.instructions[position]
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
-        following = number + 1 if number + 1 < len(self._segments) else _EXITED
+        following = number + 1 if number + 1 < len(self._segments) else EXITED
         np.copyto(self._next[slice(*lanes)], np.int32(following), where=active)
         if segment.control is not None:
             self._run_control(segment.control, number, machine, active)
@@ -111,7 +114,7 @@ class Schedule:
     def _run_control(self, control: _Control, number: int, machine: Machine, active: NDArray[np.bool_]) -> None:
         lanes = slice(machine.first, machine.first + machine.lanes)
         instruction = self._last(number)
-        destination = {"barrier": _WAITING, "cluster": _WAITING, "exit": _EXITED}.get(control)
+        destination = {"barrier": WAITING, "cluster": WAITING, "exit": EXITED}.get(control)
         try:
             if control == "barrier":
                 _check_barrier(instruction)
@@ -122,13 +125,13 @@ class Schedule:
                 machine.predicated[instruction.opcode] += int(np.count_nonzero(active))
         except UnsupportedError as reason:
             raise EmulationError(f"{_at(instruction)}: {reason}") from None
-        if destination == _WAITING:
+        if destination == WAITING:
             np.copyto(self._barrier[lanes], np.int32(number), where=active)
         if control == "cluster":
             self._check_wait(instruction, np.flatnonzero(active) + machine.first)
         np.copyto(self._next[lanes], np.int32(destination), where=active)
         if control == "exit":
-            self._machine.clusters.end(self._next == _EXITED)
+            self._machine.clusters.end(self._next == EXITED)
 
     def _check_wait(self, instruction: Instruction, lanes: NDArray[np.intp]) -> None:
         try:
@@ -168,16 +171,18 @@ class Schedule:
             raise UnsupportedError("no such label")
         return self._numbers[self._entry.labels[label.name]]
 
-    def _release_barriers(self) -> None:
-        """Nobody can run: every lane that has not ended waits, which is right if those of a block wait at one place."""
-        waiting = self._next == _WAITING
+    def _release_barriers(self, of: NDArray[np.bool_] | None = None) -> None:
+        """Nobody (of these lanes) can run: every lane that has not ended waits, which is right if those of a block wait
+        at one place.
+        """
+        waiting = self._next == WAITING if of is None else (self._next == WAITING) & of
         of_cluster = waiting & self._waits_for_cluster[self._barrier]
-        if of_cluster.any() and (passing := self._machine.clusters.passing(of_cluster, self._next == _EXITED)).any():
+        if of_cluster.any() and (passing := self._machine.clusters.passing(of_cluster, self._next == EXITED)).any():
             self._go_on(passing)
             return
-        at = np.where(waiting, self._barrier, _WAITING).reshape(-1, self._threads)
+        at = np.where(waiting, self._barrier, WAITING).reshape(-1, self._threads)
         first = at.min(axis=1, keepdims=True)
-        if (elsewhere := np.flatnonzero((at != first) & (at != _WAITING))).size:
+        if (elsewhere := np.flatnonzero((at != first) & (at != WAITING))).size:
             lane = int(elsewhere[0])
             here = self._last(int(self._barrier[lane]))
             other = self._last(int(first[lane // self._threads, 0]))
@@ -195,7 +200,7 @@ class Schedule:
 
     def _go_on(self, lanes: NDArray[np.bool_]) -> None:
         following = self._barrier + 1
-        following[following == len(self._segments)] = _EXITED
+        following[following == len(self._segments)] = EXITED
         np.copyto(self._next, following, where=lanes)
 
 

@@ -41,13 +41,22 @@ class Buffers:
         self.marks = np.zeros(TILES * WIDTH, np.uint8)
         self.done = np.zeros(tiles * DONE_BYTES // 4, np.uint32)
 
-    def run(self, layers: list[Weights], chain: Chain, first: int, count: int, again: int = 0) -> FloatArray:
-        """The columns of the last layer."""
-        ptx = chained(SPEC, layers, again, chain, ARCH)
+    def run(
+        self,
+        layers: list[Weights],
+        chain: Chain,
+        first: int,
+        count: int,
+        again: int = 0,
+        order: int | None = None,
+        without: bytes = b"never",
+    ) -> FloatArray:
+        """The columns of the last layer, computed in the order of this number, by the kernel without some text."""
+        ptx = re.sub(without, b"", chained(SPEC, layers, again, chain, ARCH))
         given: list[Any] = [self.input, self.output, TILES, NEURONS * WIDTH, np.array([COLUMNS], np.int32)]
         given += [self.places, self.marks, self.spare, self.done, first, count]
         grid = chain.beside, 1, NEURONS // chain.group
-        emulate.run(ptx, grid, (chain.threads * chain.parts, 1, 1), 0, given, kernel=KERNEL)
+        emulate.run(ptx, grid, (chain.threads * chain.parts, 1, 1), 0, given, kernel=KERNEL, interleaving=order)
         return columns_of(self.output if count % 2 else self.spare)
 
 
@@ -64,6 +73,27 @@ def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said
     assert np.isnan(last[COLUMNS:]).all()
     assert np.array_equal(given.marks[:COLUMNS] != 0, (wanted > 0).any(axis=1))
     assert not given.marks[COLUMNS:].any()
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("chain", [Chain(16, THREADS, 1, 2), Chain(16, THREADS, 1, 5), Chain(8, THREADS, 1, 5)])
+def test_groups_find_what_the_others_made_in_any_order_of_warps(
+    layers: list[Weights], chain: Chain, order: int
+) -> None:
+    given = Buffers(chain.tiles)
+    last = given.run(layers, chain, 0, 7, again=1, order=order)
+    wanted = expected(columns_of(given.input)[given.places], [layers[0], *([layers[1], layers[2]] * 3)])
+    np.testing.assert_allclose(last[:COLUMNS], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_that_does_not_wait_goes_wrong_in_some_order(layers: list[Weights]) -> None:
+    def wrong(order: int) -> bool:
+        given, chain = Buffers(AT_ONCE.tiles), Chain(16, THREADS, 1, 5)
+        last = given.run(layers, chain, 0, 7, again=1, order=order, without=rb"@%p bra \$poll_\S+;\n")
+        right = expected(columns_of(given.input)[given.places], [layers[0], *([layers[1], layers[2]] * 3)])
+        return not np.allclose(last[:COLUMNS], right, rtol=1e-4, atol=1e-4)
+
+    assert any(map(wrong, range(10)))
 
 
 def test_a_tile_counts_the_groups_that_have_done_a_layer_unless_there_is_only_one(layers: list[Weights]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from codegen import emulate
 from codegen.assemble import assemble
-from codegen.errors import TemplateError
+from codegen.errors import EmulationError, TemplateError
 from codegen.layers import FloatArray, Weights
 from codegen.lots import KERNEL, READ_BYTES, Lots, lots_kernel
 from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
@@ -18,25 +18,21 @@ from codegen.toolchain import find_toolchain
 from tests.toolchain.square_layers import CLIP, NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
 ROWS, ARCH = 110, "sm_90"
-TWO_GROUPS, ONE_GROUP = Lots(16, 32, 2, 2), Lots(NEURONS, 32, 2, 2)
+ONE_GROUP, TWO_GROUPS, FOUR_GROUPS = Lots(NEURONS, 32, 2, 2), Lots(16, 32, 2, 2), Lots(8, 32, 2, 2)
 """Lots of 128 columns."""
+LIMIT = 2_000_000
+"""Instructions of a run, which waits most of the time."""
 
 
 @pytest.fixture(scope="module")
 def layers() -> list[Weights]:
-    return square_layers(0.3)
+    return layers_of(3)
 
 
-def in_layers(ptx: bytes) -> bytes:
-    """The same with all blocks' first layer before their second: the emulator runs what comes first in the text."""
-    head, *bodies = re.split(r"(?=\$begin_\d+_\d+:)", ptx.decode().removesuffix("}\n"))
-    found = {}
-    for body in bodies:
-        block, layer = (int(each) for each in re.findall(r"\d+", body)[:2])
-        found[layer, block] = body + f"bra $begin_{block}_{layer + 1};\n"
-    last = max(layer for layer, _ in found)
-    found = {key: body.replace(f"_{last + 1};", "_0;") if key[0] == last else body for key, body in found.items()}
-    return (head + "".join(found[key] for key in sorted(found)) + "}\n").encode()
+def layers_of(depth: int) -> list[Weights]:
+    """Of which the last leaves half of the columns without an output."""
+    *others, last = square_layers(0.1)[:depth]
+    return [*others, Weights(last.kernel, last.bias - np.float32(6))]
 
 
 class Buffers:
@@ -52,33 +48,62 @@ class Buffers:
         self.counters = np.zeros(lots.counters * READ_BYTES // 4, np.uint32)
         self._lots, self._count = lots, count
 
-    def run(self, layers: list[Weights], columns: int) -> FloatArray:
-        """The columns of the last layer."""
+    def run(self, layers: list[Weights], columns: int, order: int = 0, without: bytes = b"never") -> FloatArray:
+        """The columns of the last layer, computed in the order of this number, by the kernel without some text."""
         lots = self._lots
-        ptx = in_layers(lots_kernel(SPEC, layers, lots, ARCH))
-        # What the emulator has not is only for speed: its warps are in step.
+        ptx = re.sub(without, b"", lots_kernel(SPEC, layers, lots, ARCH))
+        # What the emulator has not is only for speed: the lanes of its warps are in step.
         ptx = ptx.replace(b"bar.warp.sync -1;\n", b"").replace(b".L2::cache_hint", b"").replace(b",%once;", b";")
         ptx = re.sub(rb"createpolicy[^\n]*\n", b"", ptx)
         given: list[Any] = [self.input, self.output, self.between, self.marks, self.counters]
         given += [columns, lots.turns, self._count]
         grid = lots.beside, 1, NEURONS // lots.group
-        emulate.run(ptx, grid, (lots.threads, 1, 1), lots.shared_bytes, given, kernel=KERNEL)
+        emulate.run(
+            ptx,
+            grid,
+            (lots.threads, 1, 1),
+            lots.shared_bytes,
+            given,
+            kernel=KERNEL,
+            instruction_limit=LIMIT,
+            interleaving=order,
+        )
         return columns_of(self.output)
 
 
-@pytest.mark.parametrize(("lots", "count"), [(TWO_GROUPS, 1), (ONE_GROUP, 2), (ONE_GROUP, 4)])
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize(("lots", "count"), [(ONE_GROUP, 2), (TWO_GROUPS, 1), (TWO_GROUPS, 4), (FOUR_GROUPS, 4)])
 @pytest.mark.parametrize("depth", [2, 3])
-def test_the_layers_of_all_lots_are_computed_and_rows_that_there_are_marked(
-    layers: list[Weights], lots: Lots, count: int, depth: int
+def test_the_layers_of_all_lots_are_computed_in_any_order_of_warps_and_rows_with_an_output_marked(
+    lots: Lots, count: int, depth: int, order: int
 ) -> None:
-    given = Buffers(lots, count, depth)
+    given, layers = Buffers(lots, count, depth), layers_of(depth)
     rows = (count - 1) * lots.columns + ROWS
-    found = given.run(layers[:depth], rows)
-    wanted = expected(columns_of(given.input), layers[:depth])
+    found = given.run(layers, rows, order)
+    wanted = expected(columns_of(given.input), layers)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert np.array_equal(given.marks[:rows] != 0, (wanted[:rows] > 0).any(axis=1))
+    live = (wanted[:rows] > 0).any(axis=1)
+    assert rows / 4 < live.sum() < rows * 3 / 4
+    assert np.array_equal(given.marks[:rows] != 0, live)
     assert not given.marks[rows:].any()
     assert (given.counters[:: READ_BYTES // 4] == count * NEURONS // lots.group).all()
+
+
+@pytest.mark.parametrize(
+    "without", [rb"@%p bra \$poll_\S+;\n", rb"@%p bra \$retry_\S+;\n"], ids=["for readers", "for values"]
+)
+def test_a_kernel_that_does_not_wait_goes_wrong_in_some_order(without: bytes) -> None:
+    layers = layers_of(2)  # of three, two groups would keep in step by what they need of one another
+
+    def wrong(order: int) -> bool:
+        given = Buffers(TWO_GROUPS, 4, len(layers))
+        try:
+            found = given.run(layers, 4 * TWO_GROUPS.columns, order, without)
+        except EmulationError:  # a value that was overwritten is waited for without end
+            return True
+        return not np.allclose(found, expected(columns_of(given.input), layers), rtol=1e-5, atol=1e-5)
+
+    assert any(map(wrong, range(10)))
 
 
 def test_an_even_number_of_lots_leaves_what_lies_between_layers_as_it_may_be_found(layers: list[Weights]) -> None:

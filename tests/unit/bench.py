@@ -29,6 +29,7 @@ def launch(
     parameters: str = ".param .u64 a",
     chosen: Sequence[tuple[int, int, int]] | None = None,
     limit: int = 10_000,
+    interleaving: int | None = None,
 ) -> Trace:
     text = f"""
 .version 9.0
@@ -39,7 +40,14 @@ def launch(
 {body}
 }}"""
     return emulate.run(
-        text, (blocks, 1, 1), (threads, 1, 1), shared_bytes, arguments, blocks=chosen, instruction_limit=limit
+        text,
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        shared_bytes,
+        arguments,
+        blocks=chosen,
+        instruction_limit=limit,
+        interleaving=interleaving,
     )
 
 

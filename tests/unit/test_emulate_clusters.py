@@ -21,7 +21,11 @@ READ = "ld.shared::cluster.u32 %r6, [%r5]; st.global.u32 [%rd1], %r6; "
 
 
 def launch(
-    body: str, blocks: int = 4, chosen: Sequence[tuple[int, int, int]] | None = None
+    body: str,
+    blocks: int = 4,
+    chosen: Sequence[tuple[int, int, int]] | None = None,
+    threads: int = THREADS,
+    interleaving: int | None = None,
 ) -> NDArray[emulate.np.uint32]:
     text = f"""
 .version 9.0
@@ -31,8 +35,9 @@ def launch(
 {REGISTERS}
 {INDEX + FIRST + SHARED + body}
 }}"""
-    out = words(blocks * THREADS)
-    emulate.run(text, (blocks, 1, 1), (THREADS, 1, 1), 4 * THREADS, [out], blocks=chosen, instruction_limit=1000)
+    out = words(blocks * threads)
+    grid, block = (blocks, 1, 1), (threads, 1, 1)
+    emulate.run(text, grid, block, 4 * threads, [out], blocks=chosen, instruction_limit=1000, interleaving=interleaving)
     return out
 
 
@@ -108,3 +113,8 @@ def test_a_barrier_that_only_a_part_of_the_cluster_reaches_is_an_error() -> None
     body = "setp.eq.u32 %p1, %r0, 0; @%p1 bra here; bar.sync 0; here: " + ARRIVE + WAIT + "ret;"
     with pytest.raises(EmulationError, match="only a part of"):
         launch(body)
+
+
+def test_clusters_are_not_interleaved() -> None:
+    with pytest.raises(EmulationError, match="blocks of 32 threads, 2 a cluster: only blocks of whole warps"):
+        launch("ret;", threads=32, interleaving=0)
