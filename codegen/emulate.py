@@ -111,8 +111,7 @@ def run(
         )
         with np.errstate(all="ignore"):
             given = machine, entry, prod(block), partial(place, special)
-            drawn = None if interleaving is None else np.random.default_rng(interleaving)
-            schedule = Schedule(*given) if drawn is None else InterleavedSchedule(*given, drawn)
+            schedule = Schedule(*given) if interleaving is None else InterleavedSchedule(*given, interleaving)
             schedule.run(instruction_limit)
         executed += schedule.executed()
     return Trace(dict(executed), len(chosen) * prod(block))

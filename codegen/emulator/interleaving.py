@@ -6,11 +6,10 @@ from collections.abc import Callable
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codegen.emulator.machine import Machine
 from codegen.emulator.module import Entry
-from codegen.emulator.schedule import EXITED, WAITING, Schedule
+from codegen.emulator.schedule import WAITING, Schedule
 from codegen.emulator.steps import WARP_LANES
 from codegen.errors import EmulationError
 
@@ -25,10 +24,8 @@ class InterleavedSchedule(Schedule):
     lanes of a warp meet again as in a Schedule.
     """
 
-    def __init__(
-        self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str], numbers: np.random.Generator
-    ) -> None:
-        """Raises EmulationError for blocks that are not of whole warps, and for clusters."""
+    def __init__(self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str], number: int) -> None:
+        """Draws from `number`. Raises EmulationError for blocks that are not of whole warps, and for clusters."""
         if threads % WARP_LANES or prod(entry.cluster) > 1:
             raise EmulationError(
                 f"blocks of {threads} threads, {prod(entry.cluster)} a cluster: only blocks of whole warps "
@@ -36,12 +33,11 @@ class InterleavedSchedule(Schedule):
             )
         super().__init__(machine, entry, threads, place)
         warps = machine.lanes // WARP_LANES
-        self._order = numbers
+        self._order = np.random.default_rng(number)
         self._warps = np.arange(warps).repeat(WARP_LANES)
-        self._speeds = FASTEST ** numbers.random(warps)
+        self._speeds = FASTEST ** self._order.random(warps)
 
     def run(self, limit: int) -> None:
-        steps = 0
         while True:
             self._release_whole_blocks()
             at = self._next.reshape(-1, WARP_LANES).min(axis=1)
@@ -51,14 +47,11 @@ class InterleavedSchedule(Schedule):
             chances = self._speeds[able]
             warp = self._order.choice(able, p=chances / chances.sum())
             number = int(at[warp])
-            segment = self._segments[number]
-            steps += segment.end - segment.start
-            self._check_limit(segment, steps, limit)
-            self._run(segment, number, (self._next == number) & (self._warps == warp))
+            self._run(number, (self._next == number) & (self._warps == warp), limit)
 
     def _release_whole_blocks(self) -> None:
         """Of which no lane can run."""
-        blocks = self._next.reshape(-1, self._threads)
-        waiting: NDArray[np.bool_] = (blocks >= WAITING).all(axis=1) & (blocks != EXITED).any(axis=1)
+        stopped = (self._next.reshape(-1, self._threads) >= WAITING).all(axis=1).repeat(self._threads)
+        waiting = stopped & (self._next == WAITING)
         if waiting.any():
-            self._release_barriers(waiting.repeat(self._threads))
+            self._release_barriers(waiting)

@@ -59,26 +59,17 @@ class Schedule:
         self._numbers = {segment.start: number for number, segment in enumerate(self._segments)}
         self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
         self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
+        self._begun = 0
+        """Instructions, each over all its lanes."""
         self._waits_for_cluster = np.array([segment.control == "cluster" for segment in self._segments])
 
     def run(self, limit: int) -> None:
         """Runs every lane to its end. Raises EmulationError, also after `limit` instructions, each over all lanes."""
-        steps = 0
         while (number := int(self._next.min(initial=EXITED))) != EXITED:
             if number == WAITING:
-                self._release_barriers()
-                continue
-            segment = self._segments[number]
-            steps += segment.end - segment.start
-            self._check_limit(segment, steps, limit)
-            self._run(segment, number, self._next == number)
-
-    def _check_limit(self, segment: Segment, steps: int, limit: int) -> None:
-        if steps > limit:
-            raise EmulationError(
-                f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
-                "loop around this one does not end, or the limit needs to be raised"
-            )
+                self._release_barriers(self._next == WAITING)
+            else:
+                self._run(number, self._next == number, limit)
 
     def executed(self) -> Counter[str]:
         """How often each opcode was run, counted once per lane."""
@@ -89,8 +80,15 @@ class Schedule:
                     counts[instructions.opcodes[number]] += segment.runs
         return +counts
 
-    def _run(self, segment: Segment, number: int, active: NDArray[np.bool_]) -> None:
+    def _run(self, number: int, active: NDArray[np.bool_], limit: int) -> None:
         """Runs a segment for these lanes, which are at it."""
+        segment = self._segments[number]
+        self._begun += segment.end - segment.start
+        if self._begun > limit:
+            raise EmulationError(
+                f"{_at(self._entry.instructions[segment.start])}: more than {limit} instructions were run: the "
+                "loop around this one does not end, or the limit needs to be raised"
+            )
         lanes = self._window(active)
         if (machine := self._windows.get(lanes)) is None:
             machine = self._windows[lanes] = self._machine.window(*lanes)
@@ -171,11 +169,8 @@ class Schedule:
             raise UnsupportedError("no such label")
         return self._numbers[self._entry.labels[label.name]]
 
-    def _release_barriers(self, of: NDArray[np.bool_] | None = None) -> None:
-        """Nobody (of these lanes) can run: every lane that has not ended waits, which is right if those of a block wait
-        at one place.
-        """
-        waiting = self._next == WAITING if of is None else (self._next == WAITING) & of
+    def _release_barriers(self, waiting: NDArray[np.bool_]) -> None:
+        """These lanes wait, and none of their blocks can run: right if those of a block wait at one place."""
         of_cluster = waiting & self._waits_for_cluster[self._barrier]
         if of_cluster.any() and (passing := self._machine.clusters.passing(of_cluster, self._next == EXITED)).any():
             self._go_on(passing)

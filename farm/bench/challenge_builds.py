@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from farm.gpu.challenge import Challenge, cycle_of
 from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
 
 Made = TypeVar("Made")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +67,7 @@ def begin(pool: KernelPool, challenge: Challenge, begun: Begun) -> NetworkKernel
     tilings = tilings_of(challenge, checkpoint)
     for tiling in tilings:
         for digest, case in cases.items():
-            if (digest, tiling) not in begun.layers:
-                begun.layers[digest, tiling] = pool.submit(case, tiling=tiling)
+            once(begun.layers, (digest, tiling), partial(pool.submit, case, tiling=tiling))
     layers = [(tiling, {digest: begun.layers[digest, tiling] for digest in cases}) for tiling in tilings]
     one = begin_chain(pool, challenge, checkpoint, begun)
     return NetworkKernels(checkpoint, layers, helpers, one, begin_lots(pool, challenge, checkpoint, begun))
@@ -81,9 +82,7 @@ def begin_chain(
         return None
     cycle = cycle_of(checkpoint)
     key = (str(cycle.again), *(layer.weights.digest for layer in checkpoint.layers[: cycle.kept]))
-    if key not in begun.chains:
-        begun.chains[key] = pool.begin(partial(compile_chain, checkpoint, how))
-    return how, begun.chains[key]
+    return how, once(begun.chains, key, partial(pool.begin, partial(compile_chain, checkpoint, how)))
 
 
 def begin_lots(
@@ -94,9 +93,14 @@ def begin_lots(
     if how is None:
         return None
     key = tuple(layer.weights.digest for layer in checkpoint.layers[:LOT_LAYERS])
-    if key not in begun.lots:
-        begun.lots[key] = pool.begin(partial(compile_lots, checkpoint, how))
-    return how, begun.lots[key]
+    return how, once(begun.lots, key, partial(pool.begin, partial(compile_lots, checkpoint, how)))
+
+
+def once(begun: dict[Key, Future[Made]], key: Key, begin_it: Callable[[], Future[Made]]) -> Future[Made]:
+    """The kernel of a key, begun now unless it was before."""
+    if key not in begun:
+        begun[key] = begin_it()
+    return begun[key]
 
 
 def made(kernel: Future[Made]) -> Made:
