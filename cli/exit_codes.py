@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.errors import ArchError, CheckpointError, CodegenError, DeviceError, TilingError, ToolchainError
 from farm.errors import FarmError
-from farm.jobs import Job, Status
+from farm.jobs.model import Job, Status
 
 OK = 0
 INTERNAL = 1

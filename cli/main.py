@@ -14,36 +14,36 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.admit_command import admit
-from cli.bench_command import app as bench_app
-from cli.bundle_command import app as bundle_app
-from cli.cache_command import app as cache_app
-from cli.cancel_command import cancel, retry
-from cli.compile_command import compile_models
-from cli.config_command import app as config_app
-from cli.database_command import app as database_app
-from cli.demo_command import demo
-from cli.doctor_command import doctor
+from cli.commands.bench import app as bench_app
+from cli.commands.bundle import app as bundle_app
+from cli.commands.cache import app as cache_app
+from cli.commands.cancel import cancel, retry
+from cli.commands.compile import compile_models
+from cli.commands.config import app as config_app
+from cli.commands.database import app as database_app
+from cli.commands.demo import demo
+from cli.commands.doctor import doctor
+from cli.commands.explain import explain
+from cli.commands.fetch import fetch
+from cli.commands.inspect import inspect
+from cli.commands.logs import logs
+from cli.commands.plan import plan
+from cli.commands.qualify import admit
+from cli.commands.report import report
+from cli.commands.run import run_bundle
+from cli.commands.serve import serve
+from cli.commands.stats import stats
+from cli.commands.status import status
+from cli.commands.submit import submit
+from cli.commands.tune import tune
+from cli.commands.tuning import app as tuning_app
+from cli.commands.verify import verify
+from cli.commands.wait import wait
+from cli.commands.workers import workers
 from cli.examples import examples_text
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code_of
-from cli.explain_command import explain
-from cli.fetch_command import fetch
-from cli.inspect_command import inspect
-from cli.logs_command import logs
-from cli.plan_command import plan
-from cli.render import print_error
-from cli.report_command import report
-from cli.run_command import run_bundle
-from cli.serve_command import serve
-from cli.stats_command import stats
-from cli.status_command import status
-from cli.streams import discard, open_closed_streams
-from cli.submit_command import submit
-from cli.tune_command import tune
-from cli.tuning_command import app as tuning_app
-from cli.verify_command import verify
-from cli.wait_command import wait
-from cli.workers_command import workers
+from cli.output.render import print_error
+from cli.output.streams import discard, open_closed_streams
 
 DISTRIBUTION = "sparse-compile-farm"
 

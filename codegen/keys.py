@@ -15,71 +15,55 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from codegen.machine.admission import Assembler
-from codegen.source_text import code_of
-from codegen.spec import LayerSpec
-from codegen.tiling import Accumulator, Part, Tiling
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator, Part, Tiling
+from codegen.sass.qualification import Assembler
+from codegen.source_digest import code_of
 
 SCHEMA = 6
 """Raised whenever the meaning of a stored template or cubin changes."""
 
-_LAYER_SOURCES = ("data_types.py", "epilogue.py", "launch.py", "layers.py", "operators/", "spec.py", "tiling.py")
-GENERATOR_SOURCES = (*_LAYER_SOURCES, "substitute.py", "template.py")
-"""What shapes a template, files of codegen/ and a folder: all that `make_template` imports, CUDA sources included.
+_LAYER_SOURCES = ("ir/", "kernels/")
+GENERATOR_SOURCES = (*_LAYER_SOURCES, "ptx/full_form.py", "ptx/template.py")
+"""Sources that shape a template: everything `make_template` imports, CUDA sources included.
 
-Not the modules that start tools: which version, which flags are fields of their own, and tools see no environment.
+The modules that start tools are not among them: versions and flags are fields of their own, and tools see no
+environment.
 """
 REWRITER_SOURCES = (
     *GENERATOR_SOURCES,
-    "assemble.py",
-    "machine/elf.py",
-    "machine/word.py",
-    "ptx_table.py",
-    "rewrite.py",
+    "ptx/data_table.py",
+    "ptx/specialize.py",
+    "sass/cubin.py",
+    "sass/isa/encoding.py",
+    "toolchain/ptxas.py",
 )
-"""The same of a cubin: what `rewrite` and `assemble` import."""
-MACHINE_SOURCES = (
-    *REWRITER_SOURCES,
-    "machine/__init__.py",
-    "machine/assembler.py",
-    "machine/barriers.py",
-    "machine/bounds.py",
-    "machine/copies.py",
-    "machine/early.py",
-    "machine/ending.py",
-    "machine/fetches.py",
-    "machine/gates.py",
-    "machine/halves.py",
-    "machine/latencies.py",
-    "machine/leaf.py",
-    "machine/loads.py",
-    "machine/marked.py",
-    "machine/operands.py",
-    "machine/outputs.py",
-    "machine/passes.py",
-    "machine/paths.py",
-    "machine/preparation.py",
-    "machine/program.py",
-    "machine/proof.py",
-    "machine/ring.py",
-    "machine/roles.py",
-    "machine/running.py",
-    "machine/schedule.py",
-    "machine/shapes.py",
-    "machine/skeleton.py",
-    "machine/splice.py",
-    "machine/stalls.py",
-    "machine/stream.py",
-    "machine/sums.py",
+"""Sources that shape a cubin assembled by ptxas: everything `rewrite` and `assemble` import."""
+ASSEMBLER_SOURCES = (
+    "sass/__init__.py",
+    "sass/assemble/",
+    "sass/cubin.py",
+    "sass/isa/",
+    "sass/skeleton/",
+    "sass/verify/",
 )
-"""The same of a cubin that is assembled without ptxas, and of its skeleton."""
-ASSEMBLER_SOURCES = tuple(name for name in MACHINE_SOURCES if name.startswith("machine/"))
-"""The assembler itself: what an admission is for. Not what makes templates: it recognises them, or refuses."""
-MOULD_SOURCES = (*REWRITER_SOURCES, "machine/mould.py")
-"""The same of a mould and of what it is filled to."""
-_MODEL_SOURCES = ("limits.py", "parts.py", "prediction.py", "ranking.py", "sectors.py", "tables.py", "terms.py")
-RANKING_SOURCES = (*_LAYER_SOURCES, *_MODEL_SOURCES)
-"""The cost model: what puts tilings in order, all that `ranking_of` imports."""
+"""The assembler itself, which a qualification is for. What makes templates is not part of it: it recognises or refuses
+them."""
+MACHINE_SOURCES = tuple(dict.fromkeys((*REWRITER_SOURCES, *ASSEMBLER_SOURCES)))
+"""Sources that shape a cubin assembled without ptxas, and its skeleton."""
+MOULD_SOURCES = (*REWRITER_SOURCES, "sass/value_patch.py")
+"""Sources that shape a patch template and the cubins filled from it."""
+RANKING_SOURCES = (
+    *_LAYER_SOURCES,
+    "selection/coefficients.py",
+    "selection/cost_model.py",
+    "selection/feasibility.py",
+    "selection/kernel_split.py",
+    "selection/partial_sectors.py",
+    "selection/ranking.py",
+    "selection/table_candidates.py",
+)
+"""Sources of the cost model: everything `ranking_of` imports."""
 _SUFFIXES = (".py", ".cu", ".cuh")
 
 
@@ -230,7 +214,7 @@ class RankingKey(Key):
     """Canonical."""
     batch: int
     density: float
-    """Bands, see `codegen.choice.bands_of`."""
+    """Bands, see `codegen.selection.choose.bands_of`."""
     accumulate: Accumulator
     clusters: bool
     """Whether tilings with clusters are among them."""
@@ -255,7 +239,7 @@ class RankingKey(Key):
 
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
     """Identifies the template that this program makes with this version of nvcc, without making it."""
-    from codegen.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
+    from codegen.ptx.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
 
     return TemplateKey(
         spec=spec,
@@ -320,9 +304,9 @@ def assembler_digest() -> str:
 
 
 def source_files(sources: tuple[str, ...]) -> list[Path]:
-    """The files that these names stand for, relative to codegen/; a folder is all its sources."""
+    """The files that these names stand for, relative to codegen/; a folder stands for all sources below it."""
     root = Path(str(files("codegen")))
-    found = [path for name in sources for path in (root.glob(f"{name}*") if name.endswith("/") else [root / name])]
+    found = {path for name in sources for path in ((root / name).rglob("*") if name.endswith("/") else [root / name])}
     return sorted(path.relative_to(root) for path in found if path.suffix in _SUFFIXES)
 
 

@@ -12,45 +12,45 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from codegen.arch import check_archs
-from codegen.layers import Checkpoint
-from codegen.machine.admission import NOTHING_ADMITTED
-from codegen.models import read_model
-from codegen.spec import LayerSpec
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain, find_toolchain
-from farm.coordination.coordinator import Coordinator, open_coordinator
-from farm.coordination.plan import assembler_of, plan
-from farm.coordination.progress import Progress
+from codegen.frontend.model_file import read_model
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Tiling
+from codegen.sass.qualification import NOTHING_ADMITTED
+from codegen.target.arch import check_archs
+from codegen.toolchain.tools import Toolchain, find_toolchain
+from farm.config.settings import Settings, load_settings
 from farm.errors import CancelledError, JobFailedError
 from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
-from farm.jobs import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
+from farm.jobs.completeness import MissingLayer, whole_part
+from farm.jobs.model import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
+from farm.jobs.submission import Submission, dense_warnings, new_id, new_job
 from farm.ledger import open_ledger
-from farm.partial import MissingLayer, whole_part
+from farm.maintenance.inventory import Tell, tell_nobody
+from farm.maintenance.keeper import Keeper
+from farm.maintenance.scheduled import Upkeep
+from farm.maintenance.warm import Warmed, make_templates, missing_templates, warmed
 from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.reader import Reader
-from farm.settings import Settings, load_settings
+from farm.scheduler.coordinator import Coordinator, open_coordinator
+from farm.scheduler.plan import assembler_of, plan
+from farm.scheduler.progress import Progress
 from farm.store import open_store
 from farm.store.contract import Store
-from farm.submission import Submission, dense_warnings, new_id, new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.rankings import KeptRankings
 from farm.tuning.record import plain_arch
-from farm.upkeep.inventory import Tell, tell_nobody
-from farm.upkeep.keeper import Keeper
-from farm.upkeep.limits import Upkeep
-from farm.upkeep.warm import Warmed, make_templates, missing_templates, warmed
-from farm.worker.found import known_toolchain, unasked_toolchain
+from farm.worker.cache_lookup import known_toolchain, unasked_toolchain
 
 if TYPE_CHECKING:
-    from farm.compiled import CompiledModel
-    from farm.network_verification import NetworkQuestion, NetworkVerification
+    from farm.bundle.model import CompiledModel
     from farm.reports import doctor
     from farm.reports.forecast import Forecast
-    from farm.verification import LayerVerification
+    from farm.verify.layers import LayerVerification
+    from farm.verify.network import NetworkQuestion, NetworkVerification
 
 
 class Farm(Keeper, Reader):
@@ -233,7 +233,7 @@ class Farm(Keeper, Reader):
 
         Raises NotFoundError, UnfinishedError, CancelledError, JobFailedError, BlobLostError.
         """
-        from farm.compiled import compiled_model
+        from farm.bundle.model import compiled_model
 
         return compiled_model(self._succeeded(job_id), self._store)
 
@@ -243,9 +243,9 @@ class Farm(Keeper, Reader):
         With `partial`, of a job that ended otherwise too: the layers that are whole, `missing_layers` are the others.
         Raises JobFailedError if there is none. With `ptx`, also each kernel's PTX of the newest virtual architecture.
         """
-        from farm.bundle import write_bundle
-        from farm.compiled import check_succeeded
-        from farm.kernel_ptx import newest_ptx
+        from farm.bundle.model import check_succeeded
+        from farm.bundle.ptx import newest_ptx
+        from farm.bundle.writer import write_bundle
 
         detail = self.inspect(job_id)
         whole, missing = whole_part(detail)
@@ -286,7 +286,7 @@ class Farm(Keeper, Reader):
         The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one,
         UsageError for more images than a kernel takes.
         """
-        from farm.verification import check_batch, verify_on_cpu
+        from farm.verify.layers import check_batch, verify_on_cpu
 
         detail = self._succeeded(job_id)
         check_batch(detail.builds, detail.results, batch)
@@ -297,7 +297,7 @@ class Farm(Keeper, Reader):
     def _verify_on_gpu(
         self, detail: JobDetail, batch: int, seed: int, local: bool, notice: Notice
     ) -> Iterator[LayerVerification]:
-        from farm.verification import verification_work, verify_on_gpu
+        from farm.verify.layers import verification_work, verify_on_gpu
 
         builds, results = detail.builds, detail.results
         with open_gpu(self._settings, local=local, notice=notice) as host:
@@ -327,7 +327,7 @@ class Farm(Keeper, Reader):
         return self._ledger.statistics.zero()
 
     def _succeeded(self, job_id: str) -> JobDetail:
-        from farm.compiled import check_succeeded
+        from farm.bundle.model import check_succeeded
 
         detail = self.inspect(job_id)
         check_succeeded(detail)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from farm.api import Farm
+from farm.config.settings import Settings, load_settings
 from farm.ledger import open_ledger
-from farm.settings import Settings, load_settings
 from farm.store.memory import MemoryStore
 
 

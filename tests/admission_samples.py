@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from codegen.keys import assembler_digest
-from farm.admission.record import AdmissionRecord
+from farm.qualification.record import AdmissionRecord
 from tests.samples import fixed_toolchain
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker
 
-from codegen.launch import Launch
-from codegen.operators import launch_of
-from codegen.spec import Conv2d, SkippedLayer
-from codegen.tiling import Part, Tiling
-from farm.bundle import write_bundle
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Outcome, Status
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d, SkippedLayer
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import launch_of
+from farm.bundle.writer import write_bundle
+from farm.jobs.model import Build, BuildOptions, BuildResult, Job, Outcome, Status
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from tests.samples import LAUNCH
@@ -101,7 +101,7 @@ def write_layers(directory: Path, store: MemoryStore, *builds: Build) -> dict[st
 
 
 def validator() -> Draft202012Validator:
-    schema = json.loads(files("farm").joinpath("manifest.schema.json").read_text())
+    schema = json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema, format_checker=FormatChecker())
 

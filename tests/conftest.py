@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from codegen.errors import ToolchainError
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.tools import find_toolchain
 from tests.templates import SharedFolder
 
 TESTS = Path(__file__).parent
@@ -35,7 +35,7 @@ def shipped_admissions() -> None:
 def _nothing_admitted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who assembles what must not depend on whether the shipped records are of the assembler as it is just now."""
     if "shipped_admissions" not in request.fixturenames:
-        monkeypatch.setattr("farm.ledger.admission.shipped_records", lambda: ())
+        monkeypatch.setattr("farm.ledger.qualification.shipped_records", lambda: ())
         monkeypatch.setattr("farm.reports.doctor.shipped_records", lambda: ())
 
 

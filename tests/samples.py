@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.choice import choose_tiling
-from codegen.launch import GridSize, Launch
-from codegen.layers import Checkpoint, Layer, Weights
-from codegen.networks import prune
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, SkippedLayer
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain
+from codegen.ir.checkpoint import Checkpoint, Layer, Weights
+from codegen.ir.launch import GridSize, Launch
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, SkippedLayer
+from codegen.ir.tiling import Part, Tiling
+from codegen.model_zoo import prune
+from codegen.selection.choose import choose_tiling
+from codegen.toolchain.tools import Toolchain
 
 SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
 SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
@@ -49,7 +49,7 @@ def cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
         return Part(0, 1), Part(1, spec.kernels)
 
     monkeypatch.setattr("farm.tuning.book.choose_tiling", tiling)
-    monkeypatch.setattr("farm.submission.choose_parts", parts)
+    monkeypatch.setattr("farm.jobs.submission.choose_parts", parts)
 
 
 def fixed_toolchain(nvcc: str = "13.0.88", ptxas: str = "13.0.88") -> Toolchain:

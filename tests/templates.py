@@ -9,12 +9,12 @@ from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 
-from codegen.assemble import assemble, ptxas_options
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Tiling
 from codegen.keys import template_key
-from codegen.spec import LayerSpec
-from codegen.template import Template, make_template
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from codegen.ptx.template import Template, make_template
+from codegen.toolchain.ptxas import assemble, ptxas_options
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
 
 LIMITS = ToolLimits(300)
 

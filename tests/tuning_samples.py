@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.data_types import from_float32
-from codegen.layers import Layer
-from codegen.machine.admission import Assembler
-from codegen.reference import layer_output
-from codegen.spec import LayerSpec
-from codegen.tiling import Accumulator, Tiling
-from codegen.verify import random_input
-from farm.gpu.kernels import BuiltLayer, NotBuiltError
-from farm.gpu.workload import Case
-from farm.tuner.building import Builder
-from farm.tuner.rig import Rig
-from farm.tuner.search import Attempt, Found
-from farm.tuner.tuner import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
+from codegen.ir.checkpoint import Layer
+from codegen.ir.dtypes import from_float32
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.sass.qualification import Assembler
+from codegen.verification.compare import random_input
+from codegen.verification.reference import layer_output
+from farm.cuda.measure.kernels import BuiltLayer, NotBuiltError
+from farm.cuda.measure.workload import Case
 from farm.tuning.book import key_of
 from farm.tuning.record import TuningRecord
+from farm.tuning.search.building import Builder
+from farm.tuning.search.layer_search import Attempt, Found
+from farm.tuning.search.rig import Rig
+from farm.tuning.search.tune import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
 from tests.samples import layer
 
 GPU = "NVIDIA Made-Up"

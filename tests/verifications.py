@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from farm.verification import LayerVerification
+from farm.verify.layers import LayerVerification
 
 
 def assert_right(found: Iterable[LayerVerification]) -> None:

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from codegen.errors import ToolchainError, ToolError
-from codegen.toolchain import Toolchain, ToolLimits, run_tool
-from farm.bench.roof import Peaks
-from farm.gpu.facts import DeviceFacts
+from codegen.toolchain.tools import Toolchain, ToolLimits, run_tool
+from farm.bench.layers.roof import Peaks
+from farm.cuda.facts import DeviceFacts
 
 DISTRIBUTION = "sparse-compile-farm"
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")

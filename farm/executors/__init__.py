@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from codegen.toolchain import Toolchain
-from farm.executors.automatic import AutomaticExecutor
+from codegen.toolchain.tools import Toolchain
+from farm.config.settings import Settings
+from farm.executors.auto import AutomaticExecutor
 from farm.executors.contract import Executor, Notice, no_notice
 from farm.executors.inline import InlineExecutor
 from farm.executors.processes import ProcessExecutor
-from farm.settings import Settings
 from farm.store.contract import Store
 
 
@@ -25,7 +25,7 @@ def open_executor(
     """
 
     def ray() -> Executor:
-        from farm.executors.cluster import ClusterExecutor
+        from farm.executors.ray.builds import ClusterExecutor
 
         return ClusterExecutor(settings, store, toolchain, notice, patience_seconds)
 

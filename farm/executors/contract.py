@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from farm.worker.requests import Request, Result
+from farm.worker.messages import Request, Result
 
 UNCHECKED = "it is not checked yet"
 """Why a machine gets no work at first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, Self, TypeVar
 
-from farm.settings import Settings
+from farm.config.settings import Settings
 
 Event = TypeVar("Event")
 Work = Callable[[Settings], Generator[Event, None, None]]

@@ -8,10 +8,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codegen.scratch import remove_abandoned
-from codegen.toolchain import tools_end_with
+from codegen.toolchain.temp_folders import remove_abandoned
+from codegen.toolchain.tools import tools_end_with
 from farm.executors.contract import Executor, WorkerState
-from farm.worker.requests import Request, Result
+from farm.worker.messages import Request, Result
 
 if TYPE_CHECKING:
     from farm.worker.build import Worker

@@ -15,14 +15,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Condition, Lock, Thread
 
-from codegen.scratch import remove_abandoned
+from codegen.toolchain.temp_folders import remove_abandoned
+from farm.config.build_id import program_path
+from farm.config.settings import Settings
 from farm.errors import UsageError
 from farm.executors.contract import Executor, WorkerState
-from farm.settings import Settings
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
-from farm.version import program_path
-from farm.worker.requests import Failure, Fault, Request, Result, TemplateRequest, failed
+from farm.worker.messages import Failure, Fault, Request, Result, TemplateRequest, failed
 
 WAITING = 3
 """Requests for each process beside the one that it works on: among them it may find one whose template it has read."""

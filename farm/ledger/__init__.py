@@ -6,17 +6,17 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from farm.config.settings import Settings, redacted
 from farm.errors import LedgerError
 from farm.ledger.coordinators import CoordinatorState
-from farm.ledger.engine import open_engine
+from farm.ledger.database import open_engine
 from farm.ledger.filters import Which
-from farm.ledger.ledger import Ledger
-from farm.ledger.neighbours import KeyUse, Neighbour
+from farm.ledger.jobs import Ledger
+from farm.ledger.key_neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
 from farm.ledger.schema import HEAD, revision, upgrade
 from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun
 from farm.ledger.timeline import TimedRun
-from farm.settings import Settings, redacted
 
 __all__ = [
     "CoordinatorState",

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Engine, and_, delete, func, insert, or_, select, update
 
-from farm.jobs import Status
-from farm.ledger.engine import insert_or_replace, patient, reading, writing
+from farm.jobs.model import Status
+from farm.ledger.database import insert_or_replace, patient, reading, writing
 from farm.ledger.tables import coordinators, flights, jobs, now
 
 FORGET_SECONDS = 3600.0

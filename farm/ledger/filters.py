@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from sqlalchemy import ColumnElement, Text, and_, cast, true
 
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger.tables import jobs
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, or_, select, union
 
-from farm.jobs import Outcome, Status
-from farm.ledger.engine import insert_or_replace, one_at_a_time, reading, writing
+from farm.jobs.model import Outcome, Status
+from farm.ledger.database import insert_or_replace, one_at_a_time, reading, writing
 from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions, template_runs
 from farm.store.contract import digests_in
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from codegen.launch import Launch
-from codegen.spec import SkippedLayer, spec_from_json
-from codegen.tiling import Part, Tiling
-from farm.jobs import (
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import SkippedLayer, spec_from_json
+from codegen.ir.tiling import Part, Tiling
+from farm.jobs.model import (
     Build,
     BuildOptions,
     BuildResult,

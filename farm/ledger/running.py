@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Engine, and_, func, update
 
-from farm.jobs import Build
-from farm.ledger.engine import patient, writing
-from farm.ledger.moves import held_by, locked
+from farm.jobs.model import Build
+from farm.ledger.database import patient, writing
+from farm.ledger.job_states import held_by, locked
 from farm.ledger.rows import parts_json
 from farm.ledger.tables import builds, jobs, now
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from farm.errors import LedgerError
-from farm.ledger.engine import failure, reading
+from farm.ledger.database import failure, reading
 
 HEAD = "0014"
 """The newest revision in migrations/versions."""

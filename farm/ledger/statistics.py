@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, or_, select
 
-from farm.jobs import Outcome
-from farm.ledger.engine import insert_or_replace, patient, reading, writing
+from farm.jobs.model import Outcome
+from farm.ledger.database import insert_or_replace, patient, reading, writing
 from farm.ledger.tables import marks, now, results, template_runs
 
 MARK = "statistics"

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, select
 
-from farm.jobs import Outcome
-from farm.ledger.engine import reading
+from farm.jobs.model import Outcome
+from farm.ledger.database import reading
 from farm.ledger.tables import jobs, results, template_runs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from farm.ledger.engine import insert_or_replace, reading, writing
+from farm.ledger.database import insert_or_replace, reading, writing
 from farm.ledger.tables import tuning
 from farm.tuning.record import TuningRecord, record_of_json
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.arch import supported_archs
-from codegen.gpus import GPUS, minimum_driver
-from codegen.toolchain import Toolchain
+from codegen.target.arch import supported_archs
+from codegen.target.gpus import GPUS, minimum_driver
+from codegen.toolchain.tools import Toolchain
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from codegen.spec import LIKELY_ROWS, SkippedLayer
-from farm.jobs import Build
+from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
+from farm.jobs.model import Build
 
 LOW = 0.9
 """A share of weights or multiply-adds under which there is a warning."""

@@ -9,25 +9,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codegen.arch import virtual_arch
-from codegen.assemble import assemble
 from codegen.errors import CodegenError
-from codegen.layers import Weights
-from codegen.machine.admission import ARCHITECTURES, claimed_types
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d
-from codegen.template import make_template
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
-from farm.admission.files import shipped_records
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Tiling
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.sass.qualification import ARCHITECTURES, claimed_types
+from codegen.target.arch import virtual_arch
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
+from farm.config.settings import Settings, ray_authentication, redacted
+from farm.cuda.device import Device
 from farm.errors import FarmError
 from farm.executors import open_executor
 from farm.executors.contract import UNCHECKED
 from farm.executors.gpu import open_gpu
-from farm.executors.token import described
-from farm.gpu.device import Device
+from farm.executors.ray.token import described
 from farm.ledger import database_revision, open_ledger
-from farm.settings import Settings, ray_authentication, redacted
+from farm.qualification.files import shipped_records
 from farm.store import open_store
 
 ARCH = "sm_90"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from farm.errors import NotFoundError, UnfinishedError
-from farm.jobs import Build, BuildResult, Job, Outcome
+from farm.jobs.model import Build, BuildResult, Job, Outcome
 from farm.ledger import KeyUse, Ledger, Neighbour
 
 _DIGESTS = {

@@ -10,22 +10,22 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.assemble import level_of
-from codegen.code_size import stream_instructions
-from codegen.layers import Checkpoint
-from codegen.machine.admission import NOTHING_ADMITTED, Admissions
-from codegen.operators import tiled
-from codegen.prediction import predict_microseconds
-from codegen.spec import LIKELY_ROWS
-from codegen.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
-from codegen.toolchain import Toolchain
-from farm.coordination.plan import Plan, plan
-from farm.jobs import Build, NewJob
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import LIKELY_ROWS
+from codegen.kernels import tiled
+from codegen.sass.qualification import NOTHING_ADMITTED, Admissions
+from codegen.selection.code_size import stream_instructions
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
+from codegen.toolchain.ptxas import level_of
+from codegen.toolchain.tools import Toolchain
+from farm.jobs.model import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
+from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
+from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
-from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
-from farm.worker.requests import CubinRequest
+from farm.worker.messages import CubinRequest
 
 INSTRUCTION_BYTES = 16
 LOOKERS = 8

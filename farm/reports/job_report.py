@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from codegen.layers import Weights
-from codegen.operators import tiled
-from codegen.prediction import predict_microseconds
-from codegen.spec import LIKELY_ROWS
-from farm.jobs import Build, BuildResult, JobDetail
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import LIKELY_ROWS
+from codegen.kernels import tiled
+from codegen.selection.cost_model import predict_microseconds
+from farm.jobs.model import Build, BuildResult, JobDetail
 from farm.ledger import Ledger, Statistics
 from farm.reports.coverage import Coverage, coverage_of
 from farm.reports.zero_map import ZeroMap, zero_map

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from farm.errors import FarmError, UnreachableError, UsageError
 from farm.extras import way_out
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger import Ledger
 
 HOST = "127.0.0.1"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Unpack
 
-from farm.jobs import Event, Job, JobDetail, Status
+from farm.jobs.model import Event, Job, JobDetail, Status
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which
 from farm.reports.explanation import Explanation, explain
 from farm.reports.job_report import JobReport, job_report

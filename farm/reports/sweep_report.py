@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.jobs import Job, Outcome
+from farm.jobs.model import Job, Outcome
 from farm.ledger import TimedRun
 
 

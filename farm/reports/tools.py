@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen.errors import CodegenError
-from codegen.toolchain import find_toolchain, host_compiler, host_compiler_version
-from farm.settings import Settings
+from codegen.toolchain.tools import find_toolchain, host_compiler, host_compiler_version
+from farm.config.settings import Settings
 
 
 @dataclass(frozen=True)

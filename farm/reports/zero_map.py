@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.layers import FloatArray
+from codegen.ir.checkpoint import FloatArray
 
 MOST_ROWS, MOST_COLUMNS = 64, 96
 """Cells of a map: of a larger layer each stands for several weights."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.launch import Launch
+from codegen.emulator.ptx import emulate
+from codegen.ir.launch import Launch
+from farm.bundle.reader import Bundle
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle
-from farm.runtime.kernels import rest_ptx
+from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.plan import Argument, LayerStep, Place, Plan, Rows, read_plan
 
 Array = NDArray[Any]
@@ -62,7 +62,7 @@ def run_emulated(
         else:
             x, y, z = (size.at(rows) for size in step.grid)
             emulate.run(
-                rest_ptx(),
+                glue_ptx(),
                 (x, y, z),
                 (step.threads, 1, 1),
                 0,

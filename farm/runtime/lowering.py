@@ -1,4 +1,4 @@
-"""A network made into a plan: each operator beside the compiled layers becomes launches of the kernels in rest.cu."""
+"""A network made into a plan: each operator beside the compiled layers becomes launches of the kernels in glue.cu."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.data_types import from_float32
-from codegen.launch import GridSize
-from codegen.onnx.network import Network, NetworkNode
-from codegen.spec import LayerSpec, Linear
+from codegen.frontend.onnx.export.network import Network, NetworkNode
+from codegen.ir.dtypes import from_float32
+from codegen.ir.launch import GridSize
+from codegen.ir.layer_spec import LayerSpec, Linear
 from farm.errors import UsageError
 from farm.runtime.plan import Grid, Rows
 
@@ -21,9 +21,9 @@ SAMPLES = (240, 480)
 """Numbers of images for which an open network is lowered; what differs between them is refused."""
 THREADS = 256
 ROW_THREADS = 128
-"""Of a block that computes one row together, as in rest.cu."""
+"""Of a block that computes one row together, as in glue.cu."""
 TILE = 16
-"""Of gemm in rest.cu."""
+"""Of gemm in glue.cu."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 

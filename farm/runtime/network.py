@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import DeviceError
+from farm.bundle.reader import Bundle, Cubin
+from farm.cuda.driver import attribute, call, new_event, new_stream
+from farm.cuda.module import Module, Part, launch
+from farm.cuda.prefetch_plan import Gpu
 from farm.errors import UsageError
-from farm.gpu.driver import attribute, call, new_event, new_stream
-from farm.gpu.fetching import Gpu
-from farm.gpu.loaded import Module, Part, launch
-from farm.runtime.ahead import CodeAhead
-from farm.runtime.bundle import Bundle, Cubin
+from farm.runtime.code_prefetch import CodeAhead
 from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
 
 ALIGNMENT_BYTES = 16

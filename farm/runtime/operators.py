@@ -1,4 +1,4 @@
-"""ONNX's operators as launches of the kernels in rest.cu, for what is left of a network beside its compiled layers."""
+"""ONNX's operators as launches of the kernels in glue.cu, for what is left of a network beside its compiled layers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.launch import GridSize
-from codegen.onnx.network import NetworkNode
-from farm.runtime.halving import Halving
+from codegen.frontend.onnx.export.network import NetworkNode
+from codegen.ir.launch import GridSize
+from farm.runtime.data_movement import MOVING, numbers_of, scalar_of, strides_of
 from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, Value, attribute_axes
-from farm.runtime.moving import MOVING, numbers_of, scalar_of, strides_of
+from farm.runtime.max_pools import Halving
 from farm.runtime.plan import Rows
 
 ERF_GELU, TANH_GELU = 8, 9
-"""Numbers of rest.cu's unary operations."""
+"""Numbers of glue.cu's unary operations."""
 
 
 def _same(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:

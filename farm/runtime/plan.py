@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
+from codegen.ir.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
+from farm.bundle.reader import PLAN_FORMAT
 from farm.errors import UsageError
 
-FIRST_LINE = "farm-plan 3"
 Grid = tuple[GridSize, GridSize, GridSize]
 Kind = Literal["input", "output", "buffer", "constant"]
 _LETTERS: dict[str, Kind] = {"i": "input", "o": "output", "b": "buffer", "c": "constant"}
@@ -86,7 +86,7 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A launch of one of rest.ptx's kernels; the grid is for the rows of all images."""
+    """A launch of one of glue.ptx's kernels; the grid is for the rows of all images."""
 
     kernel: str
     rows: int
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether it needs rest.ptx."""
+        """Whether it needs glue.ptx."""
         return any(isinstance(step, KernelStep) for step in self.steps)
 
     def images_of(self, arrays: Sequence[NDArray[Any]]) -> int:
@@ -183,8 +183,8 @@ def grid_text(grid: Grid) -> str:
 def read_plan(text: str) -> Plan:
     """Reads what a bundle has. Raises UsageError for a network that was refused, ValueError for what is no plan."""
     lines = text.splitlines()
-    if not lines or lines[0] != FIRST_LINE:
-        raise ValueError(f"it does not begin with {FIRST_LINE}")
+    if not lines or lines[0] != PLAN_FORMAT:
+        raise ValueError(f"it does not begin with {PLAN_FORMAT}")
     layers: list[str] = []
     ports: dict[str, list[Port]] = {"input": [], "output": []}
     buffers: list[int] = []

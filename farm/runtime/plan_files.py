@@ -9,12 +9,12 @@ from math import prod
 from typing import Any
 
 from codegen.errors import CheckpointError
-from codegen.onnx.network import read_network, with_constants_beside
-from codegen.spec import is_gated
-from farm.runtime.bundle import CONSTANTS, PLAN, REST, BundledLayer
-from farm.runtime.kernels import rest_ptx
+from codegen.frontend.onnx.export.network import read_network, with_constants_beside
+from codegen.ir.layer_spec import is_gated
+from farm.bundle.reader import CONSTANTS, PLAN, PLAN_FORMAT, REST, BundledLayer
+from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.lowering import RefusedError
-from farm.runtime.plan import FIRST_LINE, grid_text
+from farm.runtime.plan import grid_text
 from farm.runtime.planner import ELEMENT_BYTES, plan_network
 
 LETTERS = {
@@ -46,7 +46,7 @@ def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> Network
 
     Where it has operators that the runtime does not run, the plan is of the layers and says which.
     """
-    lines = [FIRST_LINE]
+    lines = [PLAN_FORMAT]
     for layer in layers.values():
         spec, size = layer.spec, ELEMENT_BYTES[layer.spec.data_type]
         taken, made = prod(spec.input_shape) * size, prod(spec.output_shape) * size
@@ -59,7 +59,7 @@ def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> Network
         planned = plan_network(read_network(network), {name: layer.spec for name, layer in layers.items()})
         lines += planned.plan.lines(list(layers))
         if planned.plan.uses_kernels:
-            files[REST] = rest_ptx()
+            files[REST] = glue_ptx()
         if planned.constants:
             files[CONSTANTS] = planned.constants
             network = with_constants_beside(network, CONSTANTS, planned.offsets)

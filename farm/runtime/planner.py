@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from codegen.onnx.network import Network
-from codegen.onnx.rest import Tensor
-from codegen.spec import LayerSpec
+from codegen.frontend.onnx.export.network import Network
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.layer_spec import LayerSpec
 from farm.runtime.lowering import SAMPLES, Lowered, Lowering, RefusedError, Value
 from farm.runtime.operators import OPERATORS
 from farm.runtime.plan import Argument, KernelStep, LayerStep, Place, Plan, Port, Step

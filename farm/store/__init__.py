@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farm.settings import Settings, node_cache_folder
-from farm.store.cache import CacheFolder
+from farm.config.settings import Settings, node_cache_folder
 from farm.store.contract import Store
 from farm.store.disk import DiskStore
+from farm.store.lru import CacheFolder
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from farm.errors import UsageError
-from farm.torch.ahead import code_fetched_ahead
+from farm.torch.code_prefetch import code_fetched_ahead
 
 MOST_GRAPHS = 8
 """Of one module: of that many combinations of shapes, the last used; each holds memory for all the activations."""

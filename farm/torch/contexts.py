@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from farm.gpu.driver import call
+from farm.cuda.driver import call
 
 
 class _Thread(threading.local):

@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 
 from codegen.errors import DeviceError
-from codegen.spec import LayerSpec, Linear
+from codegen.ir.layer_spec import LayerSpec, Linear
+from farm.bundle.reader import Bundle, BundledLayer
+from farm.cuda.driver import driver
+from farm.cuda.module import Part
 from farm.errors import UsageError
-from farm.gpu.driver import driver
-from farm.gpu.loaded import Part
-from farm.runtime.bundle import Bundle, BundledLayer
-from farm.torch.ahead import CodeAhead
+from farm.torch.code_prefetch import CodeAhead
 from farm.torch.contexts import launching_on
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

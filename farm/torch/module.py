@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 
-from codegen.onnx.network import Network, NetworkNode
+from codegen.frontend.onnx.export.network import Network, NetworkNode
+from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle, BundledLayer
+from farm.torch.concat_outputs import Place, places_of
 from farm.torch.layer import Compute, fetch_ahead, forget, layers_on, register
 from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
-from farm.torch.places import Place, places_of
 from farm.torch.pooling import own_max_pool
 
 MOST_PARAMETERS = 64

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn import functional
 
-from codegen.epilogue import POOL_STRIDE
-from codegen.layers import Weights
-from codegen.onnx.convolution import kernels_first
-from codegen.onnx.folding import Affine, batch_normalization, folded
-from codegen.onnx.weights import rounded
-from codegen.spec import (
+from codegen.frontend.onnx.extract.convolution import kernels_first
+from codegen.frontend.onnx.extract.weights import rounded
+from codegen.frontend.onnx.fuse.folding import Affine, batch_normalization, folded
+from codegen.ir.checkpoint import Weights
+from codegen.ir.epilogue import POOL_STRIDE
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     ConvTranspose2d,

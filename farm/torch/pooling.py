@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from farm.gpu.driver import driver
-from farm.gpu.loaded import Module, launch_numbers
-from farm.runtime.halving import PACK_BYTES, Halving
-from farm.runtime.kernels import rest_entry
+from farm.cuda.driver import driver
+from farm.cuda.module import Module, launch_numbers
+from farm.runtime.glue_kernels import glue_entry
 from farm.runtime.lowering import THREADS
+from farm.runtime.max_pools import PACK_BYTES, Halving
 from farm.torch.contexts import launching_on
 from farm.torch.layer import DTYPES
 from farm.torch.windows import max_pool, window_of
@@ -135,7 +135,7 @@ def _function(name: str, device: int) -> ctypes.c_void_p:
     with _lock:
         if (name, device) not in _functions:
             driver()
-            _functions[name, device] = Module(rest_entry(name)).function(name)
+            _functions[name, device] = Module(glue_entry(name)).function(name)
         return _functions[name, device]
 
 

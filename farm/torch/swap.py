@@ -12,9 +12,9 @@ import torch
 from torch import fx, nn
 from torch.fx.node import Argument
 
-from codegen.spec import AddResidual, is_bounded, is_gated
+from codegen.ir.layer_spec import AddResidual, is_bounded, is_gated
+from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch.layer import Compute, forget, layers_on, register
 from farm.torch.modules import digests_of, is_norm, is_swappable, module_difference, same_step, step_of
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.arch import has_clusters
-from codegen.choice import accumulator_of, bands_of, choose_tiling, misfit_of
-from codegen.operators import canonical
-from codegen.operators.geometry import geometry_of
-from codegen.ranking import Ranking, ranking_of
-from codegen.spec import AddResidual, LayerSpec, plain
-from codegen.tiling import Accumulator, Tiling
-from farm.jobs import BuildOptions, TilingChoice
+from codegen.ir.layer_spec import AddResidual, LayerSpec, plain
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import canonical
+from codegen.kernels.geometry import geometry_of
+from codegen.selection.choose import accumulator_of, bands_of, choose_tiling, misfit_of
+from codegen.selection.ranking import Ranking, ranking_of
+from codegen.target.arch import has_clusters
+from farm.jobs.model import BuildOptions, TilingChoice
 from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
 

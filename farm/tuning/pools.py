@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from codegen.errors import TilingError
-from codegen.layers import Layer
-from codegen.operators import tiled
-from codegen.prediction import pool_microseconds, predict_microseconds
-from codegen.spec import LayerSpec, is_pooled
-from codegen.tiling import Tiling
-from farm.jobs import BuildOptions
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import LayerSpec, is_pooled
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.selection.cost_model import pool_microseconds, predict_microseconds
+from farm.jobs.model import BuildOptions
 from farm.tuning.book import TuningBook
 
 GAIN, LEAST_MICROSECONDS = 1.04, 5.0

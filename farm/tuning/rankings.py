@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import Lowered
 from codegen.keys import RankingKey, ranking_key
-from codegen.operators import Lowered
-from codegen.ranking import ranking_of
-from codegen.spec import LayerSpec
-from codegen.tiling import Accumulator, Tiling
+from codegen.selection.ranking import ranking_of
 from farm.errors import StoreError
 from farm.store.contract import Record, Store
 
@@ -33,7 +33,7 @@ class _Head:
 
 
 class KeptRankings:
-    """A `codegen.ranking.Ranking` that asks the store before it works one out, and keeps that there.
+    """A `codegen.selection.ranking.Ranking` that asks the store before it works one out, and keeps that there.
 
     A ranking is of a shape and of bands, not of weights: the checkpoints of a sweep share it. Tuning records come
     before it and are no part of it, so a new one counts at once.

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, get_args
 
+from codegen.ir.layer_spec import LayerSpec, spec_from_json
+from codegen.ir.tiling import Accumulator, Order, Tiling
 from codegen.keys import digest_fields
-from codegen.spec import LayerSpec, spec_from_json
-from codegen.tiling import Accumulator, Order, Tiling
 
 
 def plain_arch(arch: str) -> str:

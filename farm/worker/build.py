@@ -7,7 +7,6 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 
-from codegen.assemble import Cubin, assemble
 from codegen.errors import (
     CodegenError,
     MachineCodeError,
@@ -17,23 +16,23 @@ from codegen.errors import (
     ToolOutOfMemory,
     ToolTimeout,
 )
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Part
 from codegen.keys import cubin_key, template_key
-from codegen.layers import Weights
-from codegen.machine.admission import Assembler
-from codegen.rewrite import Kernel, rewrite
-from codegen.scratch import remove_abandoned
-from codegen.spec import LayerSpec
-from codegen.template import Template, make_template
-from codegen.tiling import Part
-from codegen.toolchain import Toolchain, ToolLimits
+from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.template import Template, make_template
+from codegen.sass.qualification import Assembler
+from codegen.toolchain.ptxas import Cubin, assemble
+from codegen.toolchain.temp_folders import remove_abandoned
+from codegen.toolchain.tools import Toolchain, ToolLimits
+from farm.config.settings import Settings, cores_folder
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreUnavailableError
-from farm.settings import Settings, cores_folder
 from farm.store.contract import Record, Store, blob_digest
+from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE, find_cubin, find_template
 from farm.worker.direct import DirectBuilds
-from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE, find_cubin, find_template
-from farm.worker.moulds import MouldBuilds
-from farm.worker.recent import SHAPES, Recent
-from farm.worker.requests import (
+from farm.worker.lru import SHAPES, Recent
+from farm.worker.messages import (
     CubinFacts,
     CubinRequest,
     CubinResult,
@@ -45,6 +44,7 @@ from farm.worker.requests import (
     TemplateResult,
     failed,
 )
+from farm.worker.patch import MouldBuilds
 
 _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
 """What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""

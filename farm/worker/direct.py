@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.assemble import Cubin, skeleton_options
 from codegen.errors import MachineCodeError, ToolError
+from codegen.ir.checkpoint import Weights
 from codegen.keys import skeleton_key
-from codegen.layers import Weights
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.template import Template
-from codegen.toolchain import Toolchain, ToolLimits
+from codegen.ptx.template import Template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.toolchain.ptxas import Cubin, skeleton_options
+from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
-from farm.worker.recent import SHAPES, Recent
+from farm.worker.lru import SHAPES, Recent
+from farm.worker.messages import CubinRequest
 from farm.worker.refusable import RefusableStage
-from farm.worker.requests import CubinRequest
 
 SKELETON_STAGE = "skeleton"
 

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 from threading import Thread
 
 from codegen.errors import CodegenError
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.tools import find_toolchain
+from farm.config.settings import Settings
 from farm.errors import FarmError
-from farm.settings import Settings
 from farm.store import open_store
 from farm.worker.build import Worker
-from farm.worker.requests import Failure, Fault, Request, Result, failed
+from farm.worker.messages import Failure, Fault, Request, Result, failed
 
 
 def run_worker(connection: Connection) -> None:

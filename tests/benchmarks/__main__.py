@@ -20,28 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from codegen.assemble import ptxas_options
-from codegen.choice import choose_parts, choose_tiling
-from codegen.networks import (
-    TEN_OPERATORS,
-    lenet5,
-    operator_network,
-    random_weights,
-    resnet18,
-    resnet50,
-    write_network,
-)
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d
-from codegen.template import make_template
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import TEN_OPERATORS, lenet5, operator_network, random_weights, resnet18, resnet50, write_network
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.toolchain.ptxas import ptxas_options
+from codegen.toolchain.tools import ToolLimits, find_toolchain
 from farm.api import Farm
-from farm.coordination.coordinator import Coordinator
+from farm.config.settings import Settings, load_settings
 from farm.executors import open_executor
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
-from farm.settings import Settings, load_settings
+from farm.scheduler.coordinator import Coordinator
 from farm.store import open_store
 from tests.benchmarks import bulk, code_size, coordinator, direct, ledger, outlook, submission, tool_time
 

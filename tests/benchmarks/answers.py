@@ -43,7 +43,7 @@ def bundle_outputs(bundle: Path, count: int) -> NDArray[Any]:
     """[images, classes], by farm.torch."""
     import torch
 
-    from farm.runtime.bundle import Bundle
+    from farm.bundle.reader import Bundle
     from farm.torch import load
 
     network = load(bundle)

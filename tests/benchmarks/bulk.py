@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.layers import Checkpoint
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import find_toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.toolchain.tools import find_toolchain
 from farm.api import Farm
-from farm.jobs import Build, BuildOptions, BuildResult, Outcome, Status, count_cubins
-from farm.settings import Settings, load_settings
+from farm.config.settings import Settings, load_settings
+from farm.jobs.model import Build, BuildOptions, BuildResult, Outcome, Status, count_cubins
 from tests.benchmarks import sweep
 from tests.benchmarks.counted_tools import CountedTools
 from tests.benchmarks.ledger import folder

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.assemble import assemble
-from codegen.choice import choose_parts, choose_tiling
-from codegen.code_size import stream_instructions
-from codegen.networks import random_weights
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d, LayerSpec, Linear
-from codegen.template import make_template
-from codegen.tiling import Part
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Part
+from codegen.model_zoo import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.selection.code_size import stream_instructions
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import ToolLimits, find_toolchain
 
 SPARSITY = 0.9
 LAYERS: dict[str, LayerSpec] = {

@@ -8,16 +8,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.spec import Conv2d
-from codegen.tiling import Part, Tiling
-from farm.coordination.coordinator import Coordinator
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Part, Tiling
+from farm.config.settings import load_settings
 from farm.executors.inline import InlineExecutor
-from farm.jobs import Build, BuildOptions, NewJob, NewSubmission, Status
+from farm.jobs.model import Build, BuildOptions, NewJob, NewSubmission, Status
 from farm.ledger import Ledger, open_ledger, upgrade_database
-from farm.settings import load_settings
+from farm.scheduler.coordinator import Coordinator
 from farm.store.memory import MemoryStore
 from farm.worker.build import Worker
-from farm.worker.requests import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
+from farm.worker.messages import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.benchmarks.ledger import databases
 from tests.samples import LAUNCH, fixed_toolchain
 

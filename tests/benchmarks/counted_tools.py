@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.tools import find_toolchain
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from codegen.arch import virtual_arch
-from codegen.assemble import assemble, ptxas_options
-from codegen.choice import choose_parts
-from codegen.layers import Layer
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.networks import resnet18, resnet50, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.template import make_template
-from codegen.tiling import Part
-from codegen.toolchain import ToolLimits, find_toolchain
-from farm.jobs import BuildOptions
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.model_zoo import resnet18, resnet50, write_network
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.selection.choose import choose_parts
+from codegen.target.arch import virtual_arch
+from codegen.toolchain.ptxas import assemble, ptxas_options
+from codegen.toolchain.tools import ToolLimits, find_toolchain
+from farm.jobs.model import BuildOptions
 from farm.tuning.book import TuningBook
 from farm.tuning.files import shipped_records
 from tests.benchmarks.ledger import folder

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Part, Tiling
 from codegen.keys import CubinKey, TemplateKey
-from codegen.spec import Conv2d
-from codegen.tiling import Part, Tiling
-from farm.jobs import Build, BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status
+from farm.config.settings import load_settings
+from farm.jobs.model import Build, BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status
 from farm.ledger import Ledger, open_ledger, upgrade_database
 from farm.reports.explanation import explain
-from farm.settings import load_settings
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
 
 JOBS = 1000

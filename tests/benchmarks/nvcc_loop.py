@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen.errors import ToolTimeout
-from codegen.layers import Layer
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain, ToolLimits, run_tool
+from codegen.ir.checkpoint import Layer
+from codegen.ir.tiling import Part, Tiling
+from codegen.toolchain.tools import Toolchain, ToolLimits, run_tool
 from tests.benchmarks.sparse_source import Form, write_source
 
 LIMIT_SECONDS = 100.0

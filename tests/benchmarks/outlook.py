@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from farm.api import Farm
-from farm.coordination.progress import Progress, Standing
-from farm.jobs import BuildOptions, Job, Status
-from farm.settings import load_settings
+from farm.config.settings import load_settings
+from farm.jobs.model import BuildOptions, Job, Status
+from farm.scheduler.progress import Progress, Standing
 from tests.benchmarks import sweep
 from tests.benchmarks.ledger import folder
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from codegen.layers import FloatArray, Layer
-from codegen.operators import source_path, tiled
-from codegen.operators.geometry import phase_weights
-from codegen.operators.lowered import AnyTiled
-from codegen.operators.placeholders import immediate
-from codegen.operators.stream import taps
-from codegen.tiling import Part, Tiling
+from codegen.ir.checkpoint import FloatArray, Layer
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import source_path, tiled
+from codegen.kernels.geometry import phase_weights
+from codegen.kernels.lowering import AnyTiled
+from codegen.kernels.placeholders import immediate
+from codegen.kernels.weight_stream import taps
 
 Form = Literal["fmaf", "asm"]
 FORMS: tuple[Form, ...] = ("fmaf", "asm")
@@ -74,7 +74,7 @@ def write_source(folder: Path, layer: Layer, tiling: Tiling, part: Part, form: F
     headers = tiled(layer.spec, tiling).sources()
     for name in ("parameters.h", "copies.h"):
         (folder / name).write_text(headers[name])
-    shutil.copy(source.with_name("stream.cuh"), folder)
+    shutil.copy(source.with_name("memory.cuh"), folder)
     text, count = _FIRST_GROUP.subn(f"group = {part.first};", source.read_text())
     assert count == 1
     (folder / source.name).write_text(text)

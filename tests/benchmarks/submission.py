@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from tests.benchmarks.ledger import databases, folder
 
 CHECKPOINTS = 1000

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.networks import alexnet_cifar10, lenet5, prune, resnet18, write_network
+from codegen.model_zoo import alexnet_cifar10, lenet5, prune, resnet18, write_network
 
 if TYPE_CHECKING:
     from onnx import ModelProto

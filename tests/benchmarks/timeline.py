@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 
 from farm.api import Farm
-from farm.jobs import Job, Outcome
+from farm.jobs.model import Job, Outcome
 from farm.reports.sweep_report import SweepReport
 
 BINS = 200

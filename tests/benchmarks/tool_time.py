@@ -1,4 +1,4 @@
-"""How long nvcc and ptxas take on real layers, against what is predicted: `codegen/tool_time.py` is fitted to this."""
+"""Measures nvcc and ptxas on real layers; `codegen.selection.tool_time` is fitted to the result."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from codegen.assemble import assemble, ptxas_options
-from codegen.choice import choose_parts, choose_tiling
-from codegen.code_size import average_instructions
-from codegen.layers import Layer
-from codegen.networks import NETWORKS, TEN_OPERATORS, operator_network, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import template_cost
-from codegen.rewrite import rewrite
-from codegen.spec import spec_from_json
-from codegen.template import make_template
-from codegen.tool_time import NVCC_SECONDS, SECONDS_PER_SLOT, ptxas_seconds
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import spec_from_json
+from codegen.kernels import template_cost
+from codegen.model_zoo import NETWORKS, TEN_OPERATORS, operator_network, write_network
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.selection.code_size import average_instructions
+from codegen.selection.tool_time import NVCC_SECONDS, SECONDS_PER_SLOT, ptxas_seconds
+from codegen.toolchain.ptxas import assemble, ptxas_options
+from codegen.toolchain.tools import ToolLimits, find_toolchain
 
 KEPT = Path(__file__).with_name("tool_time.jsonl.gz")
 SPARSITIES = (0.8, 0.9, 0.95)

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from cli.report_page import report_page
-from cli.report_sweep import sweep_page
-from codegen.spec import Conv2d, Linear, SkippedLayer
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from cli.report.page import report_page
+from cli.report.sweep import sweep_page
+from codegen.ir.layer_spec import Conv2d, Linear, SkippedLayer
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import layer
 from tests.unit.farmyard import Farmyard
 from tests.unit.reported import HOSTILE, reported, sweep, swept

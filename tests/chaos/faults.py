@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from codegen.toolchain import find_toolchain
-from farm.jobs import Status
+from codegen.toolchain.tools import find_toolchain
+from farm.jobs.model import Status
 from farm.ledger import upgrade_database
-from farm.worker.requests import Fault as Cause
+from farm.worker.messages import Fault as Cause
 from tests.chaos.round import Round
 from tests.chaos.services import BUCKET
 from tests.toolchain.tools import Tools

@@ -6,7 +6,7 @@ from functools import partial
 
 import farm.api
 from cli.main import main
-from farm.coordination.coordinator import Coordinator
+from farm.scheduler.coordinator import Coordinator
 
 LEASE_SECONDS = 4.0
 BEAT_SECONDS = 0.5

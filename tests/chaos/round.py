@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Self
 
 from farm.api import Farm
-from farm.jobs import Job, JobSet, Status
-from farm.settings import Settings, load_settings
+from farm.config.settings import Settings, load_settings
+from farm.jobs.model import Job, JobSet, Status
 from farm.store import open_store
 from tests.chaos.services import Services
 from tests.chaos.work import OPTIONS, checkpoints, named_results

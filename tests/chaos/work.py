@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.layers import Checkpoint
-from codegen.spec import Conv2d, Linear
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import Conv2d, Linear
 from farm.api import Farm
-from farm.coordination.retries import LOWER_LEVEL
-from farm.jobs import BuildOptions, BuildResult, JobDetail, Status
+from farm.jobs.model import BuildOptions, BuildResult, JobDetail, Status
+from farm.scheduler.retry import LOWER_LEVEL
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.samples import SMALL, checkpoint, layer

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import ToolError
-from codegen.machine.admission import Admissions
-from codegen.verify import Verification
-from farm.bench.benchmark import CaseMeasured, Plan
-from farm.bench.contenders import GENERATED
-from farm.bench.network_cases import NetworkCase
-from farm.bench.network_session import NetworkRules
-from farm.bench.results import Measurement, Results
-from farm.bench.stored_case import StoredCase, loaded_cases
-from farm.jobs import Build, BuildResult
-from farm.settings import Settings
+from codegen.sass.qualification import Admissions
+from codegen.verification.compare import Verification
+from farm.bench.layers.benchmark import CaseMeasured, Plan
+from farm.bench.layers.contenders import GENERATED
+from farm.bench.layers.results import Measurement, Results
+from farm.bench.layers.stored_case import StoredCase, loaded_cases
+from farm.bench.networks.cases import NetworkCase
+from farm.bench.networks.session import NetworkRules
+from farm.config.settings import Settings
+from farm.jobs.model import Build, BuildResult
 from farm.store import open_store
-from farm.tuner.tuner import TunePlan, TuningEvent, tune_on
 from farm.tuning.record import TuningRecord
-from farm.verification import LayerVerification
+from farm.tuning.search.tune import TunePlan, TuningEvent, tune_on
+from farm.verify.layers import LayerVerification
 from tests.tuning_samples import PlayedBuilder, PlayedRig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from farm.settings import set_environment_defaults
+from farm.config.settings import set_environment_defaults
 
 
 def start_cluster(**head: Any) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.tools import find_toolchain
 from tests.cluster.workplace import PATIENCE_SECONDS
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.tools import find_toolchain
 from farm.errors import UnreachableError, UsageError
 from farm.executors import open_executor
 from farm.store import open_store
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
-from farm.worker.requests import Fault
+from farm.worker.messages import Fault
 from tests.cluster.sleeping import parent, running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import layer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.worker.found import find_cubin
-from farm.worker.requests import CubinFacts, CubinResult, Fault
+from farm.worker.cache_lookup import find_cubin
+from farm.worker.messages import CubinFacts, CubinResult, Fault
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import SMALLER, layer

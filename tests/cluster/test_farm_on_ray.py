@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.scratch import remove_abandoned
+from codegen.toolchain.temp_folders import remove_abandoned
 from farm.api import Farm
-from farm.coordination.coordinator import NO_COORDINATOR
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
+from farm.scheduler.coordinator import NO_COORDINATOR
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.samples import SMALLER, checkpoint, layer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import operator_network, write_network
+from codegen.model_zoo import operator_network, write_network
 from tests.cluster.growing_cluster import GrowingCluster
 from tests.cluster.ray_nodes import RayNodes
 from tests.cluster.sleeping import wait_until
@@ -93,7 +93,7 @@ def test_a_compile_makes_a_cluster_that_stands_at_zero_start_machines(
 
 ON_A_GPU = """
 from farm.executors.gpu import open_gpu
-from farm.settings import load_settings
+from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 
 said = []

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from codegen.networks import lenet5, write_network
-from farm.worker.requests import Fault
+from codegen.model_zoo import lenet5, write_network
+from farm.worker.messages import Fault
 from tests.cluster.sleeping import parent, running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import workplace
 from tests.command import ROOT, own_environment

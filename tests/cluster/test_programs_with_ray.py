@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from tests.command import ROOT, own_environment
 
 PROGRAM = """
 import ray
 from farm.api import Farm
-from farm.jobs import BuildOptions
-from codegen.onnx.checkpoint import read_checkpoint
+from farm.jobs.model import BuildOptions
+from codegen.frontend.onnx.reader import read_checkpoint
 from pathlib import Path
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from farm.api import Farm
-from farm.jobs import BuildOptions, Job, JobSet, Status
-from farm.settings import Settings
+from farm.config.settings import Settings
+from farm.jobs.model import BuildOptions, Job, JobSet, Status
 from farm.testing import laptop_settings
-from farm.worker.requests import Fault
+from farm.worker.messages import Fault
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import workplace
 from tests.samples import SMALLER, checkpoint, layer

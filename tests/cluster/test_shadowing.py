@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from tests.command import ROOT, own_environment
 
 SHADOWS = ("cli.py", "farm.py", "codegen/__init__.py", "numpy.py", "onnx/__init__.py", "ray.py", "migrations.py")

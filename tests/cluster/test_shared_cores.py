@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import lenet5, write_network
-from codegen.toolchain import find_toolchain
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import find_toolchain
 from tests.command import ROOT
 
 

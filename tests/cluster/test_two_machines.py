@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from codegen.toolchain import ToolFacts, find_toolchain
+from codegen.toolchain.tools import ToolFacts, find_toolchain
 from farm.api import Farm
-from farm.coordination.progress import Progress
+from farm.config.settings import Settings
 from farm.errors import NoWorkerError
 from farm.executors import open_executor
-from farm.jobs import Build, BuildOptions, BuildResult, Job, Status
-from farm.settings import Settings
+from farm.jobs.model import Build, BuildOptions, BuildResult, Job, Status
+from farm.scheduler.progress import Progress
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.cluster.one_token import start_cluster

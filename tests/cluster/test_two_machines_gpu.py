@@ -18,23 +18,24 @@ import pytest
 from cli.exit_codes import OK, UNREACHABLE
 from cli.main import run
 from codegen.errors import DeviceError, ToolError
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import ToolFacts, find_toolchain
-from farm import verification
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import ToolFacts, find_toolchain
 from farm.api import Farm
-from farm.bench import benchmark, network_benchmark
-from farm.bench.results import read_results
+from farm.bench.layers import benchmark
+from farm.bench.layers.results import read_results
+from farm.bench.networks import benchmark as network_benchmark
+from farm.config.settings import Settings, load_settings
+from farm.cuda.device import Device
 from farm.errors import NoWorkerError
-from farm.executors import cluster_gpu
 from farm.executors.gpu import open_gpu
 from farm.executors.gpu_host import LocalGpuHost
-from farm.gpu.device import Device
-from farm.jobs import BuildOptions
+from farm.executors.ray import gpu as cluster_gpu
+from farm.jobs.model import BuildOptions
 from farm.ledger import open_ledger
-from farm.settings import Settings, load_settings
 from farm.testing import laptop_settings
-from farm.tuner import tuner
+from farm.tuning.search import tune
+from farm.verify import layers
 from tests.cluster import gpu_work
 from tests.cluster.one_token import start_cluster
 from tests.cluster.sleeping import wait_until
@@ -120,7 +121,7 @@ def test_the_work_has_the_gpu_that_ray_gave_it_all_cpus_of_its_machine_and_no_da
 def test_tuning_shows_its_progress_here_and_keeps_its_records_in_the_ledger_here(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tuner, "tuning_work", gpu_work.tuning)
+    monkeypatch.setattr(tune, "tuning_work", gpu_work.tuning)
     assert run(TUNE) == OK
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "tuning 2 layers on GPU 0"
@@ -166,7 +167,7 @@ def test_a_job_is_verified_with_the_cubins_from_the_store(
     with Farm.open(replace(site.settings, executor="inline")) as farm:
         [job] = farm.compile([checkpoint(layer("conv1"))], BuildOptions(("sm_90",)))
         [made] = farm.inspect(job.id).results
-    monkeypatch.setattr(verification, "verification_work", gpu_work.verification)
+    monkeypatch.setattr(layers, "verification_work", gpu_work.verification)
     with Farm.open(site.settings) as farm:
         [verified] = farm.verify(job.id, gpu=True)
     assert (verified.layer, verified.where) == ("conv1", "GPU 0")
@@ -224,7 +225,7 @@ def test_a_process_that_is_lost_is_no_worker(site: Site) -> None:
 LOST = """
 from farm.errors import NoWorkerError
 from farm.executors.gpu import open_gpu
-from farm.settings import load_settings
+from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 
 with open_gpu(load_settings()) as gpu:
@@ -281,7 +282,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from farm.executors.gpu import open_gpu
-from farm.settings import load_settings
+from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 
 try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from tests.cluster.ray_nodes import RayNodes
 from tests.command import farm
 from tests.services.ceph import Ceph, lacks_ceph

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from codegen.choice import choose_tiling
-from codegen.layers import Layer
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
-from farm.coordination.plan import Plan, plan
+from codegen.ir.checkpoint import Layer
+from codegen.ir.tiling import Part
+from codegen.selection.choose import choose_tiling
+from codegen.toolchain.tools import find_toolchain
+from farm.config.settings import Settings
 from farm.executors import open_executor
 from farm.executors.contract import Executor
-from farm.jobs import Build, BuildOptions, Job, Status
-from farm.settings import Settings
+from farm.jobs.model import Build, BuildOptions, Job, Status
+from farm.scheduler.plan import Plan, plan
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.testing import laptop_settings
-from farm.worker.requests import Request, Result
+from farm.worker.messages import Request, Result
 
 PATIENCE_SECONDS = 60.0
 

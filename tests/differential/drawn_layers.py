@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from codegen.spec import DataType
+from codegen.ir.layer_spec import DataType
 from tests.differential.geometries import Geometry
 
 OPSET = 22

@@ -1,7 +1,7 @@
 """ONNX graphs in float64, each tensor with how far arithmetic that rounds may be from it.
 
-Shares nothing with `codegen.reference`: a third opinion, from the text of ONNX's operators. It knows the nodes that
-drawn layers have, on inputs that are finite.
+Shares nothing with `codegen.verification.reference`: a third opinion, from the text of ONNX's operators. It knows the
+nodes that drawn layers have, on inputs that are finite.
 
 Two programs are bounded. One runs node after node as onnxruntime's CPU provider does: in float32, each result rounded
 to the tensor's type. The other folds what follows a product into the product's weights, as `read_checkpoint` does, and

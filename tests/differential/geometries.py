@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from codegen.spec import DataType
+from codegen.ir.layer_spec import DataType
 
 Operator = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]
 OPERATORS: tuple[Operator, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -12,17 +12,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.choice import choose_parts, choose_tiling, ranked_tilings
-from codegen.data_types import numpy_dtype, to_float32
-from codegen.dot_products import gated_input
-from codegen.layers import Layer
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import products_together
-from codegen.reference import error_bound
-from codegen.rewrite import rewrite
-from codegen.spec import LayerSpec, Linear, plain
-from codegen.verify import is_written, poisoned
+from codegen.emulator.ptx import emulate
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.dtypes import numpy_dtype, to_float32
+from codegen.ir.layer_spec import LayerSpec, Linear, plain
+from codegen.kernels import products_together
+from codegen.ptx.specialize import rewrite
+from codegen.selection.choose import choose_parts, choose_tiling, ranked_tilings
+from codegen.verification.compare import is_written, poisoned
+from codegen.verification.dot_products import gated_input
+from codegen.verification.reference import error_bound
 from tests.templates import shared_template
 
 BESIDE = (2, 1)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.spec import DataType
+from codegen.ir.layer_spec import DataType
 from tests.conftest import DRAWN_LAYERS
 from tests.differential.comparison import Agreement, Pipeline, agreement, share
 from tests.differential.drawn_layers import DTYPES, DrawnLayer, Recipe, places, recipes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.differential.backend_cases import BackendCase, backend_cases
 from tests.differential.comparison import share
 from tests.differential.evaluation import evaluate

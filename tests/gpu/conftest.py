@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import DeviceError, ToolchainError
-from codegen.toolchain import Toolchain
-from farm.gpu.device import Device
+from codegen.toolchain.tools import Toolchain
+from farm.cuda.device import Device
 from tests.gpu.workbench import LAYER_RUN, Workbench, any_toolchain, summary
 
 

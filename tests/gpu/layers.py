@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codegen.data_types import from_float32, to_float32
-from codegen.layers import FloatArray, Weights
-from codegen.networks import random_weights
-from codegen.networks.builder import square_conv
-from codegen.spec import (
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -27,7 +25,9 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from codegen.tiling import Tiling
+from codegen.ir.tiling import Tiling
+from codegen.model_zoo import random_weights
+from codegen.model_zoo.builder import square_conv
 
 RELU = (Clip(low=0.0),)
 RELU6 = (Clip(0.0, 6.0),)

@@ -21,22 +21,22 @@ from pathlib import Path
 
 import numpy as np
 
-from codegen.assemble import assemble
-from codegen.choice import choose_parts, choose_tiling
 from codegen.errors import CodegenError, MachineCodeError
-from codegen.launch import Launch
-from codegen.layers import Weights
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.networks import random_weights
-from codegen.onnx.reasons import DATA_TYPES
-from codegen.operators import launch_of
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
-from codegen.template import make_template
-from codegen.tiling import Accumulator, Part, Tiling
-from codegen.toolchain import Toolchain, ToolLimits
-from codegen.verify import random_input, random_residual
-from farm.gpu.device import Device
+from codegen.frontend.onnx.extract.diagnostics import DATA_TYPES
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear
+from codegen.ir.tiling import Accumulator, Part, Tiling
+from codegen.kernels import launch_of
+from codegen.model_zoo import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import Toolchain, ToolLimits
+from codegen.verification.compare import random_input, random_residual
+from farm.cuda.device import Device
 
 LIMITS = ToolLimits(120)
 ADD_RELU = (AddResidual(), Clip(low=0.0))

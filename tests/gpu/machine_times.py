@@ -26,15 +26,15 @@ from pathlib import Path
 
 import numpy as np
 
-from codegen.networks import NETWORKS, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import LayerSpec
-from codegen.verify import random_input, random_residual
-from farm.gpu.device import Device
-from farm.gpu.kernels import BuiltLayer, KernelPool, NotBuiltError
-from farm.gpu.replay import CudaGraph
-from farm.gpu.workload import Case, Choice, model_cases, operator_cases
-from farm.settings import load_settings
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import LayerSpec
+from codegen.model_zoo import NETWORKS, write_network
+from codegen.verification.compare import random_input, random_residual
+from farm.config.settings import load_settings
+from farm.cuda.device import Device
+from farm.cuda.graph import CudaGraph
+from farm.cuda.measure.kernels import BuiltLayer, KernelPool, NotBuiltError
+from farm.cuda.measure.workload import Case, Choice, model_cases, operator_cases
 from farm.store import open_store
 from farm.tuning.book import TuningBook
 from farm.tuning.files import shipped_records

@@ -16,10 +16,10 @@ import argparse
 import os
 import sys
 
-from codegen.machine.admission import claimed_types
-from farm.gpu.device import Device
-from farm.trial.bench import GpuBench
-from farm.trial.made import Makers
+from codegen.sass.qualification import claimed_types
+from farm.cuda.device import Device
+from farm.qualification.both_ways import Makers
+from farm.qualification.gpu import GpuBench
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, any_toolchain
 

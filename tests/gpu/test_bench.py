@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import random_weights
-from codegen.spec import Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.toolchain import Toolchain
-from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.roof import Peaks
-from farm.bench.session import Rules, Session
-from farm.gpu.device import Device
-from farm.gpu.kernels import KernelPool
-from farm.gpu.workload import Case, CaseKey
+from codegen.ir.layer_spec import Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.model_zoo import random_weights
+from codegen.toolchain.tools import Toolchain
+from farm.bench.layers.contenders import GENERATED, PEERS
+from farm.bench.layers.roof import Peaks
+from farm.bench.layers.session import Rules, Session
+from farm.cuda.device import Device
+from farm.cuda.measure.kernels import KernelPool
+from farm.cuda.measure.workload import Case, CaseKey
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 

@@ -11,19 +11,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.data_types import from_float32, to_float32
-from codegen.launch import GridSize, Launch
-from codegen.layers import Checkpoint
-from codegen.networks import alexnet_cifar10, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import products_together
-from codegen.reference import error_bound, layer_output
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear, spec_from_json
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.launch import GridSize, Launch
+from codegen.ir.layer_spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    DataType,
+    LayerSpec,
+    Linear,
+    spec_from_json,
+)
+from codegen.ir.tiling import Tiling
+from codegen.kernels import products_together
+from codegen.model_zoo import alexnet_cifar10, write_network
+from codegen.toolchain.tools import Toolchain
+from codegen.verification.reference import error_bound, layer_output
 from farm.api import Farm
-from farm.gpu.device import Device
-from farm.jobs import BuildOptions, Status
+from farm.cuda.device import Device
+from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.gpu.layers import weights_of
 from tests.samples import checkpoint, cut_in_two, layer

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.assemble import assemble, ptxas_options
-from codegen.choice import CODE_BYTES, choose_parts, choose_tiling
-from codegen.data_types import from_float32, to_float32
+from codegen.emulator.ptx import emulate
 from codegen.errors import DeviceError
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import products_together, stream_count
-from codegen.reference import error_bound
-from codegen.spec import Activation, LayerSpec, Linear
-from codegen.tiling import Part
-from codegen.verify import Verification, poisoned, random_gate, random_input, random_residual
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import Activation, LayerSpec, Linear
+from codegen.ir.tiling import Part
+from codegen.kernels import products_together, stream_count
+from codegen.model_zoo import TEN_OPERATORS, random_weights
+from codegen.selection.choose import CODE_BYTES, choose_parts, choose_tiling
+from codegen.toolchain.ptxas import assemble, ptxas_options
+from codegen.verification.compare import Verification, poisoned, random_gate, random_input, random_residual
+from codegen.verification.reference import error_bound
 from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, whole
 

@@ -11,12 +11,12 @@ import pytest
 
 from cli.exit_codes import OK
 from cli.main import run
-from codegen.networks import lenet5, write_network
-from codegen.toolchain import Toolchain
-from farm.bench.results import read_results
-from farm.gpu.device import Device
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import Toolchain
+from farm.bench.layers.results import read_results
+from farm.config.settings import load_settings
+from farm.cuda.device import Device
 from farm.ledger import open_ledger
-from farm.settings import load_settings
 from tests.cluster.one_token import start_cluster
 
 

@@ -17,14 +17,14 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from cli.exit_codes import OK
 from cli.main import run
-from codegen.assemble import Cubin
-from codegen.layers import FloatArray
-from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
-from codegen.toolchain import Toolchain
-from codegen.tsv.network import write_tsv_network
-from codegen.tsv.triples import write_rows
-from farm.bench.challenge_benchmark import ChallengeSession, wrongness
-from farm.bench.challenge_kernels import (
+from codegen.frontend.tsv.network import write_tsv_network
+from codegen.frontend.tsv.triples import write_rows
+from codegen.ir.checkpoint import FloatArray
+from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.toolchain.ptxas import Cubin
+from codegen.toolchain.tools import Toolchain
+from farm.bench.graphchallenge.benchmark import ChallengeSession, wrongness
+from farm.bench.graphchallenge.kernels import (
     INDEX_KERNELS,
     LOT_LAYERS,
     chain_of,
@@ -33,9 +33,9 @@ from farm.bench.challenge_kernels import (
     compile_lots,
     lots_of,
 )
-from farm.gpu.challenge import COMPACTED, Challenge
-from farm.gpu.device import Device
-from farm.torch.challenge import ChallengeGpu
+from farm.bench.graphchallenge.network import COMPACTED, Challenge
+from farm.bench.graphchallenge.torch_network import ChallengeGpu
+from farm.cuda.device import Device
 
 NEURONS, ROWS, LAYERS, BIAS = 64, 3000, COMPACTED + 4, -0.3
 

@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from codegen.machine.admission import ARCHITECTURES
-from codegen.toolchain import Toolchain
-from farm.gpu.device import Device
-from farm.trial.admit import TrialProgress, follow
-from farm.trial.bench import GpuBench
-from farm.trial.made import Makers
-from farm.trial.trial import TrialPlan, try_on
+from codegen.sass.qualification import ARCHITECTURES
+from codegen.toolchain.tools import Toolchain
+from farm.cuda.device import Device
+from farm.qualification.both_ways import Makers
+from farm.qualification.gpu import GpuBench
+from farm.qualification.qualify import TrialProgress, follow
+from farm.qualification.run import TrialPlan, try_on
 from tests.gpu.workbench import LIMITS
 
 LAYERS = 120

@@ -15,11 +15,11 @@ from torch import nn
 
 from cli.exit_codes import OK
 from cli.main import run
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
-from farm.gpu.device import Device
-from farm.jobs import BuildOptions, Status
+from farm.cuda.device import Device
+from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import swap
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from codegen.errors import DeviceError
-from codegen.operators import stream_count
-from codegen.tiling import Part
-from farm.gpu.replay import CudaGraph
-from farm.gpu.stage import Shape, Stage
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from farm.cuda.graph import CudaGraph
+from farm.cuda.measure.layer_data import Shape, Stage
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import Workbench, whole
 

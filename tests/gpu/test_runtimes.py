@@ -18,27 +18,26 @@ from numpy.typing import NDArray
 
 import farm.runtime
 from codegen.errors import DeviceError
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.reference import layer_output
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import Toolchain
+from codegen.verification.reference import layer_output
 from farm.api import Farm
+from farm.bundle.reader import PLAN_FORMAT, Bundle, BundledLayer, with_digest
+from farm.cuda import prefetch_plan
+from farm.cuda.driver import call, new_stream
+from farm.cuda.graph import CudaGraph
+from farm.cuda.module import Code
+from farm.cuda.prefetch_kernel import CodeFetcher
 from farm.errors import UsageError
-from farm.gpu import fetching
-from farm.gpu.driver import call, new_stream
-from farm.gpu.fetcher import CodeFetcher
-from farm.gpu.loaded import Code
-from farm.gpu.replay import CudaGraph
-from farm.jobs import BuildOptions, Status
-from farm.network_verification import NetworkQuestion
+from farm.jobs.model import BuildOptions, Status
 from farm.runtime import load, network
-from farm.runtime.bundle import Bundle, BundledLayer, with_digest
 from farm.runtime.emulated import run_emulated
-from farm.runtime.kernels import rest_ptx
+from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.network import Network
-from farm.runtime.plan import FIRST_LINE
 from farm.runtime.planner import plan_network
+from farm.verify.network import NetworkQuestion
 from tests.gpu.workbench import settings_of
 from tests.torch.bundles import as_compiled
 from tests.unit.onnx_models import branched_network, squeeze_and_excitation, values
@@ -149,8 +148,8 @@ def test_a_cuda_graph_fetches_code_and_gives_the_same(
         fetch(fetcher, code, stream, wait_nanoseconds)
 
     monkeypatch.setattr(CodeFetcher, "fetch", counted)
-    monkeypatch.setattr(fetching, "LEAST_BYTES", 0)
-    monkeypatch.setattr(fetching, "KEPT", 0.0)
+    monkeypatch.setattr(prefetch_plan, "LEAST_BYTES", 0)
+    monkeypatch.setattr(prefetch_plan, "KEPT", 0.0)
     x = values(40, *SHAPES["branched"])
     with load(folder / "branched") as net:
         wanted = net(x)
@@ -321,8 +320,8 @@ def test_what_is_beside_the_layers_computes_what_the_emulator_does(gpu: Gpu, ops
     names = [name for name, proto in ONE.items() if proto.opset_import[0].version == opset]
     proto = joined([ONE[name] for name in names])
     planned = plan_network(read_network(proto.SerializeToString()), {})
-    text = "\n".join([FIRST_LINE, *planned.plan.lines([])])
-    bundle: Any = RestOnly(text, planned.constants, rest_ptx())
+    text = "\n".join([PLAN_FORMAT, *planned.plan.lines([])])
+    bundle: Any = RestOnly(text, planned.constants, glue_ptx())
     arrays = [values(*port.shape_of(3), seed=i) for i, port in enumerate(planned.plan.inputs)]
     with Network(bundle) as net:
         found = net.run(arrays)

@@ -13,21 +13,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.networks import alexnet_cifar10, lenet5, mlp, write_network
-from codegen.networks.resnet import resnet18
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import alexnet_cifar10, lenet5, mlp, write_network
+from codegen.model_zoo.resnet import resnet18
+from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
-from farm.bench.network_session import layer_kernels
+from farm.bench.networks.session import layer_kernels
+from farm.bench.networks.torch_timing import NetworkGpu
+from farm.bundle.reader import Bundle
+from farm.cuda.device import Device
+from farm.cuda.module import Code
+from farm.cuda.prefetch_kernel import CodeFetcher
 from farm.errors import UsageError
-from farm.gpu.device import Device
-from farm.gpu.fetcher import CodeFetcher
-from farm.gpu.loaded import Code
-from farm.jobs import BuildOptions, Status
-from farm.runtime.bundle import Bundle
+from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import capture, load
-from farm.torch.measuring import NetworkGpu
 from tests.gpu.workbench import settings_of
 from tests.unit.onnx_models import squeeze_and_excitation, values
 

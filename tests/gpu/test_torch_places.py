@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
-from farm.gpu.device import Device
-from farm.jobs import BuildOptions, Status
+from farm.cuda.device import Device
+from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import load
 from tests.torch.test_places import calls, dense_block, module_read, network

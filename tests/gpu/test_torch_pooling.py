@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from farm.gpu.device import Device
+from farm.cuda.device import Device
 from farm.torch.pooling import own_max_pool
 from farm.torch.windows import max_pool
 

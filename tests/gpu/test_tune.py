@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.choice import ranked_tilings
-from codegen.toolchain import Toolchain
+from codegen.selection.choose import ranked_tilings
+from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
-from farm.gpu.device import Device, LoadedLayer
-from farm.gpu.kernels import KernelPool
-from farm.gpu.others import Others
-from farm.gpu.workload import Choice, model_cases
-from farm.jobs import BuildOptions
+from farm.cuda.device import Device, LoadedLayer
+from farm.cuda.measure.kernels import KernelPool
+from farm.cuda.measure.other_layers import Others
+from farm.cuda.measure.workload import Choice, model_cases
+from farm.jobs.model import BuildOptions
 from farm.ledger import open_ledger
 from farm.store import open_store
 from farm.testing import laptop_settings
-from farm.tuner.building import Building
-from farm.tuner.kinds import Effort
-from farm.tuner.rig import GpuRig, Kernels
-from farm.tuner.search import search
-from farm.tuner.tuner import TunePlan, TuneProgress
+from farm.tuning.search.building import Building
+from farm.tuning.search.layer_kinds import Effort
+from farm.tuning.search.layer_search import search
+from farm.tuning.search.rig import GpuRig, Kernels
+from farm.tuning.search.tune import TunePlan, TuneProgress
 from tests.samples import checkpoint, layer
 from tests.tuning_samples import ended, whole_tuning
 from tests.verifications import assert_right

@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 import farm.runtime
-from codegen.networks import write_network
-from codegen.networks.resnet import resnet18
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import Toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import write_network
+from codegen.model_zoo.resnet import resnet18
+from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
-from farm.gpu.device import Device
-from farm.jobs import BuildOptions, Status
+from farm.cuda.device import Device
+from farm.jobs.model import BuildOptions, Status
 from farm.torch import capture, load
 from tests.gpu.workbench import settings_of
 

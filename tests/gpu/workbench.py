@@ -14,16 +14,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from codegen.errors import ToolchainError
-from codegen.launch import Launch
-from codegen.layers import Weights
-from codegen.operators import stream_count
-from codegen.rewrite import Kernel, rewrite
-from codegen.spec import LayerSpec
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
-from codegen.verify import Verification, random_gate, random_input, random_residual, verify_output
-from farm.gpu.device import Device
-from farm.settings import Settings
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count
+from codegen.ptx.specialize import Kernel, rewrite
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
+from codegen.verification.compare import Verification, random_gate, random_input, random_residual, verify_output
+from farm.config.settings import Settings
+from farm.cuda.device import Device
 from farm.testing import laptop_settings
 from tests.templates import shared_cubin, shared_template
 

@@ -11,7 +11,7 @@ import typer.main
 
 from cli import exit_codes
 from cli.main import app
-from farm.bench.contenders import PEERS
+from farm.bench.layers.contenders import PEERS
 from tests.house.tree import ROOT
 
 REFERENCE = (ROOT / "cli" / "README.md").read_text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from farm.setting_table import SETTINGS, Setting
-from farm.settings import Settings
+from farm.config.settings import Settings
+from farm.config.table import SETTINGS, Setting
 from tests.house.tree import ROOT
 
 REFERENCE = (ROOT / "cli" / "README.md").read_text()

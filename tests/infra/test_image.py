@@ -40,7 +40,7 @@ def test_the_build_is_given_what_is_copied_and_nothing_else() -> None:
     assert "*" in IGNORED
     assert {line.removeprefix("!") for line in IGNORED if line.startswith("!")} == copied()
     kept_out = [line for line in IGNORED if not line.startswith(("!", "#")) and line not in ("", "*")]
-    needed = [*(ROOT / "codegen/operators").glob("*.cu*"), ROOT / "farm/manifest.schema.json"]
+    needed = [*(ROOT / "codegen/kernels").glob("*.cu*"), ROOT / "farm/bundle/manifest.schema.json"]
     assert not [path for path in needed if any(fnmatch(str(path.relative_to(ROOT)), line) for line in kept_out)]
 
 

@@ -10,8 +10,8 @@ import pytest
 import typer.main
 
 from cli.main import app
-from farm.setting_table import SETTINGS
-from farm.settings import load_settings
+from farm.config.settings import load_settings
+from farm.config.table import SETTINGS
 from tests.house.tree import ROOT
 from tests.infra.documents import IMAGE, INFRA, commands, documents, kubernetes
 

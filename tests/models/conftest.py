@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.networks import NETWORKS
+from codegen.model_zoo import NETWORKS
 
 SPARSITY = 0.9
 SPARSITIES = (0.8, SPARSITY, 0.95)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import NETWORKS
+from codegen.model_zoo import NETWORKS
 from tests.models.whole_networks import one_of_each_kind, planned, verified
 
 TOO_LARGE = (

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint, Layer
+from codegen.ir.layer_spec import Conv2d, LayerSpec, SkippedLayer
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import canonical, tiled
 from codegen.keys import template_key
-from codegen.layers import Checkpoint, Layer
-from codegen.networks import NETWORKS, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import canonical, tiled
-from codegen.spec import Conv2d, LayerSpec, SkippedLayer
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain, find_toolchain
-from codegen.verify import Verification, verify_layer
-from farm.jobs import Build, BuildOptions
+from codegen.model_zoo import NETWORKS, write_network
+from codegen.toolchain.tools import Toolchain, find_toolchain
+from codegen.verification.compare import Verification, verify_layer
+from farm.jobs.model import Build, BuildOptions
+from farm.jobs.submission import new_job
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 from tests.templates import shared_template
 
 VIRTUAL_ARCH = "compute_80"

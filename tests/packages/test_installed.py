@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import operator_network, write_network
+from codegen.model_zoo import operator_network, write_network
 from tests.house.tree import ROOT
 from tests.samples import SMALL
 

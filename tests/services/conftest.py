@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import Settings, load_settings
 from farm.ledger import Ledger, open_ledger, upgrade_database
-from farm.settings import Settings, load_settings
 from tests.services.ceph import Ceph, lacks_ceph
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
 

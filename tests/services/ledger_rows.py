@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from codegen.spec import Conv2d, SkippedLayer
-from codegen.tiling import Part, Tiling
-from farm.jobs import (
-    Build,
-    BuildOptions,
-    BuildResult,
-    NewJob,
-    NewSubmission,
-    Outcome,
-)
+from codegen.ir.layer_spec import Conv2d, SkippedLayer
+from codegen.ir.tiling import Part, Tiling
+from farm.jobs.model import Build, BuildOptions, BuildResult, NewJob, NewSubmission, Outcome
 from farm.ledger import Ledger
 from tests.samples import LAUNCH
 

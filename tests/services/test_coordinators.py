@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from codegen.tiling import Tiling
-from farm.coordination.flights import Flights
-from farm.jobs import Job, JobSet, Status
+from codegen.ir.tiling import Tiling
+from farm.jobs.model import Job, JobSet, Status
 from farm.ledger import Ledger
 from farm.ledger.running import Outlook
 from farm.ledger.tables import coordinators, jobs
-from farm.worker.found import find_cubin, find_template
-from farm.worker.requests import CubinRequest, Request, Result, TemplateResult
+from farm.scheduler.in_flight import Flights
+from farm.worker.cache_lookup import find_cubin, find_template
+from farm.worker.messages import CubinRequest, Request, Result, TemplateResult
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit
 from tests.services.meeting import BARRIER, will_meet

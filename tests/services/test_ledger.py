@@ -9,15 +9,9 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import event
 
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, SkippedLayer
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear, SkippedLayer
 from farm.errors import LedgerError, NotFoundError, UsageError
-from farm.jobs import (
-    ALLOWED_MOVES,
-    BuildOptions,
-    NewSubmission,
-    Outcome,
-    Status,
-)
+from farm.jobs.model import ALLOWED_MOVES, BuildOptions, NewSubmission, Outcome, Status
 from farm.ledger import Ledger, TemplateRun
 from tests.services.ledger_rows import HALVES, OPTIONS, new_job, result, submit
 

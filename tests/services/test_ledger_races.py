@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import update
 
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger import CoordinatorState, Ledger
-from farm.ledger.engine import one_at_a_time, open_engine, writing
+from farm.ledger.database import one_at_a_time, open_engine, writing
 from farm.ledger.tables import jobs, submissions
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.tiling import Tiling
+from codegen.ir.tiling import Tiling
 from farm.errors import LedgerError
-from farm.jobs import BuildOptions, TilingChoice
+from farm.jobs.model import BuildOptions, TilingChoice
 from farm.ledger import Ledger
 from tests.services.ledger_rows import new_job, submit
 from tests.tuning_samples import record

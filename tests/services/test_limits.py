@@ -14,17 +14,17 @@ from pathlib import Path
 
 from sqlalchemy import update
 
-from farm.coordination.progress import Progress
+from farm.config.settings import Settings
 from farm.errors import StoreError
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger import Ledger
 from farm.ledger.tables import jobs, marks
-from farm.settings import Settings
+from farm.maintenance.gc import Sweep
+from farm.maintenance.scheduled import Upkeep
+from farm.scheduler.progress import Progress
 from farm.store.contract import StoredBlob, StoredRecord
 from farm.store.disk import DiskStore
 from farm.testing import laptop_settings
-from farm.upkeep.garbage import Sweep
-from farm.upkeep.limits import Upkeep
 from tests.services.ledger_rows import new_job, result, submit
 
 DAY = 86_400.0

@@ -16,12 +16,12 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 import migrations
-from codegen.spec import Conv2d, Linear
-from codegen.tiling import Part, Tiling
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.tiling import Part, Tiling
 from farm.errors import LedgerError
-from farm.jobs import BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status, TilingChoice
+from farm.jobs.model import BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status, TilingChoice
 from farm.ledger import Ledger, database_revision
-from farm.ledger.engine import open_engine
+from farm.ledger.database import open_engine
 from farm.ledger.schema import HEAD
 from farm.ledger.tables import metadata
 from tests.services.conftest import Database

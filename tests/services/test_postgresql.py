@@ -15,10 +15,10 @@ from sqlalchemy import text
 
 from cli.main import run
 from farm.errors import LedgerAwayError, LedgerError
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger import open_ledger
-from farm.ledger.engine import open_engine, writing
-from farm.worker.requests import Request
+from farm.ledger.database import open_engine, writing
+from farm.worker.messages import Request
 from tests.services.conftest import MIGRATED, Database, settings_of
 from tests.services.postgresql import PostgreSQL
 from tests.services.test_ledger import new_job, submit
@@ -123,7 +123,7 @@ def test_a_log_is_followed_through_a_restart_of_the_server(
                 ledger.add_event("aaaa1111", "info", "after")
                 ledger.finish("aaaa1111", Status.FAILED, "why")
 
-    monkeypatch.setattr("cli.logs_command.sleep", pause)
+    monkeypatch.setattr("cli.commands.logs.sleep", pause)
     assert run(["logs", "-f", "aaaa1111"]) == 100
     out, err = capsys.readouterr()
     assert [line.split()[-1] for line in out.splitlines()] == ["before", "after"]

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from farm.api import Farm
+from farm.config.settings import load_settings
 from farm.errors import NoBucketError, StoreDeniedError, StoreUnavailableError
-from farm.jobs import BuildOptions, Status
-from farm.settings import load_settings
+from farm.jobs.model import BuildOptions, Status
+from farm.maintenance.gc import Limits, collect_garbage
 from farm.store import open_store
 from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
 from farm.testing import laptop_farm
-from farm.upkeep.garbage import Limits, collect_garbage
 from tests.conftest import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph

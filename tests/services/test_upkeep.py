@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from farm.jobs import BuildResult, Outcome, Status
+from farm.jobs.model import BuildResult, Outcome, Status
 from farm.ledger import Ledger, References, TemplateRun
 from farm.ledger.tables import jobs
 from tests.services.ledger_rows import new_job, result, submit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from codegen.spec import Clip, Conv2d, Gelu, LeakyRelu, Linear
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Clip, Conv2d, Gelu, LeakyRelu, Linear
+from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import PAD, RESIDUAL, Case
 
 _of_hopper = partial(Case, virtual_arch="compute_90")

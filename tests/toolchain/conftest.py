@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farm.api import Farm
-from farm.settings import Settings
+from farm.config.settings import Settings
 from farm.testing import laptop_settings
 from tests.toolchain.played_runtimes import Played, build_driver
 from tests.toolchain.tools import Tools

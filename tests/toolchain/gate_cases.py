@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import ACCUMULATORS, RESIDUAL, Case
 
 _SPEC = Conv2d(19, 8, 7, 10, 1, 1, gated=True)

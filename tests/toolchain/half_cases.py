@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, Linear, Swish
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, Linear, Swish
+from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import ACCUMULATORS, BFLOATS, HALVES, PAD, RESIDUAL, Case
 
 _HALF: DataType = "float16"

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import emulate as ptx
-from codegen.assemble import skeleton_options
-from codegen.launch import Launch
-from codegen.layers import Weights
-from codegen.machine import emulate
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.word import Field
-from codegen.networks.pruning import random_bounds
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.template import Template
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
-from codegen.verify import poisoned, random_gate, random_input, random_residual
+from codegen.emulator.ptx import emulate as ptx
+from codegen.emulator.sass import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.model_zoo.pruning import random_bounds
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.encoding import Field
+from codegen.toolchain.ptxas import skeleton_options
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import poisoned, random_gate, random_input, random_residual
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from codegen.arch import virtual_arch
-from codegen.assemble import assemble
-from codegen.layers import Weights
-from codegen.rewrite import rewrite
-from codegen.template import Template
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.ir.checkpoint import Weights
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.target.arch import virtual_arch
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import ToolLimits, find_toolchain
 from tests.templates import shared_template
 from tests.toolchain.operator_cases import CASES
 

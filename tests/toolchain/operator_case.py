@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec
-from codegen.tiling import Accumulator, Tiling
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, LayerSpec
+from codegen.ir.tiling import Accumulator, Tiling
 
 RESIDUAL = (AddResidual(), Clip(low=0.0))
 PAD = (1, 1, 1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.spec import (
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -19,7 +19,7 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from codegen.tiling import Tiling
+from codegen.ir.tiling import Tiling
 from tests.toolchain.cluster_cases import CLUSTER_CASES
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.half_cases import HALF_CASES

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.data_types import PRECISIONS, from_float32, to_float32
-from codegen.layers import Weights
-from codegen.networks.pruning import random_bounds
-from codegen.rewrite import Kernel
-from codegen.spec import DataType, LayerSpec, Linear, is_bounded
-from codegen.template import Template
-from codegen.verify import is_written, poisoned, random_gate, random_residual
+from codegen.emulator.ptx import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import PRECISIONS, from_float32, to_float32
+from codegen.ir.layer_spec import DataType, LayerSpec, Linear, is_bounded
+from codegen.model_zoo.pruning import random_bounds
+from codegen.ptx.specialize import Kernel
+from codegen.ptx.template import Template
+from codegen.verification.compare import is_written, poisoned, random_gate, random_residual
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 

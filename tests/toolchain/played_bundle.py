@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.layers import Checkpoint
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import launch_of
-from farm.bundle import write_bundle
-from farm.jobs import BuildOptions, BuildResult, Outcome
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.kernels import launch_of
+from farm.bundle.writer import write_bundle
+from farm.jobs.model import BuildOptions, BuildResult, Outcome
+from farm.jobs.submission import new_job
 from farm.runtime.plan_files import LETTERS
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 from tests.bundle_samples import JOB, TOOLS
 
 ARCHS = ("sm_80", "sm_90")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.spec import Clip, Conv2d, LeakyRelu, MaxPool
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Clip, Conv2d, LeakyRelu, MaxPool
+from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import ACCUMULATORS, Case
 
 _RELU = (Clip(low=0.0), MaxPool())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.layers import FloatArray, Weights
-from codegen.spec import Clip, Conv2d
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.layer_spec import Clip, Conv2d
 
 NEURONS, WIDTH, CLIP = 32, 64, 4.0
 SPEC = Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, CLIP),))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from codegen.spec import Conv2d, Swish
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Conv2d, Swish
+from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import PAD, RESIDUAL, Case
 
 _Table = partial(Tiling, form="table")

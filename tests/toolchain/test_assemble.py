@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from codegen.assemble import assemble, fat_binary, ptxas_options
 from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
+from codegen.toolchain.ptxas import assemble, fat_binary, ptxas_options
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
 from tests.toolchain.slow_sources import straight_line
 from tests.toolchain.test_toolchain import processes_in, wait_until
 
@@ -127,8 +127,8 @@ def test_a_cubin_cut_short_by_a_full_disk_is_not_taken_for_one(tmp_path: Path) -
 
 PARENT = """
 import os, sys, tempfile
-from codegen.assemble import assemble
-from codegen.toolchain import find_toolchain
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
 tempfile.tempdir = sys.argv[1]
 assemble(sys.stdin.buffer.read(), "sm_90", find_toolchain())
 """

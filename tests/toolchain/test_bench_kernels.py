@@ -11,27 +11,27 @@ from time import sleep
 
 import pytest
 
-from codegen.assemble import Cubin, assemble
-from codegen.choice import choose_tiling
 from codegen.errors import DeviceError, MachineCodeError
-from codegen.layers import Layer
-from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.operators import tiled
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
-from farm.bench.index_kernels import index_cubins
+from codegen.ir.checkpoint import Layer
+from codegen.ir.tiling import Part
+from codegen.kernels import tiled
+from codegen.model_zoo import TEN_OPERATORS, random_weights
+from codegen.selection.choose import choose_tiling
+from codegen.toolchain.ptxas import Cubin, assemble
+from codegen.toolchain.tools import find_toolchain
+from farm.bench.layers.index_kernels import index_cubins
+from farm.cuda.measure import kernels
+from farm.cuda.measure.code_sizes import machine_instructions
+from farm.cuda.measure.kernels import KernelPool, NotBuiltError
+from farm.cuda.measure.workload import Choice, operator_cases
 from farm.errors import StoreError
-from farm.gpu import kernels
-from farm.gpu.kernels import KernelPool, NotBuiltError
-from farm.gpu.sizes import machine_instructions
-from farm.gpu.workload import Choice, operator_cases
 from farm.store import open_store
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
 from farm.tuning.book import TuningBook
 from farm.worker.build import Worker
 from farm.worker.direct import DirectBuilds
-from farm.worker.requests import CubinRequest, CubinResult
+from farm.worker.messages import CubinRequest, CubinResult
 from tests.tuning_samples import GPU, other_tiling, record
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.assemble import assemble
-from codegen.chain import DONE_BYTES, KERNEL, Chain, chained
+from codegen.emulator.ptx import emulate
 from codegen.errors import TemplateError
-from codegen.layers import FloatArray, Weights
-from codegen.spec import Conv2d, LayerSpec, LeakyRelu, Linear
-from codegen.toolchain import find_toolchain
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.layer_spec import Conv2d, LayerSpec, LeakyRelu, Linear
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from farm.bench.graphchallenge.persistent_layers import DONE_BYTES, KERNEL, Chain, chained
 from tests.toolchain.square_layers import NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
 COLUMNS, THREADS, ARCH = 150, 32, "sm_90"

@@ -16,12 +16,12 @@ import pytest
 from onnx import ModelProto
 
 from cli.main import run
-from codegen.networks import TEN_OPERATORS, operator_network, write_network
-from codegen.networks.builder import NetworkBuilder
-from codegen.spec import Conv2d, Linear
-from farm.jobs import Status
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.model_zoo import TEN_OPERATORS, operator_network, write_network
+from codegen.model_zoo.builder import NetworkBuilder
+from farm.config.settings import load_settings
+from farm.jobs.model import Status
 from farm.ledger import Ledger, open_ledger
-from farm.settings import load_settings
 from tests.house.tree import ROOT
 from tests.samples import cut_in_two
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.assemble import assemble
-from codegen.machine.elf import CubinFile
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain
-from farm.gpu.code_address import VARIABLE, with_address
+from codegen.sass.cubin import CubinFile
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
+from farm.cuda.code_address import VARIABLE, with_address
 
 PTX = """.version 8.8
 .target {target}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.assemble import assemble
-from codegen.choice import choose_tiling
-from codegen.code_size import stream_instructions
-from codegen.layers import Weights
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d, LayerSpec, Linear
-from codegen.template import make_template
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import ToolLimits, find_toolchain
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Part, Tiling
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.selection.choose import choose_tiling
+from codegen.selection.code_size import stream_instructions
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import ToolLimits, find_toolchain
 
 MOST_BYTES = 24
 LIMITS = ToolLimits(600)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from codegen.cores import core_of
 from codegen.errors import ToolchainError, ToolStopped
-from codegen.toolchain import ToolLimits, run_tool, tools_end_with
+from codegen.toolchain.cpu_slots import core_of
+from codegen.toolchain.tools import ToolLimits, run_tool, tools_end_with
 from tests.command import ROOT
 from tests.toolchain.test_toolchain import wait_until
 
 RUN = """
 import sys
 from pathlib import Path
-from codegen.toolchain import ToolLimits, run_tool
+from codegen.toolchain.tools import ToolLimits, run_tool
 run_tool(sys.argv[2:], limits=ToolLimits(60, cores=Path(sys.argv[1])))
 """
 

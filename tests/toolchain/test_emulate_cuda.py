@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate, operators
+from codegen import kernels
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError
-from codegen.operators import stream
-from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT
-from codegen.spec import Conv2d
-from codegen.tiling import Form, Tiling
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain, run_tool
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Form, Tiling
+from codegen.kernels import weight_stream
+from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain, run_tool
 
 LIMITS = ToolLimits(120)
 
@@ -295,9 +296,9 @@ SPEC = Conv2d(channels=6, height=9, width=11, kernels=6, kernel_height=3, kernel
 def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The weights and biases that a template computes with before anything is replaced."""
     if tiling.form == "full":
-        weights, bias = stream.full_placeholders(SPEC)
+        weights, bias = weight_stream.full_placeholders(SPEC)
         return weights.view(np.float32), bias.view(np.float32)
-    indices = stream.slots(operators.tiled(SPEC, tiling)).weights
+    indices = weight_stream.slots(kernels.tiled(SPEC, tiling)).weights
     one_copy = np.zeros((tiling.group_kernels, tiling.chunk_channels, 3, 3), dtype=np.uint32)
     # The rows of a thread have placeholders of their own for a weight, too near each other to tell apart here.
     one_copy.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
@@ -317,12 +318,12 @@ def convolve(x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray
 @pytest.mark.parametrize("form", ["rolled", "full"])
 def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Path, arch: str, form: Form) -> None:
     tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_kernels=3, chunk_channels=2, stages=3, form=form)
-    for name, text in operators.tiled(SPEC, tiling).sources().items():
+    for name, text in kernels.tiled(SPEC, tiling).sources().items():
         (tmp_path / name).write_text(text)
-    template = compile_to_ptx(toolchain, operators.source_path(SPEC, tiling), tmp_path, arch)
+    template = compile_to_ptx(toolchain, kernels.source_path(SPEC, tiling), tmp_path, arch)
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
-    launch = operators.launch_of(SPEC, tiling)
+    launch = kernels.launch_of(SPEC, tiling)
     trace = emulate.run(
         template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, *launch.numbers(2).values()]
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
-from codegen.assemble import ptxas_options, skeleton_options
-from codegen.spec import AddResidual, Clip, Conv2d
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
+from codegen.toolchain.ptxas import ptxas_options, skeleton_options
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
 
 DEEP = Conv2d(512, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(low=0.0)))
@@ -32,7 +32,9 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
         assert {each.where for each in found} == {"emulator", "machine code"} if machine else {"emulator"}
     path = farm.fetch(job.id, tmp_path / "out", ptx=True)
     manifest = json.loads(path.read_text())
-    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    Draft202012Validator(json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())).validate(
+        manifest
+    )
     [split] = [each for each in manifest["layers"][0]["tilings"] if "cluster" in each["tiling"]]
     assert split["archs"] == ["sm_90", "sm_120"]
     [again] = farm.compile([NET], OPTIONS)

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.layers import Weights
-from codegen.spec import Conv2d, SkippedLayer
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, SkippedLayer
 from farm.api import Farm
+from farm.config.settings import Settings
 from farm.errors import BlobLostError, UnfinishedError, UsageError
-from farm.jobs import BuildOptions, Job, Outcome, Status
-from farm.settings import Settings
+from farm.jobs.model import BuildOptions, Job, Outcome, Status
 from farm.store import open_store
 from farm.testing import laptop_farm
-from farm.worker.found import TEMPLATE_STAGE
+from farm.worker.cache_lookup import TEMPLATE_STAGE
 from tests.samples import SMALLER, checkpoint, layer
 from tests.services.meeting import BARRIER, will_meet
 from tests.toolchain.tools import NET, OPTIONS, REFUSAL, Tools
@@ -177,7 +177,9 @@ def test_strict_submits_nothing_that_has_a_skipped_layer(farm: Farm) -> None:
 def test_the_bundle_of_a_real_job_keeps_to_the_schema(compiled: tuple[Farm, Job], tmp_path: Path) -> None:
     farm, job = compiled
     manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
-    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    Draft202012Validator(json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())).validate(
+        manifest
+    )
     assert manifest["toolchain"] == {"nvcc": "13.0.88", "ptxas": "13.0.88"}
     for name in ("conv1", "conv2"):
         for arch in ("sm_75", "sm_90"):

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from cli.options import assembler_of
-from codegen.machine.assembler import DirectAssembler
-from codegen.machine.elf import CubinFile
-from codegen.machine.proof import prove
-from codegen.template import Template
-from farm.admission.record import AdmissionRecord
+from cli.options.parse import assembler_of
+from codegen.ptx.template import Template
+from codegen.sass.assemble.assembler import DirectAssembler
+from codegen.sass.cubin import CubinFile
+from codegen.sass.verify.hazards import prove
 from farm.api import Farm
+from farm.bundle.reader import Bundle
+from farm.config.settings import Settings
 from farm.errors import UsageError
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
-from farm.runtime.bundle import Bundle
-from farm.settings import Settings
+from farm.qualification.record import AdmissionRecord
 from farm.store import open_store
 from farm.store.contract import blob_digest
 from tests.admission_samples import admission

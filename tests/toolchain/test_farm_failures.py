@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from farm.api import Farm
+from farm.config.settings import Settings
 from farm.errors import JobFailedError, StoreUnavailableError
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
-from farm.settings import Settings
 from farm.store.contract import Record
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.launch import GridSize, Launch
-from codegen.operators import conv2d
-from codegen.tiling import Part
+from codegen.ir.launch import GridSize, Launch
+from codegen.ir.tiling import Part
+from codegen.kernels import conv2d
 from farm.api import Farm
+from farm.config.settings import Settings
+from farm.cuda.measure.kernels import KernelPool
+from farm.cuda.measure.workload import Case, CaseKey
 from farm.errors import UsageError
-from farm.gpu.kernels import KernelPool
-from farm.gpu.workload import Case, CaseKey
-from farm.jobs import Job, Status
-from farm.settings import Settings
+from farm.jobs.model import Job, Status
 from farm.store import open_store
 from farm.store.contract import Record
-from farm.worker.found import CUBIN_STAGE
+from farm.worker.cache_lookup import CUBIN_STAGE
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_is_given_a_cubins_own_launch(
     before = [result.launch for result in farm.inspect(compiled.id).results if result.arch == "sm_90"]
     request.getfixturevalue("newer_program")
     device = NotedLaunches()
-    monkeypatch.setattr("farm.verification.Device", lambda: device)
+    monkeypatch.setattr("farm.verify.layers.Device", lambda: device)
     list(farm.verify(compiled.id, gpu=True))
     assert device.launches == before
 

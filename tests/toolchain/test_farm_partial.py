@@ -9,10 +9,10 @@ import pytest
 
 from cli.main import run
 from farm.api import Farm
+from farm.bundle.reader import Bundle
+from farm.config.settings import Settings
 from farm.errors import JobFailedError, UsageError
-from farm.jobs import Job, Status
-from farm.runtime.bundle import Bundle
-from farm.settings import Settings
+from farm.jobs.model import Job, Status
 from tests.bundle_samples import contents, validator
 from tests.samples import SMALLER
 from tests.toolchain.tools import NET, OPTIONS, Tools

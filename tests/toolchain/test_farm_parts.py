@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.launch import Launch
-from codegen.layers import FloatArray, Weights
-from codegen.rewrite import Kernel, rewrite
-from codegen.template import Template
-from codegen.tiling import Part
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.launch import Launch
+from codegen.ir.tiling import Part
+from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.template import Template
 from farm.api import Farm
 from farm.errors import BlobLostError
-from farm.jobs import Status
+from farm.jobs.model import Status
 from tests.samples import cut_in_two
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
@@ -118,7 +118,7 @@ def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong
 ) -> None:
     [job] = farm.compile([NET], OPTIONS)
     device = IdleDevice()
-    monkeypatch.setattr("farm.verification.Device", lambda: device)
+    monkeypatch.setattr("farm.verify.layers.Device", lambda: device)
     found = list(farm.verify(job.id, gpu=True))
     assert [(each.layer, each.parts, each.archs, each.where) for each in found] == [
         ("conv1", 2, ("sm_90",), "idle"),
@@ -135,7 +135,9 @@ def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong
 def test_a_bundle_of_layers_in_parts_keeps_to_the_schema(farm: Farm, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     manifest = json.loads(farm.fetch(job.id, tmp_path / "out").read_text())
-    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    Draft202012Validator(json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())).validate(
+        manifest
+    )
     for described in manifest["layers"]:
         first, second = described["launches"]
         # Every part takes the whole tensors: which K groups it computes is in its cubin.

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from cli.main import run
-from codegen.layers import Layer, Weights
+from codegen.ir.checkpoint import Layer, Weights
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
-from farm.runtime.bundle import Bundle
-from farm.settings import Settings
+from farm.bundle.reader import Bundle
+from farm.config.settings import Settings
+from farm.jobs.model import BuildOptions, Status
 from tests.bundle_samples import validator
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import Tools

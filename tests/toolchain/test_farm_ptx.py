@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from codegen.assemble import assemble
+from codegen.toolchain.ptxas import assemble
 from farm.api import Farm
+from farm.bundle.ptx import newest_ptx
+from farm.bundle.reader import Bundle
+from farm.config.settings import Settings
 from farm.errors import UsageError
-from farm.jobs import BuildOptions, Job, Status
-from farm.kernel_ptx import newest_ptx
-from farm.runtime.bundle import Bundle
-from farm.settings import Settings
+from farm.jobs.model import BuildOptions, Job, Status
 from farm.store import open_store
 from tests.bundle_samples import validator
 from tests.toolchain.tools import NET

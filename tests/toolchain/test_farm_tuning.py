@@ -15,19 +15,19 @@ import pytest
 from jsonschema import Draft202012Validator
 from numpy.typing import NDArray
 
-from codegen.choice import choose_tiling
-from codegen.reference import layer_output
-from codegen.toolchain import find_toolchain
-from codegen.verify import random_input
+from codegen.selection.choose import choose_tiling
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import random_input
+from codegen.verification.reference import layer_output
 from farm.api import Farm
-from farm.gpu.kernels import KernelPool
-from farm.gpu.workload import Case, Choice, model_cases
-from farm.jobs import Status, TilingChoice
+from farm.cuda.measure.kernels import KernelPool
+from farm.cuda.measure.workload import Case, Choice, model_cases
+from farm.jobs.model import Status, TilingChoice
 from farm.ledger import open_ledger
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
-from farm.tuner.kinds import Effort
-from farm.tuner.tuner import TunePlan, TuneProgress
+from farm.tuning.search.layer_kinds import Effort
+from farm.tuning.search.tune import TunePlan, TuneProgress
 from tests.samples import SMALL, layer
 from tests.toolchain.tools import NET, OPTIONS
 from tests.tuning_samples import GPU, KeptRecords, other_tiling, record, whole_tuning
@@ -75,7 +75,9 @@ def test_a_manifest_with_several_tilings_says_which_launches_an_architecture_tak
     [job] = tuned.compile([NET], OPTIONS)
     path = tuned.fetch(job.id, tmp_path / "out")
     manifest = json.loads(path.read_text())
-    Draft202012Validator(json.loads(files("farm").joinpath("manifest.schema.json").read_text())).validate(manifest)
+    Draft202012Validator(json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())).validate(
+        manifest
+    )
     assert manifest["schema_version"] == 6
     first, second = manifest["layers"]
     assert [(each["archs"], each["tiling"]) for each in first["tilings"]] == [

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from codegen.assemble import Cubin
 from codegen.errors import MachineCodeError
-from codegen.layers import Weights
-from codegen.machine.assembler import DirectAssembler
-from codegen.tiling import Part
+from codegen.ir.checkpoint import Weights
+from codegen.ir.tiling import Part
+from codegen.sass.assemble.assembler import DirectAssembler
+from codegen.toolchain.ptxas import Cubin
 from farm.api import Farm
-from farm.jobs import BuildOptions, Job, JobDetail, Status
-from farm.runtime.bundle import Bundle
+from farm.bundle.reader import Bundle
+from farm.jobs.model import BuildOptions, Job, JobDetail, Status
 from tests.bundle_samples import validator
 from tests.samples import checkpoint, cut_in_two, layer
 from tests.toolchain.tools import NET, Tools
@@ -97,7 +97,7 @@ def test_it_is_cut_when_the_job_runs_if_ptxas_is_to_make_it_by_then(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submission = farm.submit([NET], BOTH)
-    monkeypatch.setattr("farm.coordination.plan.assembler_for", lambda *_, **__: ("ptxas", "no longer admitted"))
+    monkeypatch.setattr("farm.scheduler.plan.assembler_for", lambda *_, **__: ("ptxas", "no longer admitted"))
     [job] = farm.run([each.id for each in submission.jobs])
     assert (job.status, job.done, job.total) == (Status.SUCCEEDED, 8, 8), job.reason
     assert parts_made(farm.inspect(job.id), "sm_90") == [[(0, "ptxas"), (1, "ptxas")]] * 2

@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 
 from cli.main import run
-from codegen.data_types import from_float32, numpy_dtype, to_float32
-from codegen.dot_products import gated_input
-from codegen.emulate import run as emulated
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.reference import layer_output
-from codegen.rewrite import rewrite
-from codegen.spec import plain
-from codegen.tiling import Part
-from codegen.verify import poisoned, random_gate, random_input, random_residual, verify_layer, verify_output
+from codegen.emulator.ptx.emulate import run as emulated
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.dtypes import from_float32, numpy_dtype, to_float32
+from codegen.ir.layer_spec import plain
+from codegen.ir.tiling import Part
+from codegen.ptx.specialize import rewrite
+from codegen.verification.compare import (
+    poisoned,
+    random_gate,
+    random_input,
+    random_residual,
+    verify_layer,
+    verify_output,
+)
+from codegen.verification.dot_products import gated_input
+from codegen.verification.reference import layer_output
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_run import half_of_the_weights, template_of

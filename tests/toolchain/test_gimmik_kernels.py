@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.layers import Weights
-from codegen.networks import random_weights
-from codegen.spec import Conv2d, LayerSpec, Linear
-from codegen.toolchain import ToolLimits, find_toolchain
-from farm.bench import gimmik_kernels
-from farm.bench.gimmik_kernels import GimmikKernels, columns_of
+from codegen.emulator.ptx import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.model_zoo import random_weights
+from codegen.toolchain.tools import ToolLimits, find_toolchain
+from farm.bench.layers import gimmik_kernels
+from farm.bench.layers.gimmik_kernels import GimmikKernels, columns_of
 
 POINTWISE = Conv2d(40, 10, 10, 24, 1, 1, stride=(2, 2))
 FITTING: dict[str, LayerSpec] = {"1x1, strided": POINTWISE, "linear": Linear(48, 32)}

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.networks.sparse_layers import CLIP, radix_net, random_layers
-from codegen.toolchain import find_toolchain
-from codegen.tsv.network import tile_rows, write_tsv_network
-from codegen.tsv.triples import write_rows
-from farm.bench.challenge_kernels import compile_ptx, listed_virtual_arch
-from farm.gpu.challenge import Challenge, edge_table, grouped_table, in_tiles
+from codegen.emulator.ptx import emulate
+from codegen.frontend.tsv.network import tile_rows, write_tsv_network
+from codegen.frontend.tsv.triples import write_rows
+from codegen.model_zoo.radixnet import CLIP, radix_net, random_layers
+from codegen.toolchain.tools import find_toolchain
+from farm.bench.graphchallenge.kernels import compile_ptx, listed_virtual_arch
+from farm.bench.graphchallenge.network import Challenge, edge_table, grouped_table, in_tiles
 from tests.command import farm
 
 NEURONS, ROWS, GROUP, BIAS = 64, 300, 16, -0.3

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.layers import Weights
-from codegen.networks import random_weights
-from codegen.reference import layer_output
-from codegen.spec import Conv2d
-from codegen.toolchain import find_toolchain
-from farm.bench.index_kernels import (
+from codegen.emulator.ptx import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import random_weights
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.reference import layer_output
+from farm.bench.layers.index_kernels import (
     ESCOIN_POSITIONS,
     StretchedRows,
     columns_shape,

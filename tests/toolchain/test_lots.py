@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.assemble import assemble
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError, TemplateError
-from codegen.layers import FloatArray, Weights
-from codegen.lots import KERNEL, READ_BYTES, Lots, lots_kernel
-from codegen.spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
-from codegen.toolchain import find_toolchain
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.layer_spec import Clip, Conv2d, LayerSpec, LeakyRelu, Linear
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from farm.bench.graphchallenge.pipelined_layers import KERNEL, READ_BYTES, Lots, lots_kernel
 from tests.toolchain.square_layers import CLIP, NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
 ROWS, ARCH = 110, "sm_90"

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate as ptx
-from codegen.arch import virtual_arch
-from codegen.layers import Weights
-from codegen.machine import emulate
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.marked import Marked
-from codegen.machine.operands import operands
-from codegen.machine.shapes import PREDICATES
-from codegen.machine.skeleton import Skeleton
-from codegen.networks import random_weights
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Clip, Conv2d
-from codegen.template import Template, make_template
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import find_toolchain
-from codegen.verify import poisoned, random_input, random_residual
+from codegen.emulator.ptx import emulate as ptx
+from codegen.emulator.sass import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count
+from codegen.model_zoo import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template, make_template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.opcodes import PREDICATES
+from codegen.sass.isa.operands import operands
+from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.reader import Skeleton
+from codegen.target.arch import virtual_arch
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import poisoned, random_input, random_residual
 from tests.toolchain.machine_cubins import LIMITS
 from tests.toolchain.operator_case import PAD
 

@@ -13,24 +13,25 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from codegen.assemble import Cubin
 from codegen.errors import MachineCodeError
-from codegen.layers import Weights
-from codegen.machine import marked, word
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.marked import Marked
-from codegen.machine.operands import operands
-from codegen.machine.proof import prove
-from codegen.machine.skeleton import Skeleton
-from codegen.machine.sums import texts
-from codegen.operators import stream_count, tiled
-from codegen.operators.stream import slots
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Clip, Conv2d
-from codegen.template import Template, make_template
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import find_toolchain
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count, tiled
+from codegen.kernels.weight_stream import slots
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template, make_template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import encoding
+from codegen.sass.isa.operands import operands
+from codegen.sass.skeleton import marker_ptx
+from codegen.sass.skeleton.accumulators import texts
+from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.reader import Skeleton
+from codegen.sass.verify.hazards import prove
+from codegen.toolchain.ptxas import Cubin
+from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_template
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.machine_cubins import LIMITS, drawn_weights, template_for
@@ -107,8 +108,8 @@ def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[li
 def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Product]]]:
     """[groups][sums]: what the machine code adds up, in order."""
     words = cubin.words
-    opcodes, immediates = word.OPCODE.get(words), word.IMMEDIATE.get(words)
-    leaves = np.flatnonzero((opcodes == 0x80C) & (immediates == marked.NO_GROUP))[1:]
+    opcodes, immediates = encoding.OPCODE.get(words), encoding.IMMEDIATE.get(words)
+    leaves = np.flatnonzero((opcodes == 0x80C) & (immediates == marker_ptx.NO_GROUP))[1:]
     numbers = {register: i for i, register in enumerate(form.sums.tolist())}
     groups = []
     for begin, end in zip(leaves.tolist(), [*leaves.tolist()[1:], len(words)], strict=True):
@@ -116,17 +117,17 @@ def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Produc
         sums: list[list[Product]] = [[] for _ in numbers]
         for place in range(begin, end):
             one = words[place]
-            target, a, c = (int(f.get(one)) for f in (word.DESTINATION, word.SOURCE_A, word.SOURCE_C))
-            if opcodes[place] == word.BAR:
+            target, a, c = (int(f.get(one)) for f in (encoding.DESTINATION, encoding.SOURCE_A, encoding.SOURCE_C))
+            if opcodes[place] == encoding.BAR:
                 chunk += 1
-            elif opcodes[place] == word.LDS and word.PREDICATE.get(one) == word.ALWAYS and target != 255:
-                if word.NEGATED_PREDICATE.get(one):
+            elif opcodes[place] == encoding.LDS and encoding.PREDICATE.get(one) == encoding.ALWAYS and target != 255:
+                if encoding.NEGATED_PREDICATE.get(one):
                     continue
                 pointer = form.pointers[chunk].tolist().index(a)
-                offset = (int(word.OFFSET.get(one)) + 2**23) % 2**24 - 2**23 - int(form.offsets[chunk, pointer])
-                for i in range(word.SIZE_BYTES[int(word.SIZE.get(one))] // 4):
+                offset = (int(encoding.OFFSET.get(one)) + 2**23) % 2**24 - 2**23 - int(form.offsets[chunk, pointer])
+                for i in range(encoding.SIZE_BYTES[int(encoding.SIZE.get(one))] // 4):
                     inputs[target + i] = chunk, pointer, offset + 4 * i
-            elif opcodes[place] == word.FFMA_IMMEDIATE and target in numbers:
+            elif opcodes[place] == encoding.FFMA_IMMEDIATE and target in numbers:
                 products = sums[numbers[target]]
                 if a == 255:
                     assert (c, int(immediates[place]), products) == (255, 0, [])
@@ -215,14 +216,14 @@ def test_inputs_that_pass_through_registers_are_loaded_before_the_multiply_adds_
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole)
     words = CubinFile.read(made.data).words
-    used, waits = operands(words), word.WAIT.get(words)
+    used, waits = operands(words), encoding.WAIT.get(words)
     loads = np.flatnonzero(used.named("LDG"))
     products, barriers = np.flatnonzero(used.named("HFMA2", "HFMA2.MMA")), np.flatnonzero(used.named("BAR"))
     checked = 0
     for barrier in barriers.tolist():
         end = min([each for each in barriers.tolist() if each > barrier], default=len(words))
         inside = products[(products > barrier) & (products < end)]
-        copies = loads[(loads > barrier) & (loads < end) & (word.WRITE_SCOREBOARD.get(words)[loads] == 0)]
+        copies = loads[(loads > barrier) & (loads < end) & (encoding.WRITE_SCOREBOARD.get(words)[loads] == 0)]
         if len(copies) and len(inside):
             assert copies[-1] < inside[0]
             assert not (waits[copies[-1] + 1 : inside[-1]] & 1).any()
@@ -236,8 +237,8 @@ def test_half_of_many_packed_products_go_to_the_tensor_cores_unit() -> None:
     skeleton = make_skeleton(template, ARCH, find_toolchain())
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole)
-    opcodes = word.OPCODE.get(CubinFile.read(made.data).words)
-    matrix, half = ((opcodes == each).sum() for each in (word.HFMA2_MMA_IMMEDIATE, word.HFMA2_IMMEDIATE))
+    opcodes = encoding.OPCODE.get(CubinFile.read(made.data).words)
+    matrix, half = ((opcodes == each).sum() for each in (encoding.HFMA2_MMA_IMMEDIATE, encoding.HFMA2_IMMEDIATE))
     assert 0.4 < matrix / (matrix + half) <= 0.55
 
 
@@ -258,15 +259,15 @@ def test_an_input_is_kept_only_for_the_next_product_of_the_same_unit_with_it(den
     words = CubinFile.read(
         DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole).data
     ).words
-    opcodes, inputs, kept = word.OPCODE.get(words), word.SOURCE_A.get(words), word.REUSE.get(words)
+    opcodes, inputs, kept = encoding.OPCODE.get(words), encoding.SOURCE_A.get(words), encoding.REUSE.get(words)
     flags = 0
-    for unit in (word.HFMA2_IMMEDIATE, word.HFMA2_MMA_IMMEDIATE):
-        places = np.flatnonzero((opcodes == unit) & (inputs != word.ZERO_REGISTER))
+    for unit in (encoding.HFMA2_IMMEDIATE, encoding.HFMA2_MMA_IMMEDIATE):
+        places = np.flatnonzero((opcodes == unit) & (inputs != encoding.ZERO_REGISTER))
         for here, following in pairwise(places.tolist()):
             if kept[here]:
                 flags += 1
                 assert inputs[here] == inputs[following]
-                between = word.DESTINATION.get(words[here:following])[opcodes[here:following] == word.LDS]
+                between = encoding.DESTINATION.get(words[here:following])[opcodes[here:following] == encoding.LDS]
                 assert inputs[here] not in between
     assert flags
 

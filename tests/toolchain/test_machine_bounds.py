@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.assemble import assemble
 from codegen.errors import MachineCodeError
-from codegen.layers import FloatArray
-from codegen.machine import word
-from codegen.machine.elf import CubinFile
-from codegen.machine.marked import Marked
-from codegen.machine.operands import operands
-from codegen.machine.proof import prove
-from codegen.machine.word import Words
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
-from codegen.toolchain import find_toolchain
-from codegen.verify import random_input, verify_layer
+from codegen.ir.checkpoint import FloatArray
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Tiling
+from codegen.ptx.specialize import rewrite
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import encoding
+from codegen.sass.isa.encoding import Words
+from codegen.sass.isa.operands import operands
+from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.verify.hazards import prove
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import random_input, verify_layer
 from tests.templates import shared_template
 from tests.toolchain.machine_case import (
     ARCH,
@@ -78,7 +78,7 @@ def places_of(words: Words, name: str) -> NDArray[np.int64]:
 def in_streams(words: Words) -> NDArray[np.int64]:
     """Bounds, not what an epilogue has: both names of them say the same register."""
     found = places_of(words, "FMNMX")
-    return found[word.DESTINATION.get(words)[found] == word.SOURCE_A.get(words)[found]]
+    return found[encoding.DESTINATION.get(words)[found] == encoding.SOURCE_A.get(words)[found]]
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -135,7 +135,7 @@ def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() 
     assert groups == 1
     assert (stores < bounds[-1]).any()
     barriers, loads = places_of(words, "BAR"), places_of(words, "LDS")
-    products = np.flatnonzero(word.OPCODE.get(words) == word.FFMA_IMMEDIATE)
+    products = np.flatnonzero(encoding.OPCODE.get(words) == encoding.FFMA_IMMEDIATE)
     for barrier in barriers[1:]:
         assert ((products > loads[loads < barrier].max()) & (products < barrier)).any()
 
@@ -143,26 +143,26 @@ def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() 
 def test_an_input_is_not_kept_over_the_bound_of_another() -> None:
     words = directly(LIKE_DENSENET[FINISHED], weights_of(LIKE_DENSENET[FINISHED], 0.6)).words
     bounds = in_streams(words)
-    before = bounds[word.OPCODE.get(words)[bounds - 1] == word.FFMA_IMMEDIATE] - 1
+    before = bounds[encoding.OPCODE.get(words)[bounds - 1] == encoding.FFMA_IMMEDIATE] - 1
     assert len(before)
-    assert not word.REUSE.get(words)[before].any()
+    assert not encoding.REUSE.get(words)[before].any()
 
 
 def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_proved() -> None:
     made = directly(PLAIN, weights_of(PLAIN, 1.0))
     words = made.words
-    place = int(next(each for each in in_streams(words) if word.WAIT.get(words)[each]))
+    place = int(next(each for each in in_streams(words) if encoding.WAIT.get(words)[each]))
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(with_field(made, word.WAIT, place, 0))
+        prove(with_field(made, encoding.WAIT, place, 0))
 
 
 def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
     made = directly(PLAIN, weights_of(PLAIN, 1.0, "one weight"))
     words = made.words
     place = int(in_streams(words)[0])
-    assert int(word.STALL.get(words)[place]) == 5
+    assert int(encoding.STALL.get(words)[place]) == 5
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 4 cycles after"):
-        prove(with_field(made, word.STALL, place, 4))
+        prove(with_field(made, encoding.STALL, place, 4))
 
 
 def test_another_bound_is_found_by_the_emulator() -> None:
@@ -170,7 +170,7 @@ def test_another_bound_is_found_by_the_emulator() -> None:
     template, made, whole = template_of(PLAIN), directly(PLAIN, weights), [whole_layer(PLAIN)]
     assert verify_layer(template, weights, whole, cubins=[made.data]).ok
     place = int(in_streams(made.words)[0])
-    other = with_field(made, word.IMMEDIATE, place, int(np.float32(9).view(np.uint32)))
+    other = with_field(made, encoding.IMMEDIATE, place, int(np.float32(9).view(np.uint32)))
     assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
 
 

@@ -9,25 +9,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate as ptx
-from codegen.assemble import assemble
+from codegen.emulator.ptx import emulate as ptx
+from codegen.emulator.sass import emulate
 from codegen.errors import EmulationError, MachineCodeError
-from codegen.launch import Launch
-from codegen.layers import Weights
-from codegen.machine import emulate, word
-from codegen.machine.assembler import DirectAssembler
-from codegen.machine.elf import CubinFile
-from codegen.machine.marked import Marked
-from codegen.machine.operands import operands
-from codegen.machine.proof import findings, prove
-from codegen.machine.shapes import UNIFORM_B, UNIFORM_DESTINATION
-from codegen.machine.skeleton import Skeleton
-from codegen.machine.word import Words
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
-from codegen.verify import poisoned, random_input, random_residual, verify_layer
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.ptx.specialize import rewrite
+from codegen.sass.assemble.assembler import DirectAssembler
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import encoding
+from codegen.sass.isa.encoding import Words
+from codegen.sass.isa.opcodes import UNIFORM_B, UNIFORM_DESTINATION
+from codegen.sass.isa.operands import operands
+from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.reader import Skeleton
+from codegen.sass.verify.hazards import findings, prove
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer
 from tests.toolchain.cluster_cases import CLUSTER_CASES
 from tests.toolchain.machine_cubins import drawn_weights, template_for
 from tests.toolchain.test_machine_assembler import products_in_ptx, products_in_words, skeleton_of
@@ -98,12 +99,12 @@ def changed(cubin: CubinFile, words: Words) -> CubinFile:
 
 
 def places(words: Words, opcode: int) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = np.flatnonzero(word.OPCODE.get(words) == opcode)
+    found: NDArray[np.int64] = np.flatnonzero(encoding.OPCODE.get(words) == opcode)
     return found
 
 
 def nothing(words: Words) -> Words:
-    return words[int(places(words, word.NOP)[-1])]
+    return words[int(places(words, encoding.NOP)[-1])]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_a_part_has_whole_clusters_of_streams() -> None:
 def test_a_skeleton_with_a_word_that_is_not_known_is_refused(weights: Weights) -> None:
     template, skeleton = template_for(TWO, "compute_90"), CubinFile.read(skeleton_of(TWO).data)
     words = skeleton.words
-    word.OPCODE.put(words[6:7], 0x7F0)
+    encoding.OPCODE.put(words[6:7], 0x7F0)
     changed_skeleton = skeleton.with_words(words)
     with pytest.raises(MachineCodeError, match="opcode 0x7f0, which is not known"):
         DirectAssembler.of(template, changed_skeleton, ARCH).assemble(weights, Part(0, 2))
@@ -172,14 +173,14 @@ def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: Cubi
     uniform, reader = (int(np.flatnonzero(used.named(name))[-1]) for name in ("ULEA", "LEA"))
     words = np.repeat(nothing(cubin.words)[np.newaxis], 12, axis=0)
     words[0], words[1] = cubin.words[uniform], cubin.words[reader]
-    words[11] = cubin.words[int(places(cubin.words, word.EXIT)[-1])]
+    words[11] = cubin.words[int(places(cubin.words, encoding.EXIT)[-1])]
     name = int(UNIFORM_DESTINATION.get(words)[0])
-    for field in (word.WAIT, word.PREDICATE, word.STALL):
-        field.put(words, 7 if field is word.PREDICATE else 0)
-    word.STALL.put(words, 5)
+    for field in (encoding.WAIT, encoding.PREDICATE, encoding.STALL):
+        field.put(words, 7 if field is encoding.PREDICATE else 0)
+    encoding.STALL.put(words, 5)
     UNIFORM_B.put(words[1:2], name)
     assert [each.reason for each in findings(words, 255)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
-    word.STALL.put(words[:1], 6)
+    encoding.STALL.put(words[:1], 6)
     assert findings(words, 255) == []
 
 
@@ -190,14 +191,14 @@ def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_
     words[0] = 0x00000000FF097435, 0x000FE200000001FF | 8 << 41
     words[1] = 0x000003200F087825, 0x000FE200078E0008 & ~(15 << 41) | 5 << 41
     words[11] = 0x000000000000794D, 0x000FEA0003800000
-    word.STALL.put(words[:1], 8)
-    word.STALL.put(words[1:2], 5)
+    encoding.STALL.put(words[:1], 8)
+    encoding.STALL.put(words[1:2], 5)
     assert findings(words, cubin.registers) == []
-    word.STALL.put(words[:1], 7)
+    encoding.STALL.put(words[:1], 7)
     assert [each.reason for each in findings(words, cubin.registers)] == ["reads R9 7 cycles after word 0, not 8"]
-    word.DESTINATION.put(words[1:2], 8)
-    word.SOURCE_C.put(words[1:2], 10)
-    word.STALL.put(words[:1], 8)
+    encoding.DESTINATION.put(words[1:2], 8)
+    encoding.SOURCE_C.put(words[1:2], 10)
+    encoding.STALL.put(words[:1], 8)
     assert [each.reason for each in findings(words, cubin.registers)] == ["overwrites R9 8 cycles after word 0, not 9"]
 
 
@@ -206,7 +207,7 @@ def test_a_sum_in_another_register_is_refused() -> None:
     words = skeleton.words
     stores = places(words, STS)
     last = int(stores[stores < places(words, MEMBAR)[0]][-1])
-    word.SOURCE_B.put(words[last : last + 1], word.SOURCE_B.get(words)[last - 1])
+    encoding.SOURCE_B.put(words[last : last + 1], encoding.SOURCE_B.get(words)[last - 1])
     with pytest.raises(MachineCodeError, match="stored for the other blocks of its cluster"):
         Skeleton.read(skeleton.with_words(words), Marked.of(template_for(TWO, "compute_90")))
 
@@ -215,8 +216,8 @@ def test_a_sum_in_another_register_is_refused() -> None:
     ("opcode", "which", "reason"),
     [
         (MEMBAR, 0, "written since the last barrier of the cluster"),
-        (word.UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
-        (word.UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
+        (encoding.UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
+        (encoding.UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
     ],
 )
 def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
@@ -230,7 +231,7 @@ def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
 
 def test_blocks_that_do_not_wait_for_who_reads_their_sums_are_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    for opcode in (word.UCGABAR_ARRIVE, word.UCGABAR_WAIT, CCTL):
+    for opcode in (encoding.UCGABAR_ARRIVE, encoding.UCGABAR_WAIT, CCTL):
         words[places(words, opcode)[1::2]] = nothing(words)
     assert any("no barrier behind it" in each.reason for each in findings(words, cubin.registers))
 
@@ -239,10 +240,10 @@ def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cub
     """Every block takes itself for the one of rank 0."""
     words = cubin.words
     ranks = places(words, S2UR)
-    ranks = ranks[word.Field(72, 8).get(words)[ranks] == CLUSTER_RANK]
+    ranks = ranks[encoding.Field(72, 8).get(words)[ranks] == CLUSTER_RANK]
     assert len(ranks)
     for rank in ranks.tolist():
-        to = int(word.DESTINATION.get(words)[rank])
+        to = int(encoding.DESTINATION.get(words)[rank])
         words[rank, 0] = np.uint64(0x7882 | to << 16)  # UMOV of 0
         words[rank, 1] = np.uint64(int(words[rank, 1]) & ~((1 << 41) - 1))
     with pytest.raises(EmulationError, match="shared memory of rank 0 in rank 1"):
@@ -254,10 +255,10 @@ def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cub
     [
         (MEMBAR, 0, "no barrier and fence before it|a fence that no cluster's barrier follows"),
         (0x5AB, 0, "a fence that no cluster's barrier follows"),
-        (word.UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
-        (word.UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
+        (encoding.UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
+        (encoding.UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
         (CCTL, 0, "what was loaded before may be taken for new"),
-        (word.UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
+        (encoding.UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
     ],
 )
 def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
@@ -272,21 +273,21 @@ def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
 def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
     place = int(places(words, MEMBAR)[0])
-    word.STALL.put(words[place : place + 1], 2)
+    encoding.STALL.put(words[place : place + 1], 2)
     with pytest.raises(MachineCodeError, match="no barrier and fence before it"):
         prove(changed(cubin, words))
 
 
 def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    load, arrive = int(places(words, LD)[0]), int(places(words, word.UCGABAR_ARRIVE)[0])
+    load, arrive = int(places(words, LD)[0]), int(places(words, encoding.UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
     assert any("loads from another block" in each.reason for each in findings(words, cubin.registers))
 
 
 def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    for opcode in (word.UCGABAR_ARRIVE, word.UCGABAR_WAIT, CCTL, MEMBAR, 0x9AB, 0x5AB):
+    for opcode in (encoding.UCGABAR_ARRIVE, encoding.UCGABAR_WAIT, CCTL, MEMBAR, 0x9AB, 0x5AB):
         words[places(words, opcode)] = nothing(words)
     found = [each for each in findings(words, cubin.registers) if "with no barrier and fence" in each.reason]
     assert len(found) == len(places(words, LD))
@@ -301,7 +302,7 @@ def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: Cub
 
 def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    place = int(places(words, word.UCGABAR_WAIT)[0])
-    word.PREDICATE.put(words[place : place + 1], 0)
+    place = int(places(words, encoding.UCGABAR_WAIT)[0])
+    encoding.PREDICATE.put(words[place : place + 1], 0)
     with pytest.raises(MachineCodeError, match="a predicate guards"):
         prove(changed(cubin, words))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.arch import supported_archs
-from codegen.assemble import assemble
 from codegen.errors import MachineCodeError
-from codegen.machine.elf import CubinFile
-from codegen.machine.word import EXIT, OPCODE
-from codegen.toolchain import find_toolchain
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.encoding import EXIT, OPCODE
+from codegen.target.arch import supported_archs
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for
 from tests.toolchain.slow_sources import straight_line
 

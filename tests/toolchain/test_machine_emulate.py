@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate as ptx
-from codegen.assemble import assemble
-from codegen.data_types import from_float32
+from codegen.emulator.ptx import emulate as ptx
+from codegen.emulator.sass import emulate
 from codegen.errors import EmulationError
-from codegen.launch import Launch
-from codegen.layers import Weights
-from codegen.machine import emulate
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.operands import operands
-from codegen.machine.word import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
-from codegen.operators import stream_count
-from codegen.rewrite import Kernel, rewrite
-from codegen.spec import Conv2d, Linear
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import find_toolchain
-from codegen.verify import poisoned, random_input, random_residual, verify_layer
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count
+from codegen.ptx.specialize import Kernel, rewrite
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.encoding import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.sass.isa.operands import operands
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer
 from tests.templates import shared_template
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.assemble import assemble
 from codegen.errors import MachineCodeError
-from codegen.layers import Weights
-from codegen.machine import word
-from codegen.machine.admission import unknown
-from codegen.machine.assembler import make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.proof import prove
-from codegen.rewrite import rewrite
-from codegen.toolchain import find_toolchain
-from codegen.verify import verify_layer
+from codegen.ir.checkpoint import Weights
+from codegen.ptx.specialize import rewrite
+from codegen.sass.assemble.assembler import make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import encoding
+from codegen.sass.qualification import unknown
+from codegen.sass.verify.hazards import prove
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import verify_layer
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.machine_case import (
     ARCH,
@@ -61,32 +61,32 @@ def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) ->
 
 def test_an_input_without_weights_is_neither_loaded_nor_multiplied() -> None:
     def count(weights: Weights, opcode: int) -> int:
-        return int((word.OPCODE.get(directly(ONE_ROW, weights).words) == opcode).sum())
+        return int((encoding.OPCODE.get(directly(ONE_ROW, weights).words) == opcode).sum())
 
     weights, groups = weights_of(ONE_ROW, 1.0), -(-ONE_ROW.spec.kernels // ONE_ROW.tiling.group_kernels)
     fewer = Weights(weights.kernel.copy(), weights.bias)
     fewer.kernel[:, 4:8] = 0
     fewer.kernel[:, 9] = 0
-    assert count(weights, word.FMUL) - count(fewer, word.FMUL) == 5 * groups
+    assert count(weights, encoding.FMUL) - count(fewer, encoding.FMUL) == 5 * groups
     # Each input has a load of its own; the gates of four come in one, and where three are used still do.
-    assert count(weights, word.LDS) - count(fewer, word.LDS) == 6 * groups
+    assert count(weights, encoding.LDS) - count(fewer, encoding.LDS) == 6 * groups
 
 
 def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0))
     words = made.words
-    place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(with_field(made, word.WAIT, place, 0))
+        prove(with_field(made, encoding.WAIT, place, 0))
 
 
 def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0, "one weight"))
     words = made.words
-    place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
-    assert int(word.STALL.get(words)[place]) > 1
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
+    assert int(encoding.STALL.get(words)[place]) > 1
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 1 cycles after"):
-        prove(with_field(made, word.STALL, place, 1))
+        prove(with_field(made, encoding.STALL, place, 1))
 
 
 def test_another_gate_is_found_by_the_emulator() -> None:
@@ -94,8 +94,8 @@ def test_another_gate_is_found_by_the_emulator() -> None:
     template, made, whole = template_of(ONE_ROW), directly(ONE_ROW, weights), [whole_layer(ONE_ROW)]
     assert verify_layer(template, weights, whole, cubins=[made.data]).ok
     words = made.words
-    place = int(np.flatnonzero(word.OPCODE.get(words) == word.FMUL)[0])
-    other = with_field(made, word.SOURCE_B, place, word.SOURCE_B.get(words)[place] + 1)
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
+    other = with_field(made, encoding.SOURCE_B, place, encoding.SOURCE_B.get(words)[place] + 1)
     assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
 
 

@@ -7,15 +7,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from codegen.arch import supported_archs, virtual_arch
-from codegen.assemble import assemble
 from codegen.errors import MachineCodeError
-from codegen.layers import Weights
-from codegen.machine.mould import Mould, fill, make_mould
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
+from codegen.ir.checkpoint import Weights
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.ptx.specialize import rewrite
+from codegen.sass.value_patch import Mould, fill, make_mould
+from codegen.target.arch import supported_archs, virtual_arch
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import rounded

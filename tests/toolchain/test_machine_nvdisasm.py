@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codegen.arch import supported_archs
-from codegen.machine.assembler import DirectAssembler
-from codegen.machine.elf import CubinFile
-from codegen.machine.operands import Accesses, operands
-from codegen.machine.shapes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
-from codegen.machine.word import (
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.sass.assemble.assembler import DirectAssembler
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.encoding import (
     DESTINATION,
     FFMA_IMMEDIATE,
     HFMA2_IMMEDIATE,
@@ -25,9 +24,10 @@ from codegen.machine.word import (
     SOURCE_A,
     SOURCE_C,
 )
-from codegen.operators import stream_count
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
+from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
+from codegen.sass.isa.operands import Accesses, operands
+from codegen.target.arch import supported_archs
+from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
@@ -59,7 +59,7 @@ def test_words_of_an_opcode_have_the_same_operands_be_they_few_or_many(
     words = CubinFile.read(cubin_for(name, "sm_90")).words
     found = []
     for many in (0, len(words)):
-        monkeypatch.setattr("codegen.machine.operands.MANY", many)
+        monkeypatch.setattr("codegen.sass.isa.operands.MANY", many)
         found.append(operands(words))
     for few, each in ((found[1].reads, found[0].reads), (found[1].writes, found[0].writes)):
         assert np.array_equal(few.keys, each.keys)

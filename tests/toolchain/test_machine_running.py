@@ -9,22 +9,22 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.machine import word
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.latencies import LONGEST
-from codegen.machine.marked import NO_GROUP, Marked
-from codegen.machine.passes import PASSES
-from codegen.machine.schedule import RESULT_CYCLES
-from codegen.machine.skeleton import Skeleton
-from codegen.machine.stream import zeroes
-from codegen.machine.word import Words
-from codegen.networks import random_weights
-from codegen.operators import stream_count
-from codegen.spec import AddResidual, Conv2d
-from codegen.template import Template
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import find_toolchain
+from codegen.ir.layer_spec import AddResidual, Conv2d
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count
+from codegen.model_zoo import random_weights
+from codegen.ptx.template import Template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.assemble.early_stores import PASSES
+from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES
+from codegen.sass.assemble.weight_code import zeroes
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import encoding
+from codegen.sass.isa.encoding import Words
+from codegen.sass.isa.latencies import LONGEST
+from codegen.sass.skeleton.marker_ptx import NO_GROUP, Marked
+from codegen.sass.skeleton.reader import Skeleton
+from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_template
 from tests.toolchain.machine_cubins import drawn_weights, template_for
 
@@ -51,13 +51,13 @@ def only_group(template: Template, skeleton: bytes, sparsity: float = 0.8) -> Wo
     weights = random_weights(template.spec, sparsity, 1)
     made = DirectAssembler.of(template, skeleton, "sm_90").assemble(weights, Part(0, 1))
     words = CubinFile.read(made.data).words
-    leaves = np.flatnonzero((word.OPCODE.get(words) == 0x80C) & (word.IMMEDIATE.get(words) == NO_GROUP))
+    leaves = np.flatnonzero((encoding.OPCODE.get(words) == 0x80C) & (encoding.IMMEDIATE.get(words) == NO_GROUP))
     return words[leaves[-1] :]
 
 
 def places_of(words: Words, opcode: int) -> NDArray[np.int64]:
-    always = (word.PREDICATE.get(words) == word.ALWAYS) & (word.NEGATED_PREDICATE.get(words) == 0)
-    return np.flatnonzero((word.OPCODE.get(words) == opcode) & always)
+    always = (encoding.PREDICATE.get(words) == encoding.ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 0)
+    return np.flatnonzero((encoding.OPCODE.get(words) == opcode) & always)
 
 
 def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None:
@@ -68,7 +68,7 @@ def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None
 
 def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_it() -> None:
     words = last_group()
-    adds, loads, barriers = (places_of(words, each) for each in (word.FFMA_IMMEDIATE, word.LDS, word.BAR))
+    adds, loads, barriers = (places_of(words, each) for each in (encoding.FFMA_IMMEDIATE, encoding.LDS, encoding.BAR))
     for barrier in barriers[1:]:
         last, following = loads[loads < barrier].max(), loads[loads > barrier].min()
         assert ((adds > last) & (adds < barrier)).any()
@@ -84,25 +84,25 @@ def test_no_word_between_chunks_stalls_longer_than_a_result_takes() -> None:
 def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> None:
     """ptxas has the markers of the first chunk there, and the loads that name the sums."""
     frame = DirectAssembler.of(template(), skeleton(), "sm_90").frame
-    stalls = word.STALL.get(np.concatenate([frame.head, frame.leaf.words[: frame.leaf.cuts[0]]]))
+    stalls = encoding.STALL.get(np.concatenate([frame.head, frame.leaf.words[: frame.leaf.cuts[0]]]))
     assert max(stalls.max(), frame.leaf.entry_stall) < LONGEST
 
 
 def test_the_zeros_of_sums_without_weights_issue_one_after_the_other() -> None:
-    stalls = word.STALL.get(zeroes(np.arange(4)))
+    stalls = encoding.STALL.get(zeroes(np.arange(4)))
     assert stalls.tolist() == [1, 1, 1, RESULT_CYCLES]
 
 
 def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_nothing() -> None:
     words = last_group()
-    adds = places_of(words, word.FFMA_IMMEDIATE)
-    stalls = word.STALL.get(words[adds[0] : adds[-1]])
+    adds = places_of(words, encoding.FFMA_IMMEDIATE)
+    stalls = encoding.STALL.get(words[adds[0] : adds[-1]])
     assert stalls.sum() < 1.1 * len(stalls)
 
 
 def stores_before_the_last_multiply_add(words: Words) -> int:
-    last = places_of(words, word.FFMA_IMMEDIATE).max()
-    return int((word.OPCODE.get(words[:last]) == word.STG).sum())
+    last = places_of(words, encoding.FFMA_IMMEDIATE).max()
+    return int((encoding.OPCODE.get(words[:last]) == encoding.STG).sum())
 
 
 def test_outputs_are_stored_amid_the_multiply_adds_of_the_last_chunk() -> None:
@@ -125,14 +125,14 @@ def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
     spec = Conv2d(64, 56, 56, 256, 1, 1, epilogue=(AddResidual(),))
     template = shared_template(spec, Tiling(512, 1, 1, 16, 8, 3), "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
-    loads = np.flatnonzero(word.OPCODE.get(words) == word.LDG)
-    multiply_adds = places_of(words, word.FFMA_IMMEDIATE)
+    loads = np.flatnonzero(encoding.OPCODE.get(words) == encoding.LDG)
+    multiply_adds = places_of(words, encoding.FFMA_IMMEDIATE)
     assert len(loads) == 16
     assert loads[0] < multiply_adds[-1]
-    [own] = set(word.WRITE_SCOREBOARD.get(words[loads]).tolist())
+    [own] = set(encoding.WRITE_SCOREBOARD.get(words[loads]).tolist())
     behind = multiply_adds[multiply_adds > loads[0]]
-    assert not (word.WAIT.get(words[behind]) >> own & 1).any()
-    assert (word.WAIT.get(words[multiply_adds[-1] :]) >> own & 1).any()
+    assert not (encoding.WAIT.get(words[behind]) >> own & 1).any()
+    assert (encoding.WAIT.get(words[multiply_adds[-1] :]) >> own & 1).any()
 
 
 def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_have_moved() -> None:
@@ -145,8 +145,8 @@ def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_ha
 
 def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
     words = last_group()
-    adds, loads = (places_of(words, each) for each in (word.FFMA_IMMEDIATE, word.LDS))
-    source, kept = word.SOURCE_A.get(words), word.REUSE.get(words)
+    adds, loads = (places_of(words, each) for each in (encoding.FFMA_IMMEDIATE, encoding.LDS))
+    source, kept = encoding.SOURCE_A.get(words), encoding.REUSE.get(words)
     split = [(a, b) for a, b in pairwise(adds) if b == a + 2 and a + 1 in loads]
     same = [a for a, b in split if source[a] == source[b]]
     assert same
@@ -159,4 +159,4 @@ def test_a_layer_with_a_chunk_without_weights_has_its_streams_chunk_by_chunk() -
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole)
-    assert not len(places_of(CubinFile.read(made.data).words, word.LDS))
+    assert not len(places_of(CubinFile.read(made.data).words, encoding.LDS))

@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from cli.exit_codes import OK
 from cli.main import run
-from codegen.networks import operator_network, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Conv2d
-from farm.bench import network_benchmark
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import operator_network, write_network
+from farm.bench.networks import benchmark
 from tests.torch.played_gpu import OWN_LATENCY, PlayedGpu
 
 
@@ -25,7 +25,7 @@ def test_a_model_without_a_bundle_is_compiled_for_the_gpu_that_is_there(
     monkeypatch.setenv("FARM_EXECUTOR", "inline")
     path = tmp_path / "small.onnx"
     write_network(path, operator_network(Conv2d(3, 8, 8, 4, 3, 3), 0.5, 0))
-    monkeypatch.setattr(network_benchmark, "_network_gpu", lambda: PlayedGpu(read_checkpoint(path)))
+    monkeypatch.setattr(benchmark, "_network_gpu", lambda: PlayedGpu(read_checkpoint(path)))
     file = tmp_path / "r.json"
     assert run(["bench", "network", str(path), "--batch", "2", "--peers", "none", "-q", "--json", str(file)]) == OK
     [measured] = json.loads(file.read_text())["measurements"]

@@ -15,13 +15,13 @@ import onnxruntime
 import pytest
 
 from cli.main import run
-from codegen.onnx.checkpoint import read_checkpoint
-from farm import network_verification
+from codegen.frontend.onnx.reader import read_checkpoint
 from farm.api import Farm
-from farm.jobs import BuildOptions, Job, JobDetail, Status
-from farm.kernel_ptx import KernelPtx, newest_ptx
-from farm.runtime.plan import FIRST_LINE
+from farm.bundle.ptx import KernelPtx, newest_ptx
+from farm.bundle.reader import PLAN_FORMAT
+from farm.jobs.model import BuildOptions, Job, JobDetail, Status
 from farm.store.contract import Store
+from farm.verify import network
 from tests.unit.onnx_models import branched_network, pruned, tensor, values
 
 
@@ -55,7 +55,7 @@ def test_a_network_computes_what_onnxruntime_does(
 def of_another_version(folder: Path) -> None:
     """As an older program wrote it."""
     old = (folder / "network.plan").read_bytes()
-    new = old.replace(FIRST_LINE.encode(), b"farm-plan 1", 1)
+    new = old.replace(PLAN_FORMAT.encode(), b"farm-plan 1", 1)
     (folder / "network.plan").write_bytes(new)
     text = (folder / "manifest.json").read_text()
     digests = [hashlib.sha256(data).hexdigest() for data in (old, new)]
@@ -107,7 +107,7 @@ def test_the_first_tensor_that_differs_is_named(
         assert text != second.text
         return [first, replace(second, text=text), *others]
 
-    monkeypatch.setattr(network_verification, "newest_ptx", with_one_weight_wrong)
+    monkeypatch.setattr(network, "newest_ptx", with_one_weight_wrong)
     assert run(["verify", job.id, "--network", "--batch", "1"]) == 100
     said = capsys.readouterr().out
     assert "FAIL: the network differs from onnxruntime, 1 image in the emulator" in said
@@ -136,7 +136,7 @@ def test_what_cannot_be_compared_is_said(
     assert run(["verify", job.id, "--input", "x.npy"]) == 2
     assert "--input and --model are for the whole network: give --network too" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(network_verification, "MOST_EMULATED", 1000)
+        patch.setattr(network, "MOST_EMULATED", 1000)
         assert run(["verify", job.id, "--network"]) == 2
         assert "are too many for the emulator" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from codegen.choice import choose_parts, choose_tiling
-from codegen.data_types import from_float32, to_float32
-from codegen.dot_products import gated_input
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS, random_weights
-from codegen.networks.pruning import random_bounds
-from codegen.operators import products_together, stream_count
-from codegen.reference import error_bound, layer_output
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d, plain
-from codegen.template import make_template
-from codegen.tiling import Form, Part, Tiling
-from codegen.toolchain import ToolLimits, find_toolchain
-from codegen.verify import random_gate, random_input, random_residual, verify_layer
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import Conv2d, plain
+from codegen.ir.tiling import Form, Part, Tiling
+from codegen.kernels import products_together, stream_count
+from codegen.model_zoo import TEN_OPERATORS, random_weights
+from codegen.model_zoo.pruning import random_bounds
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import make_template
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.toolchain.tools import ToolLimits, find_toolchain
+from codegen.verification.compare import random_gate, random_input, random_residual, verify_layer
+from codegen.verification.dot_products import gated_input
+from codegen.verification.reference import error_bound, layer_output
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES

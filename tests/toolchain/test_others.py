@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.assemble import assemble
-from codegen.toolchain import find_toolchain
-from farm.gpu.others import CODE_INSTRUCTIONS, ptx
-from farm.gpu.sizes import machine_instructions
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from farm.cuda.measure.code_sizes import machine_instructions
+from farm.cuda.measure.other_layers import CODE_INSTRUCTIONS, ptx
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])

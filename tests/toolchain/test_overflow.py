@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codegen.choice import choose_parts, choose_tiling
-from codegen.layers import Weights
-from codegen.spec import AddResidual, Clip, Conv2d, DataType, Gelu, LayerSpec, LeakyRelu, Linear, Swish
-from codegen.template import Template
-from codegen.verify import poisoned, random_input, random_residual, verify_layer, verify_output
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, DataType, Gelu, LayerSpec, LeakyRelu, Linear, Swish
+from codegen.ptx.template import Template
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer, verify_output
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
 from tests.templates import shared_template
 

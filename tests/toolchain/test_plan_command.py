@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from codegen.networks import lenet5, write_network
-from codegen.toolchain import find_toolchain
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import find_toolchain
 
 
 @pytest.fixture(autouse=True)

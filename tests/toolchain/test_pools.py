@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from cli.main import run
-from codegen.assemble import assemble
-from codegen.data_types import from_float32, to_float32
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.networks import alexnet_cifar10, write_network
-from codegen.networks.builder import NetworkBuilder
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.spec import Conv2d, Linear, MaxPool, unpooled
-from codegen.template import Template
-from codegen.tiling import Part
-from codegen.toolchain import find_toolchain
-from codegen.verify import random_input, verify_layer
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import Conv2d, Linear, MaxPool, unpooled
+from codegen.ir.tiling import Part
+from codegen.kernels import stream_count
+from codegen.model_zoo import alexnet_cifar10, write_network
+from codegen.model_zoo.builder import NetworkBuilder
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from codegen.verification.compare import random_input, verify_layer
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
+from farm.jobs.model import BuildOptions, Status
 from tests.bundle_samples import validator
 from tests.templates import shared_template
 from tests.toolchain.operator_case import Case

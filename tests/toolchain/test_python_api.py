@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from farm.api import Farm
 from farm.errors import UnfinishedError, UsageError
-from farm.jobs import BuildOptions
+from farm.jobs.model import BuildOptions
 from tests.command import ROOT, own_environment
 from tests.samples import checkpoint, cut_in_two, layer
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from codegen.assemble import assemble
-from codegen.machine.elf import CubinFile
-from codegen.toolchain import find_toolchain
-from farm.gpu.code_address import with_address
-from farm.gpu.fetcher import BLOCKS
-from farm.gpu.fetching import Gpu, layer_run, planned_fetches
-from farm.runtime.bundle import layers_of
+from codegen.sass.cubin import CubinFile
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import find_toolchain
+from farm.bundle.reader import layers_of
+from farm.cuda.code_address import with_address
+from farm.cuda.prefetch_kernel import BLOCKS
+from farm.cuda.prefetch_plan import Gpu, layer_run, planned_fetches
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import FLAGS, LANGUAGES, C, Played
 from tests.unit.onnx_models import info, model, node, save, tensor, values

@@ -12,9 +12,9 @@ from typing import Any
 import onnx
 import pytest
 
-from codegen.launch import NUMBERS
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.launch import NUMBERS
+from codegen.model_zoo import lenet5, write_network
 from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
@@ -130,7 +130,7 @@ def test_everything_on_the_gpu_is_given_back(played: Played, lenet: Path, langua
     assert sorted(line[1] for line in lines if line[0] == "alloc") == sorted(
         line[1] for line in lines if line[0] == "free"
     )
-    assert [line[0] for line in lines].count("unload") == 4 + 1  # the layers' cubins, and rest.ptx
+    assert [line[0] for line in lines].count("unload") == 4 + 1  # the layers' cubins, and glue.ptx
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

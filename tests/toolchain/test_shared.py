@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.assemble import assemble, ptxas_options
-from codegen.networks import random_weights
-from codegen.rewrite import rewrite
-from codegen.toolchain import find_toolchain
+from codegen.model_zoo import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.toolchain.ptxas import assemble, ptxas_options
+from codegen.toolchain.tools import find_toolchain
 from tests import templates
 from tests.gpu.layers import ODD_LAYERS
 from tests.templates import LIMITS, SharedFolder, shared_cubin, shared_template

@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError, PtxError
-from codegen.layers import Weights
-from codegen.machine.elf import CubinFile
-from codegen.networks.pruning import random_weights
-from codegen.operators import tiled
-from codegen.operators.tabled import table
-from codegen.ptx_table import Tabled, declared, numbers
-from codegen.rewrite import rewrite
-from codegen.scratch import ScratchFolder
-from codegen.spec import Clip, Linear
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import find_toolchain, run_tool
-from codegen.verify import verify_layer
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Clip, Linear
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import tiled
+from codegen.kernels.table_linear import table
+from codegen.model_zoo.pruning import random_weights
+from codegen.ptx.data_table import Tabled, declared, numbers
+from codegen.ptx.specialize import rewrite
+from codegen.sass.cubin import CubinFile
+from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.tools import find_toolchain, run_tool
+from codegen.verification.compare import verify_layer
 from farm.api import Farm
-from farm.jobs import BuildOptions, Status
-from farm.runtime.bundle import Bundle
+from farm.bundle.reader import Bundle
+from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
 from tests.templates import LIMITS, shared_cubin, shared_template
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.choice import misfit_of, ranked_tilings
-from codegen.launch import Launch
-from codegen.machine.admission import assembler_for
-from codegen.machine.elf import CubinFile
-from codegen.networks.pruning import random_weights
-from codegen.operators import is_newest, launch_of, lower, tiled
-from codegen.operators.tabled_conv2d import table, tile_of
-from codegen.operators.work import BLOCK_SHARED_BYTES
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Conv2d, LayerSpec, Linear
-from codegen.tiling import Tiling
-from codegen.toolchain import find_toolchain
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import AddResidual, Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import is_newest, launch_of, lower, tiled
+from codegen.kernels.table_conv2d import table, tile_of
+from codegen.kernels.workload import BLOCK_SHARED_BYTES
+from codegen.model_zoo.pruning import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.sass.cubin import CubinFile
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import misfit_of, ranked_tilings
+from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_cubin, shared_template
 
 SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
-from codegen.toolchain import Toolchain, ToolLimits, find_toolchain, run_tool, tools_end_with
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain, run_tool, tools_end_with
 from tests.toolchain.slow_sources import straight_line, straight_line_cuda
 
 LIMITS = ToolLimits(60)
@@ -243,7 +243,7 @@ def test_a_tool_keeps_its_temporary_files_in_the_scratch_folder(toolchain: Toolc
 PARENT = """
 import sys
 from pathlib import Path
-from codegen.toolchain import ToolLimits, run_tool
+from codegen.toolchain.tools import ToolLimits, run_tool
 run_tool(sys.argv[2:], limits=ToolLimits(60), scratch=Path(sys.argv[1]))
 """
 

@@ -12,17 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.assemble import assemble
+from codegen.emulator.sass.emulate import run
 from codegen.errors import DeviceError, MachineCodeError
-from codegen.machine.admission import claimed_types
-from codegen.machine.assembler import DirectAssembler, make_skeleton
-from codegen.machine.elf import CubinFile
-from codegen.machine.emulate import run
-from codegen.machine.operands import operands
-from codegen.networks import random_weights
-from codegen.operators import stream_count
-from codegen.rewrite import rewrite
-from codegen.spec import (
+from codegen.ir.layer_spec import (
     AddResidual,
     Conv2d,
     DataType,
@@ -36,12 +28,19 @@ from codegen.spec import (
     is_gated,
     is_pooled,
 )
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import ToolLimits, find_toolchain
-from codegen.verify import poisoned, random_gate, random_residual, verify_layer
-from farm.trial.admit import TrialProgress, follow
-from farm.trial.bench import Compared, differing
-from farm.trial.corpus import (
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count
+from codegen.model_zoo import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.operands import operands
+from codegen.sass.qualification import claimed_types
+from codegen.toolchain.ptxas import assemble
+from codegen.toolchain.tools import ToolLimits, find_toolchain
+from codegen.verification.compare import poisoned, random_gate, random_residual, verify_layer
+from farm.qualification.both_ways import Kernels, MadeLayer, MadeShape, Makers, make_both
+from farm.qualification.corpus import (
     BOUNDED_EVERY,
     GATED_EVERY,
     LAYERS_OF_SHAPE,
@@ -51,8 +50,9 @@ from farm.trial.corpus import (
     drawn_shape,
     mask_name,
 )
-from farm.trial.made import Kernels, MadeLayer, MadeShape, Makers, make_both
-from farm.trial.trial import Started, TrialPlan, TriedShape, try_on
+from farm.qualification.gpu import Compared, differing
+from farm.qualification.qualify import TrialProgress, follow
+from farm.qualification.run import Started, TrialPlan, TriedShape, try_on
 from tests.templates import shared_template
 
 SHAPE = 2
@@ -264,7 +264,7 @@ def _has_parts(shape: Shape) -> bool:
 def test_a_layer_in_parts_for_ptxas_is_tried_as_the_one_cubin_that_jobs_get(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = next(each for number in range(1, 99) if (each := drawn_shape(number, "float32")) and _has_parts(each))
     count = stream_count(shape.spec, shape.tiling)
-    monkeypatch.setattr("farm.trial.made.choose_parts", lambda *_: (Part(0, 1), Part(1, count)))
+    monkeypatch.setattr("farm.qualification.both_ways.choose_parts", lambda *_: (Part(0, 1), Part(1, count)))
     made = make_both(shape.number, "float32", 1, "sm_90", find_toolchain(), LIMITS)
     assert [(len(each.ptxas), len(each.direct)) for each in made.layers] == [(2, 1)]
     assert not any(each.differing for each in EmulatedBench().compare(shape, made.layers))
@@ -278,9 +278,9 @@ def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(m
         raise IndexError("of an array")
 
     arguments = (SHAPE, "float32", 3, "sm_90", find_toolchain(), LIMITS)
-    monkeypatch.setattr("farm.trial.made.DirectAssembler.assemble", refuse)
+    monkeypatch.setattr("farm.qualification.both_ways.DirectAssembler.assemble", refuse)
     assert dict(make_both(*arguments).refused) == {"a word has the opcode 0x827, which is not known here": 3}
-    monkeypatch.setattr("farm.trial.made.DirectAssembler.assemble", break_down)
+    monkeypatch.setattr("farm.qualification.both_ways.DirectAssembler.assemble", break_down)
     broken = make_both(*arguments)
     assert len(broken.broken) == 3
     assert "IndexError: of an array" in broken.broken[0]

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
-from codegen.tsv.network import tile_rows, write_tsv_network
+from codegen.frontend.tsv.network import tile_rows, write_tsv_network
+from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
 from farm.api import Farm
+from farm.bundle.reader import Bundle
 from farm.errors import UsageError
-from farm.jobs import BuildOptions, Job, Status
-from farm.network_verification import NetworkQuestion
-from farm.runtime.bundle import Bundle
+from farm.jobs.model import BuildOptions, Job, Status
 from farm.runtime.emulated import run_bundle
+from farm.verify.network import NetworkQuestion
 from tests.toolchain.tools import Tools
 from tests.verifications import assert_right
 

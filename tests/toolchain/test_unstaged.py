@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.layers import Weights
-from codegen.networks.pruning import random_weights
-from codegen.reference import error_bound, layer_output
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual, Clip, Conv2d, LeakyRelu, Swish
-from codegen.template import Template
-from codegen.tiling import Part, Tiling
-from codegen.verify import verify_layer
+from codegen.emulator.ptx import emulate
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, LeakyRelu, Swish
+from codegen.ir.tiling import Part, Tiling
+from codegen.model_zoo.pruning import random_weights
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.verification.compare import verify_layer
+from codegen.verification.reference import error_bound, layer_output
 from tests.templates import shared_template
 
 SPEC = Conv2d(40, 1, 64, 24, 1, 1, epilogue=(Clip(0.0, 32.0),))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS
-from codegen.operators import launch_of, tiled
-from codegen.rewrite import rewrite
-from codegen.spec import AddResidual
-from codegen.template import Template
-from codegen.tiling import Part, Tiling
-from codegen.verify import random_input, random_residual, sample_blocks, verify_layer, verify_output
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import AddResidual
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import launch_of, tiled
+from codegen.model_zoo import TEN_OPERATORS
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.verification.compare import random_input, random_residual, sample_blocks, verify_layer, verify_output
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import half_of_the_weights, run, template_of
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from farm.api import Farm
+from farm.config.settings import Settings
 from farm.errors import StoreError
-from farm.jobs import Outcome, Status
-from farm.settings import Settings
+from farm.jobs.model import Outcome, Status
+from farm.maintenance.warm import Warmed
 from farm.store import open_store
-from farm.upkeep.warm import Warmed
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, OPTIONS, Tools
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from codegen.toolchain import find_toolchain
-from farm.jobs import BuildOptions
+from codegen.toolchain.tools import find_toolchain
+from farm.jobs.model import BuildOptions
 from tests.samples import SMALLER, checkpoint, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.layers import Checkpoint, Layer
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators import launch_of
-from codegen.spec import is_pooled
-from farm.bundle import write_bundle
-from farm.jobs import BuildOptions
-from farm.runtime.bundle import Bundle
-from farm.submission import new_job
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint, Layer
+from codegen.ir.layer_spec import is_pooled
+from codegen.kernels import launch_of
+from codegen.model_zoo import lenet5, write_network
+from farm.bundle.reader import Bundle
+from farm.bundle.writer import write_bundle
+from farm.jobs.model import BuildOptions
+from farm.jobs.submission import new_job
 from tests.bundle_samples import JOB, TOOLS, build, cubin, result, stored_cubins
 
 

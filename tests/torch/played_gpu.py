@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from codegen.layers import Checkpoint
-from farm.runtime.bundle import Bundle
-from farm.torch.dense import DenseLayer
-from farm.torch.measuring import Call, Inputs, NetworkGpu, Timing
+from codegen.ir.checkpoint import Checkpoint
+from farm.bench.networks.torch_dense import DenseLayer
+from farm.bench.networks.torch_timing import Call, Inputs, NetworkGpu, Timing
+from farm.bench.networks.torch_traces import TracedKernel
+from farm.bundle.reader import Bundle
 from farm.torch.module import module_of
-from farm.torch.traces import TracedKernel
 from tests.torch.bundles import as_compiled
 
 OWN_LATENCY, DENSE_LATENCY = 100.0, 300.0

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from codegen.onnx.checkpoint import read_checkpoint
-from farm.runtime.bundle import Bundle
+from codegen.frontend.onnx.reader import read_checkpoint
+from farm.bundle.reader import Bundle
 from farm.torch.layer import Compute
 from farm.torch.swap import Swapped, swapped
 from tests.torch.bundles import whole_bundle

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.launch import GridSize, Launch
-from farm.gpu.fetcher import CodeFetcher
-from farm.gpu.loaded import Code
-from farm.torch import ahead
-from farm.torch.ahead import CodeAhead, code_fetched_ahead
+from codegen.ir.launch import GridSize, Launch
+from farm.cuda.module import Code
+from farm.cuda.prefetch_kernel import CodeFetcher
+from farm.torch import code_prefetch
+from farm.torch.code_prefetch import CodeAhead, code_fetched_ahead
 
 IMAGES = 64
 LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(8)), (448, 1, 1), 40_000)
@@ -62,7 +62,7 @@ def said(monkeypatch: pytest.MonkeyPatch, waits: list[int]) -> list[str]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: PlayedStream("main", found))
     gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60_000_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: PlayedFetcher(found, waits))
+    monkeypatch.setattr(code_prefetch, "fetcher_of", lambda parts: PlayedFetcher(found, waits))
     return found
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_fetched_outside_of_a_capture(said: list[str]) -> None:
 
 
 def test_nothing_is_fetched_where_it_is_not_known_how(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "fetcher_of", lambda parts: None)
+    monkeypatch.setattr(code_prefetch, "fetcher_of", lambda parts: None)
     with code_fetched_ahead():
         run(layer(1), layer(2))
     assert said == []

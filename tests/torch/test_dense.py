@@ -9,11 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.layers import Layer, Weights
-from codegen.networks import NETWORKS, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.reference import layer_output
-from codegen.spec import (
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer, Weights
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -31,8 +29,10 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from farm.torch.dense import DenseLayer
-from farm.torch.measuring import dense_network
+from codegen.model_zoo import NETWORKS, write_network
+from codegen.verification.reference import layer_output
+from farm.bench.networks.torch_dense import DenseLayer
+from farm.bench.networks.torch_timing import dense_network
 
 STEPS: list[Step] = [
     Clip(low=0),

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 from cli.exit_codes import OK
 from cli.main import run
 from codegen.errors import ToolchainError
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.toolchain import find_toolchain
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from codegen.toolchain.tools import find_toolchain
 from farm.api import Farm
-from farm.runtime.bundle import Bundle
+from farm.bundle.reader import Bundle
 from tests.digits.demonstration import demonstrate, jobs_of
 from tests.digits.exporting import EXPORTERS
 from tests.digits.training import prune, small_network

@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.launch import NUMBERS, GridSize, Launch
-from codegen.spec import AddResidual, Clip, Conv2d, LayerSpec, Linear
-from farm.gpu import loaded
-from farm.runtime.bundle import BundledLayer, Cubin
+from codegen.ir.launch import NUMBERS, GridSize, Launch
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, LayerSpec, Linear
+from farm.bundle.reader import BundledLayer, Cubin
+from farm.cuda import module
 from farm.torch import layer as layers
 from farm.torch.layer import GpuLayer
 
@@ -36,7 +36,7 @@ class PlayedDriver:
         _, *sizes, _, stream, pointers, _ = given
         kinds = dict.fromkeys(NUMBERS, "c_int32")
         read = {
-            argument: getattr(loaded.ctypes, kinds.get(argument, "c_uint64")).from_address(pointer).value
+            argument: getattr(module.ctypes, kinds.get(argument, "c_uint64")).from_address(pointer).value
             for argument, pointer in zip(self.arguments, pointers, strict=True)
         }
         self.launches.append({"grid": tuple(sizes[:3]), "stream": stream, **read})
@@ -50,21 +50,21 @@ def played(
     given = {name: step for name, step in steps.items() if name in arguments}
     how = Launch("k", (GridSize(2), GridSize(1, images), GridSize()), (32, 1, 1), 0, arguments, **given)
     driver = PlayedDriver(arguments)
-    monkeypatch.setattr(loaded, "call", driver)
+    monkeypatch.setattr(module, "call", driver)
     monkeypatch.setattr(layers, "_index", lambda _: 0)
     monkeypatch.setattr(layers, "launching_on", lambda _: nullcontext())
     monkeypatch.setattr(layers.torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
-    found._loaded[0] = [loaded.Part(b"code", how)], []
+    found._loaded[0] = [module.Part(b"code", how)], []
     return found, driver
 
 
 def test_a_kernel_that_waits_itself_may_begin_before_the_one_ahead_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(loaded, "call", lambda name, *_: called.append(name))
+    monkeypatch.setattr(module, "call", lambda name, *_: called.append(name))
     how = Launch("k", (GridSize(2), GridSize(), GridSize()), (32, 1, 1), 0)
     for waits in (False, True):
-        part = loaded.Part(b"code", replace(how, waits=waits))
+        part = module.Part(b"code", replace(how, waits=waits))
         called.clear()
         part.enqueue({"input": 16, "output": 32, "images": 1}, 7)
         assert called == (["cuLaunchKernelEx"] if waits else ["cuLaunchKernel"])

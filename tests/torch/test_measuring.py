@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.errors import DeviceError
-from farm.gpu.fetcher import KERNEL
-from farm.torch import measuring
-from farm.torch.measuring import FEWEST_REPLAYS, NetworkGpu
-from farm.torch.traces import TracedKernel, read_trace
+from farm.bench.networks import torch_timing
+from farm.bench.networks.torch_timing import FEWEST_REPLAYS, NetworkGpu
+from farm.bench.networks.torch_traces import TracedKernel, read_trace
+from farm.cuda.prefetch_kernel import KERNEL
 
 
 def test_kernels_copies_and_fills_are_read_in_the_order_of_their_beginning() -> None:
@@ -85,11 +85,11 @@ class PlayedCuda:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCuda:
     cuda = PlayedCuda()
-    monkeypatch.setattr(measuring.torch, "cuda", cuda.cuda)
-    monkeypatch.setattr(measuring.torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(measuring, "Gate", lambda *_: SimpleNamespace(closed=cuda.gate))
-    monkeypatch.setattr(measuring, "rest", lambda _: None)
-    monkeypatch.setattr(measuring, "WAKE_SECONDS", 0.0)
+    monkeypatch.setattr(torch_timing.torch, "cuda", cuda.cuda)
+    monkeypatch.setattr(torch_timing.torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch_timing, "Gate", lambda *_: SimpleNamespace(closed=cuda.gate))
+    monkeypatch.setattr(torch_timing, "rest", lambda _: None)
+    monkeypatch.setattr(torch_timing, "WAKE_SECONDS", 0.0)
     return cuda
 
 
@@ -113,11 +113,11 @@ def test_replays_are_traced_one_by_one(played: PlayedCuda, monkeypatch: pytest.M
     gpu = NetworkGpu()
     played.cuda.is_available = lambda: False
     found = gpu.trace(played.call, inputs)
-    assert found == [[]] * measuring.TRACES  # no kernel ran
+    assert found == [[]] * torch_timing.TRACES  # no kernel ran
     assert played.seen == [0, 1, 2, 3]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch_timing.torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="PyTorch finds no GPU here: run this on a machine with one"):
         NetworkGpu()

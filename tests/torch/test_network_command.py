@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from cli.exit_codes import OK, UNREACHABLE
 from cli.main import run
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from farm.bench import network_benchmark
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from farm.bench.networks import benchmark
 from tests.torch.bundles import whole_bundle
 from tests.torch.played_gpu import PlayedGpu
 
@@ -30,7 +30,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str]) -> None:
     checkpoint = read_checkpoint(tmp_path / "lenet5.onnx")
-    monkeypatch.setattr(network_benchmark, "_network_gpu", lambda: PlayedGpu(checkpoint))
+    monkeypatch.setattr(benchmark, "_network_gpu", lambda: PlayedGpu(checkpoint))
 
 
 @pytest.mark.usefixtures("played")

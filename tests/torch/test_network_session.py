@@ -12,17 +12,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.layers import Checkpoint
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from farm.bench import network_benchmark
-from farm.bench.contenders import GENERATED
-from farm.bench.network_benchmark import NetworkPlan, benchmark_networks
-from farm.bench.network_cases import NetworkCase, NetworkModel, bundles_for, sent_cases
-from farm.bench.network_session import OVER, LoadedNetwork, NetworkRules, NetworkSession
-from farm.bench.results import Measurement, read_results
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.model_zoo import lenet5, write_network
+from farm.bench.layers.contenders import GENERATED
+from farm.bench.layers.results import Measurement, read_results
+from farm.bench.networks import benchmark
+from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
+from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, sent_cases
+from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession
+from farm.bundle.reader import Bundle
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.torch.bundles import whole_bundle
@@ -149,7 +149,7 @@ def test_a_profiler_that_does_not_work_costs_the_breakdown_only(
 
 def played(monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint) -> PlayedGpu:
     gpu = PlayedGpu(checkpoint)
-    monkeypatch.setattr(network_benchmark, "_network_gpu", lambda: gpu)
+    monkeypatch.setattr(benchmark, "_network_gpu", lambda: gpu)
     return gpu
 
 
@@ -229,7 +229,7 @@ def test_models_and_bundles_travel_through_the_store(
     [sent] = pickle.loads(pickle.dumps(sent_cases([case], store)))
     model.path.unlink()
     path.unlink()
-    [own] = network_benchmark.network_work(settings, [sent], NetworkRules(()))
+    [own] = benchmark.network_work(settings, [sent], NetworkRules(()))
     assert own.microseconds == OWN_LATENCY
     folder = whole_bundle(tmp_path / "folder", checkpoint, 8)
     with pytest.raises(UsageError, match=r"folder is a folder, and the GPU is of another machine: .* one file\.farm"):

@@ -12,19 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.dot_products import gated_input
 from codegen.errors import DeviceError
-from codegen.layers import Checkpoint, Layer
-from codegen.networks import NETWORKS, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.reference import layer_output
-from codegen.spec import Linear, plain
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint, Layer
+from codegen.ir.layer_spec import Linear, plain
+from codegen.model_zoo import NETWORKS, write_network
+from codegen.verification.dot_products import gated_input
+from codegen.verification.reference import layer_output
+from farm.bench.networks.torch_timing import dense_network
+from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle, BundledLayer
 from farm.torch import capture, load
 from farm.torch.layer import output_shape
-from farm.torch.measuring import dense_network
 from farm.torch.module import module_of
 from tests.torch.bundles import as_compiled, fetched, whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values

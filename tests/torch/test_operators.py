@@ -15,8 +15,8 @@ from onnx import numpy_helper
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.onnx.network import Network, NetworkNode
-from codegen.onnx.rest import Tensor
+from codegen.frontend.onnx.export.network import Network, NetworkNode
+from codegen.frontend.onnx.export.residual_graph import Tensor
 from farm.errors import UsageError
 from farm.torch.module import module_of
 from farm.torch.operators import OPERATORS

@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.launch import Launch
-from codegen.layers import Layer
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.spec import Conv2d
-from farm.runtime.bundle import BundledLayer, Cubin
-from farm.torch.dense import DenseLayer
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d
+from farm.bench.networks.torch_dense import DenseLayer
+from farm.bundle.reader import BundledLayer, Cubin
 from farm.torch.layer import forget, register
 from farm.torch.module import module_of
 from farm.torch.shaping import concat

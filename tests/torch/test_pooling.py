@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
-from codegen import emulate
-from farm.runtime.kernels import rest_entry
+from codegen.emulator.ptx import emulate
+from farm.runtime.glue_kernels import glue_entry
 from farm.torch import pooling
 from farm.torch.pooling import own_max_pool
 from farm.torch.windows import max_pool
@@ -41,7 +41,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launched.append(name)
         memory = [(ctypes.c_uint8 * REACH_BYTES).from_address(each) for each in arguments[:2]]
         values = [np.frombuffer(each, np.uint8) for each in memory] + arguments[2:]
-        emulate.run(rest_entry(name), grid, block, shared_bytes, values, kernel=name)
+        emulate.run(glue_entry(name), grid, block, shared_bytes, values, kernel=name)
 
     monkeypatch.setattr(pooling, "_function", lambda name, _device: name)
     monkeypatch.setattr(pooling, "launch_numbers", launch)

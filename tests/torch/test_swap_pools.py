@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from torch import fx, nn
 
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import MaxPool, Step
-from farm.runtime.bundle import Bundle
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import MaxPool, Step
+from farm.bundle.reader import Bundle
 from farm.torch.modules import step_of
 from farm.torch.swap import swapped
 from tests.torch.bundles import as_compiled, whole_bundle

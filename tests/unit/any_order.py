@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.activations import function_of
-from codegen.data_types import from_float32, to_float32
-from codegen.layers import Weights
-from codegen.spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.verification.activations import function_of
 from tests.unit.layer_definitions import terms
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.emulate import Trace
+from codegen.emulator.ptx import emulate
+from codegen.emulator.ptx.emulate import Trace
 
 REGISTERS = ".reg .pred %p<9>; .reg .b16 %rs<9>; .reg .f32 %f<9>; .reg .b32 %r<99>; .reg .b64 %rd<9>;"
 

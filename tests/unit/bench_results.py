@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from codegen.networks.ten_operators import TEN_OPERATORS
-from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.results import Measurement, Results
-from farm.bench.roof import Peaks, roof_microseconds
-from farm.gpu.workload import CaseKey
+from codegen.model_zoo.ten_operators import TEN_OPERATORS
+from farm.bench.layers.contenders import GENERATED, PEERS
+from farm.bench.layers.results import Measurement, Results
+from farm.bench.layers.roof import Peaks, roof_microseconds
+from farm.cuda.measure.workload import CaseKey
 
 PEAKS = Peaks(67e12, 4.3e12)
 SLOWER = {"cudnn-fp32": 5.0, "cudnn-tf32": 2.6, "cudnn-fp16": 1.3, "cublas-fp32": 9.0, "cusparse": 14.0, "escoin": 11.0}

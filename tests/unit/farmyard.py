@@ -7,26 +7,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from codegen.tiling import Part
-from farm.coordination.clock import Clock
-from farm.coordination.coordinator import Coordinator
-from farm.coordination.progress import Progress
+from codegen.ir.tiling import Part
+from farm.config.settings import Settings
 from farm.executors.contract import Executor, WorkerState
-from farm.jobs import BuildOptions, BuildResult, Job, NewSubmission
+from farm.jobs.model import BuildOptions, BuildResult, Job, NewSubmission
+from farm.jobs.submission import new_job
 from farm.ledger import Ledger, open_ledger
-from farm.settings import Settings
+from farm.scheduler.clock import Clock
+from farm.scheduler.coordinator import Coordinator
+from farm.scheduler.progress import Progress
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 from farm.testing import laptop_settings
-from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
-from farm.worker.requests import (
-    CubinFacts,
-    CubinResult,
-    Request,
-    Result,
-    TemplateRequest,
-    TemplateResult,
-)
+from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.messages import CubinFacts, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.samples import LAUNCH, SMALLER, checkpoint, fixed_toolchain, layer
 
 NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))

@@ -11,12 +11,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.activations import function_of
-from codegen.data_types import from_float32, to_float32
-from codegen.layers import Weights
-from codegen.networks import prune
-from codegen.operators.region import Region
-from codegen.spec import (
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -34,6 +31,9 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
+from codegen.kernels.output_region import Region
+from codegen.model_zoo import prune
+from codegen.verification.activations import function_of
 
 Term = tuple[int, np.float32, Any]
 """Channel within the kernel's group, weight, input element."""

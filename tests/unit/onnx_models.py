@@ -11,10 +11,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from codegen.activations import function_of
-from codegen.layers import Layer
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import AddResidual, Clip, ConvTranspose2d, LeakyRelu, Linear
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import AddResidual, Clip, ConvTranspose2d, LeakyRelu, Linear
+from codegen.verification.activations import function_of
 
 FLOAT = onnx.TensorProto.FLOAT
 Shape = Sequence[int | str] | None

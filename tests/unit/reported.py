@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from codegen.layers import Layer
-from codegen.spec import SkippedLayer
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import SkippedLayer
 from farm.api import Farm
-from farm.jobs import BuildOptions, NewSubmission
+from farm.jobs.model import BuildOptions, NewSubmission
+from farm.jobs.submission import new_job
 from farm.reports.job_report import JobReport
 from farm.reports.sweep_report import SweepReport
-from farm.submission import new_job
 from farm.tuning.book import NO_RECORDS, TuningBook
 from tests.samples import checkpoint
 from tests.unit.farmyard import ARCHS, Farmyard, Play

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 
 REGISTER = {"b16": "%rs", "b32": "%r", "b64": "%rd", "pred": "%p"}
 FEW = settings(max_examples=12, deadline=None)

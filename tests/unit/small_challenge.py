@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.networks.sparse_layers import CLIP, radix_net
-from farm.gpu.challenge import Challenge
+from codegen.model_zoo.radixnet import CLIP, radix_net
+from farm.bench.graphchallenge.network import Challenge
 
 NEURONS = 64
 

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate
-from codegen.activations import Function, function_of
-from codegen.operators.steps import added_instructions, step_text
-from codegen.spec import (
+from codegen.emulator.ptx import emulate
+from codegen.ir.layer_spec import (
     Activation,
     AddResidual,
     Clip,
@@ -28,6 +26,8 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
+from codegen.kernels.epilogue_ptx import added_instructions, step_text
+from codegen.verification.activations import Function, function_of
 
 Floats = NDArray[np.float64]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from codegen.ir.layer_spec import Conv2d, DataType
+from codegen.ir.tiling import Tiling
 from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
-from codegen.machine.admission import Assembler, AssemblerChoice, assembler_for
-from codegen.source_text import code_of
-from codegen.spec import Conv2d, DataType
-from codegen.tiling import Tiling
-from farm.admission import files
-from farm.admission.files import document_of, read_records
-from farm.admission.record import LEAST_LAYERS, AdmissionRecord, admissions_of, record_of_json
+from codegen.sass.qualification import Assembler, AssemblerChoice, assembler_for
+from codegen.source_digest import code_of
 from farm.errors import UsageError
+from farm.qualification import files
+from farm.qualification.files import document_of, read_records
+from farm.qualification.record import LEAST_LAYERS, AdmissionRecord, admissions_of, record_of_json
 from tests.admission_samples import admission
 from tests.samples import fixed_toolchain
 
@@ -75,8 +75,9 @@ def test_code_is_admitted_at_the_level_at_which_it_was_compared() -> None:
 
 def test_an_admission_is_of_the_assembler_alone() -> None:
     found = {str(path) for path in source_files(ASSEMBLER_SOURCES)}
-    assert {"machine/stream.py", "machine/proof.py", "machine/skeleton.py"} <= found
-    assert found == {str(path) for path in source_files(MACHINE_SOURCES) if str(path).startswith("machine/")}
+    assert {"sass/assemble/weight_code.py", "sass/verify/hazards.py", "sass/skeleton/reader.py"} <= found
+    assert found < {str(path) for path in source_files(MACHINE_SOURCES)}
+    assert all(name.startswith("sass/") for name in found)
     assert len(assembler_digest()) == 64
 
 
@@ -131,4 +132,6 @@ def test_a_shipped_record_admits_this_assembler_or_says_that_it_is_of_another() 
         assert made_by == ("direct" if record.passed and record not in stale else "ptxas")
         assert ("another version of the assembler" in reason) == (record in stale and record.passed)
     if stale:
-        pytest.skip(f"admissions.json is of another assembler: farm admit -o farm/admission/{files.SHIPPED} on a GPU")
+        pytest.skip(
+            f"qualifications.json is of another assembler: farm admit -o farm/qualification/{files.SHIPPED} on a GPU"
+        )

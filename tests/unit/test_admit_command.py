@@ -13,12 +13,12 @@ import pytest
 from cli.exit_codes import INTERRUPTED, JOB_FAILED, OK, UNFINISHED, UNREACHABLE, USAGE
 from cli.main import run
 from codegen.errors import DeviceError
-from farm.admission.files import read_records
-from farm.admission.record import AdmissionRecord
-from farm.gpu import device
+from farm.config.settings import Settings, load_settings
+from farm.cuda import device
 from farm.ledger import open_ledger
-from farm.settings import Settings, load_settings
-from farm.trial.trial import Started, TrialEvent, TrialPlan, Tried, TriedShape
+from farm.qualification.files import read_records
+from farm.qualification.record import AdmissionRecord
+from farm.qualification.run import Started, TrialEvent, TrialPlan, Tried, TriedShape
 
 STARTED = Started("NVIDIA Made-Up", "sm_90", "13.0", "13.0.88", ("float32",), 2000)
 GOOD = Tried(layers=1200, outputs=50_000, shapes=60, refused=Counter({"five pointers": 48}))
@@ -42,7 +42,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *found: Tried, evidence: tuple[tuple[s
         for number, tried in enumerate(found):
             yield TriedShape(f"float32 {number}", "float32", tried, evidence)
 
-    monkeypatch.setattr("farm.trial.admit.trial_work", work)
+    monkeypatch.setattr("farm.qualification.qualify.trial_work", work)
 
 
 def records_here() -> list[AdmissionRecord]:
@@ -100,7 +100,7 @@ def test_an_interrupted_trial_says_that_nothing_is_recorded(
         yield STARTED
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farm.trial.admit.trial_work", work)
+    monkeypatch.setattr("farm.qualification.qualify.trial_work", work)
     assert run(["admit"]) == INTERRUPTED
     assert "interrupted: nothing is recorded; --budget" in capsys.readouterr().err
 

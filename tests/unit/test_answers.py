@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codegen.networks import lenet5, write_network
+from codegen.model_zoo import lenet5, write_network
 from tests.benchmarks.answers import AT_ONCE, compared, images, onnxruntime_outputs
 
 

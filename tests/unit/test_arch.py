@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.arch import check_archs, has_clusters, virtual_arch
 from codegen.errors import ArchError
-from codegen.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
-from codegen.toolchain import Toolchain
+from codegen.target.arch import check_archs, has_clusters, virtual_arch
+from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
+from codegen.toolchain.tools import Toolchain
 from farm.reports.architectures import architectures
 
 HELP = """--gpu-name <gpu name>                               (-arch)

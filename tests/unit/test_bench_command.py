@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench_results import peers_of
 from cli.exit_codes import OK, UNREACHABLE, USAGE
 from cli.main import run
+from cli.output.bench_results import peers_of
 from codegen.errors import DeviceError
-from farm.bench.benchmark import Plan, resumed
-from farm.bench.results import Results, write_results
+from farm.bench.layers.benchmark import Plan, resumed
+from farm.bench.layers.results import Results, write_results
+from farm.cuda import device
 from farm.errors import UsageError
-from farm.gpu import device
 from tests.unit.bench_results import made_up
 
 

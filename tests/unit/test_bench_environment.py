@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.bench.environment import clocks
-from farm.gpu import replay
+from farm.cuda import graph
 
 
 def test_clocks_are_those_of_the_gpu_that_was_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +29,6 @@ def test_without_nvidia_smi_nothing_is_said_of_clocks(tmp_path: Path, monkeypatc
 
 def test_the_gpu_rests_for_twice_the_time_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(replay.time, "sleep", slept.append)
-    replay.rest(4500.0)
+    monkeypatch.setattr(graph.time, "sleep", slept.append)
+    graph.rest(4500.0)
     assert slept == [pytest.approx(0.009)]

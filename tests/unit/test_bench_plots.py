@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.bench.plots import STYLES, plot
-from farm.bench.results import Results
+from farm.bench.layers.plots import STYLES, plot
+from farm.bench.layers.results import Results
 from farm.errors import UsageError
 from tests.unit.bench_results import made_up
 

@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.choice import choose_tiling
-from codegen.networks import prune
-from codegen.reference import layer_output
-from codegen.spec import Conv2d
-from farm.admission.files import shipped_records
-from farm.admission.record import admissions_of
-from farm.bench import benchmark
-from farm.bench import session as sessions
-from farm.bench.contenders import GENERATED, PEERS
-from farm.bench.results import Measurement, read_results
-from farm.bench.roof import Peaks
-from farm.bench.session import Rules, Session
-from farm.bench.torch_gpu import NoTorchError
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import prune
+from codegen.selection.choose import choose_tiling
+from codegen.verification.reference import layer_output
+from farm.bench.layers import benchmark
+from farm.bench.layers import session as sessions
+from farm.bench.layers.contenders import GENERATED, PEERS
+from farm.bench.layers.results import Measurement, read_results
+from farm.bench.layers.roof import Peaks
+from farm.bench.layers.session import Rules, Session
+from farm.bench.layers.torch_gpu import NoTorchError
+from farm.cuda.facts import DeviceFacts
+from farm.cuda.measure.kernels import BuiltLayer, NotBuiltError
+from farm.cuda.measure.layer_data import set_count
+from farm.cuda.measure.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases
 from farm.errors import UsageError
-from farm.gpu.facts import DeviceFacts
-from farm.gpu.kernels import BuiltLayer, NotBuiltError
-from farm.gpu.stage import set_count
-from farm.gpu.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases
+from farm.qualification.files import shipped_records
+from farm.qualification.record import admissions_of
 from farm.testing import laptop_settings
 from tests.samples import checkpoint, fixed_toolchain, layer
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.bench_tables import paper_table, tables
-from codegen.networks.ten_operators import TEN_OPERATORS
-from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, Linear
-from farm.bench.contenders import GENERATED
-from farm.bench.counters import DRAM, FETCH_STALLS, GLOBAL_LOADS, NoCountersError, by_contender, read_csv
-from farm.bench.paper import paper_numbers, rows
-from farm.bench.results import Measurement, Results, read_results, write_results
-from farm.bench.roof import Peaks, moved_bytes, nonzero_flops, peaks_of, roof_microseconds
-from farm.bench.summary import break_even, break_evens, geometric_mean, speedups, summarise
+from cli.output.bench import paper_table, tables
+from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear
+from codegen.model_zoo.ten_operators import TEN_OPERATORS
+from farm.bench.layers.contenders import GENERATED
+from farm.bench.layers.counters import DRAM, FETCH_STALLS, GLOBAL_LOADS, NoCountersError, by_contender, read_csv
+from farm.bench.layers.paper import paper_numbers, rows
+from farm.bench.layers.results import Measurement, Results, read_results, write_results
+from farm.bench.layers.roof import Peaks, moved_bytes, nonzero_flops, peaks_of, roof_microseconds
+from farm.bench.layers.summary import break_even, break_evens, geometric_mean, speedups, summarise
+from farm.cuda.measure.workload import CaseKey
 from farm.errors import UsageError
-from farm.gpu.workload import CaseKey
 from tests.unit.bench_results import PEAKS, made_up
 
 

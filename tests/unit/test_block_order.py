@@ -9,16 +9,16 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from codegen.choice import choose_parts
-from codegen.operators import tiled
-from codegen.operators.order import launched_block
-from codegen.spec import Conv2d
-from codegen.tiling import Order, Part, Tiling
-from farm.gpu.workload import Choice, model_cases
-from farm.tuner.kinds import BY_PLACE, kinds_of
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Order, Part, Tiling
+from codegen.kernels import tiled
+from codegen.kernels.block_order import launched_block
+from codegen.selection.choose import choose_parts
+from farm.cuda.measure.workload import Choice, model_cases
 from farm.tuning.book import tuned_spec
 from farm.tuning.files import shipped_records
 from farm.tuning.record import tiling_of_json
+from farm.tuning.search.layer_kinds import BY_PLACE, kinds_of
 from tests.samples import checkpoint, layer
 
 SPEC = Conv2d(16, 20, 20, 96, 1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farm.bench.breakdown import LayerKernels, breakdown, median_of
+from farm.bench.networks.breakdown import LayerKernels, breakdown, median_of
 
 
 @dataclass(frozen=True)

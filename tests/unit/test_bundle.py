@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from codegen.spec import (
+from codegen.ir.layer_spec import (
     Activation,
     AddResidual,
     Clip,
@@ -25,10 +25,10 @@ from codegen.spec import (
     Tanh,
     spec_from_json,
 )
-from codegen.tiling import Part, Tiling
-from farm.bundle import write_bundle
-from farm.jobs import TilingChoice
-from farm.runtime.bundle import Bundle
+from codegen.ir.tiling import Part, Tiling
+from farm.bundle.reader import Bundle
+from farm.bundle.writer import write_bundle
+from farm.jobs.model import TilingChoice
 from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import (

@@ -12,12 +12,12 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import Network
+from codegen.frontend.onnx.export.network import Network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from farm.bundle.contents import contents_of
+from farm.bundle.reader import Bundle
 from farm.errors import UsageError
-from farm.runtime.bundle import Bundle
-from farm.runtime.contents import contents_of
 from tests.bundle_samples import contents, validator
 from tests.torch.bundles import whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values

@@ -11,15 +11,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from cli.main import run
-from cli.options import check_output_folder
-from cli.render import magnitude
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import SkippedLayer
-from farm.bundle import write_bundle
-from farm.kernel_ptx import KernelPtx
-from farm.runtime import bundle as bundles
-from farm.runtime.bundle import Bundle
+from cli.options.parse import check_output_folder
+from cli.output.render import magnitude
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import SkippedLayer
+from codegen.model_zoo import lenet5, write_network
+from farm.bundle import reader as bundles
+from farm.bundle.ptx import KernelPtx
+from farm.bundle.reader import Bundle
+from farm.bundle.writer import write_bundle
 from farm.runtime.lowering import RefusedError
 from farm.runtime.planner import plan_network
 from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, result, stored_cubins, validator

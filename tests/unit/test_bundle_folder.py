@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.bundle import safe_names, write_bundle
+from farm.bundle.writer import safe_names, write_bundle
 from farm.errors import BlobLostError, UsageError
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import (

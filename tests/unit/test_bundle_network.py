@@ -10,9 +10,9 @@ from zipfile import ZipFile
 import onnx
 import pytest
 
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from farm.bundle import write_bundle
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
+from farm.bundle.writer import write_bundle
 from farm.errors import BlobLostError, UsageError
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import JOB, TOOLS, build, contents, result, stored_cubins, validator

@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from cli.graphchallenge_tables import challenge_tables, progress_line
 from cli.main import run
-from codegen.assemble import Cubin
-from codegen.chain import Chain
+from cli.output.graphchallenge import challenge_tables, progress_line
 from codegen.errors import ToolError
-from codegen.lots import Lots
-from farm.bench.challenge_benchmark import ChallengeSession, wrongness
-from farm.bench.challenge_kernels import LOT_LAYERS, listed_tiling
-from farm.bench.results import CHALLENGE_KIND, Measurement, Results, write_results
-from farm.gpu.challenge import Challenge, Run, launchings, outcome_of
-from farm.gpu.kernels import BuiltLayer
+from codegen.toolchain.ptxas import Cubin
+from farm.bench.graphchallenge.benchmark import ChallengeSession, wrongness
+from farm.bench.graphchallenge.kernels import LOT_LAYERS, listed_tiling
+from farm.bench.graphchallenge.network import Challenge, Run, launchings, outcome_of
+from farm.bench.graphchallenge.persistent_layers import Chain
+from farm.bench.graphchallenge.pipelined_layers import Lots
+from farm.bench.layers.results import CHALLENGE_KIND, Measurement, Results, write_results
+from farm.cuda.measure.kernels import BuiltLayer
 from tests.unit.small_challenge import NEURONS, challenge
 
 RIGHT = Run(100.0, 3, True, 1e-7)

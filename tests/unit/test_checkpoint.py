@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from codegen.networks import lenet5, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Conv2d
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import lenet5, write_network
 from tests.unit.onnx_models import FLOAT, conv, conv_model, info, model, save, tensor, values
 
 KERNEL = tensor("w", values(4, 3, 3, 3))
@@ -207,5 +207,5 @@ def test_every_change_of_a_layer_or_a_skipped_node_changes_the_digest(change: An
 
 
 def test_importing_the_reader_does_not_import_onnx() -> None:
-    code = "import sys, codegen.onnx.checkpoint, codegen.networks; sys.exit('onnx' in sys.modules)"
+    code = "import sys, codegen.frontend.onnx.reader, codegen.model_zoo; sys.exit('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.spec import AddResidual, Clip, Gelu, HardSigmoid, HardSwish, Mish, Sigmoid, Step, Swish, Tanh
+from codegen.ir.layer_spec import AddResidual, Clip, Gelu, HardSigmoid, HardSwish, Mish, Sigmoid, Step, Swish, Tanh
 from tests.unit.onnx_models import (
     assert_layer_computes_its_output,
     constants,

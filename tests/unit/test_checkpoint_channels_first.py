@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from codegen.layers import Checkpoint
-from codegen.onnx.channels_first import MOST_INPUTS
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import AddResidual, Conv2d, Linear
+from codegen.frontend.onnx.fuse.channels_first import MOST_INPUTS
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import AddResidual, Conv2d, Linear
 from tests.unit.onnx_models import Shape, constants, info, model, node, save, values
 from tests.unit.test_rest import outputs_of
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.unit.onnx_models import (
     assert_layer_computes_its_output,
     constants,

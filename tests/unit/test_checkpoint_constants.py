@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.unit.onnx_models import (
     assert_layer_computes_its_output,
     constants,

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Conv2d, ConvTranspose2d
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.unit.onnx_models import conv, info, model, save, tensor, values
 
 WEIGHTS = values(4, 3, 3, 3)

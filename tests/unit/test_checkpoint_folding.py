@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from codegen.onnx.folding import Affine, arithmetic, folded
-from codegen.onnx.weights import rounded
-from codegen.spec import DataType
+from codegen.frontend.onnx.extract.weights import rounded
+from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, folded
+from codegen.ir.layer_spec import DataType
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.layers import Layer
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import AddResidual, Clip, LeakyRelu
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import AddResidual, Clip, LeakyRelu
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,

@@ -10,18 +10,18 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.arch import has_clusters
-from codegen.choice import choose_tiling
-from codegen.dot_products import gated_input
 from codegen.errors import TilingError
-from codegen.layers import Checkpoint, Layer
-from codegen.machine.admission import assembler_for
-from codegen.networks.pruning import random_weights
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.operators import tiled
-from codegen.reference import layer_output
-from codegen.spec import AddResidual, Clip, Conv2d, is_gated, plain
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint, Layer
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, is_gated, plain
+from codegen.kernels import tiled
+from codegen.model_zoo.pruning import random_weights
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import choose_tiling
+from codegen.target.arch import has_clusters
+from codegen.verification.dot_products import gated_input
+from codegen.verification.reference import layer_output
 from tests.unit.onnx_models import constants, info, layer_of, model, node, save, tensors_of, values
 
 MUL = node("Mul", "x g", "p", "gate")
@@ -183,7 +183,7 @@ def test_the_gates_have_room_in_the_shared_memory_of_whatever_is_chosen(batch: i
 
 
 def test_a_gated_layer_takes_longer_than_a_plain_one() -> None:
-    from codegen.prediction import predict_microseconds
+    from codegen.selection.cost_model import predict_microseconds
 
     tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_kernel)
     gated, without = (predict_microseconds(tiled(spec, tiling), 64, 0.1) for spec in (SPEC, plain(SPEC)))

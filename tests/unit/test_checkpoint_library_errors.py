@@ -11,9 +11,9 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx.evaluation import inferred_types
-from codegen.onnx.library_errors import written
-from codegen.onnx.observed import observed_model
+from codegen.frontend.onnx.export.intermediate_outputs import observed_model
+from codegen.frontend.onnx.graph.evaluation import inferred_types
+from codegen.frontend.onnx.graph.library_errors import written
 from tests.unit.onnx_models import conv, model, save, tensor, values
 
 

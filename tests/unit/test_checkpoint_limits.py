@@ -11,10 +11,11 @@ import pytest
 from onnx import helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx import constants as limits
-from codegen.onnx import evaluation, fusion
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.nodes import Node, unique_names
+from codegen.frontend.onnx.fuse import fusion
+from codegen.frontend.onnx.graph import constants as limits
+from codegen.frontend.onnx.graph import evaluation
+from codegen.frontend.onnx.graph.nodes import Node, unique_names
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.unit.onnx_models import constants, conv, info, layer_of, model, node, save, tensor, values
 
 KERNEL = values(4, 3, 3, 3)

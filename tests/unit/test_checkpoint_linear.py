@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import AddResidual, Clip, Linear
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import AddResidual, Clip, Linear
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,

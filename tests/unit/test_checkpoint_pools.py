@@ -11,20 +11,20 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.choice import choose_tiling, misfit_of, ranked_tilings
 from codegen.errors import TilingError
-from codegen.layers import Layer, Pool, Weights
-from codegen.networks import random_weights, unet
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.operators import tiled
-from codegen.operators.pooling import has_whole_windows
-from codegen.prediction import pool_microseconds, predict_microseconds
-from codegen.reference import layer_output, outcomes
-from codegen.spec import Clip, Conv2d, LeakyRelu, MaxPool, spec_from_json, unpooled
-from codegen.tiling import Tiling
-from farm.jobs import BuildOptions
-from farm.submission import new_job
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer, Pool, Weights
+from codegen.ir.layer_spec import Clip, Conv2d, LeakyRelu, MaxPool, spec_from_json, unpooled
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.kernels.max_pool import has_whole_windows
+from codegen.model_zoo import random_weights, unet
+from codegen.selection.choose import choose_tiling, misfit_of, ranked_tilings
+from codegen.selection.cost_model import pool_microseconds, predict_microseconds
+from codegen.verification.reference import layer_output, outcomes
+from farm.jobs.model import BuildOptions
+from farm.jobs.submission import new_job
 from farm.tuning.book import NO_RECORDS
 from farm.tuning.pools import pooled_where_faster
 from tests.unit.onnx_models import constants, info, layer_of, model, node, save, tensors_of, values

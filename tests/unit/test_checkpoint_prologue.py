@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.choice import choose_tiling
 from codegen.errors import TilingError
-from codegen.layers import Checkpoint, Weights
-from codegen.machine.admission import assembler_for
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.reference import layer_output
-from codegen.spec import Clip, Conv2d, is_bounded, plain
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint, Weights
+from codegen.ir.layer_spec import Clip, Conv2d, is_bounded, plain
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import choose_tiling
+from codegen.verification.reference import layer_output
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SCALES = np.array([0.5, -1.5, 0.0, 0.0, 2.0, 1e-30], np.float32)

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import LIKELY_ROWS
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import LIKELY_ROWS
 from tests.unit.onnx_models import Shape, constants, info, layer_of, model, node, save, tensors_of, values
 
 W = values(6, 4)

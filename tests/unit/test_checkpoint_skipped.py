@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import SkippedLayer
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.layer_spec import SkippedLayer
 from tests.unit.onnx_models import FLOAT, conv, info, model, save, tensor, values
 
 KERNEL = tensor("w", values(4, 3, 3, 3))

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from codegen.errors import CheckpointError
-from codegen.onnx.checkpoint import read_checkpoint
+from codegen.frontend.onnx.reader import read_checkpoint
 from tests.unit.onnx_models import info, layer_of, model, node, save, tensor, values
 
 FLOAT, FLOAT16, BFLOAT16 = (onnx.TensorProto.DataType.Value(name) for name in ("FLOAT", "FLOAT16", "BFLOAT16"))

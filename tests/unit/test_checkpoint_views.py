@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.spec import AddResidual, Clip, Gelu, Step
+from codegen.ir.layer_spec import AddResidual, Clip, Gelu, Step
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,

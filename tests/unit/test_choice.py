@@ -14,23 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.choice import (
-    SHARED_BYTES,
-    choose_parts,
-    choose_tiling,
-    misfit_of,
-    ranked_tilings,
-)
 from codegen.errors import TilingError
-from codegen.limits import BODY_RESULTS, BODY_SLOTS, OFFSET_BYTES, SUMS
-from codegen.networks import TEN_OPERATORS
-from codegen.operators import canonical, conv2d, launch_of, lower, stream_count, tiled
-from codegen.operators.geometry import Streams, fits, geometry_of
-from codegen.operators.work import bank_conflicts
-from codegen.prediction import Stream, predict_microseconds, registers_of
-from codegen.ranking import STREAM_BYTES, STREAM_MULTIPLY_ADDS
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.tiling import Accumulator, Tiling
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import canonical, conv2d, launch_of, lower, stream_count, tiled
+from codegen.kernels.geometry import Streams, fits, geometry_of
+from codegen.kernels.workload import bank_conflicts
+from codegen.model_zoo import TEN_OPERATORS
+from codegen.selection.choose import SHARED_BYTES, choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.selection.cost_model import Stream, predict_microseconds, registers_of
+from codegen.selection.feasibility import BODY_RESULTS, BODY_SLOTS, OFFSET_BYTES, SUMS
+from codegen.selection.ranking import STREAM_BYTES, STREAM_MULTIPLY_ADDS
 
 ROOT = Path(__file__).parents[2]
 PAD = (1, 1, 1, 1)

@@ -11,20 +11,20 @@ import pytest
 from jsonschema import Draft202012Validator
 from numpy.typing import NDArray
 
-from codegen.choice import choose_parts, choose_tiling, misfit_of, ranked_tilings
-from codegen.code_size import stream_instructions
 from codegen.errors import TilingError
-from codegen.launch import Launch
-from codegen.machine.admission import assembler_for
-from codegen.operators import launch_of, stream_count, tiled
-from codegen.operators.work import SHARED_BYTES
-from codegen.prediction import predict_microseconds
-from codegen.ranking import TABLE_ROWS
-from codegen.spec import Conv2d, DataType, Linear
-from codegen.tiling import Part, Tiling
-from farm.submission import new_job
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d, DataType, Linear
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import launch_of, stream_count, tiled
+from codegen.kernels.workload import SHARED_BYTES
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.selection.code_size import stream_instructions
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.ranking import TABLE_ROWS
+from farm.jobs.submission import new_job
 from farm.tuning.record import tiling_of_json
-from farm.worker.requests import CubinRequest, TemplateRequest
+from farm.worker.messages import CubinRequest, TemplateRequest
 from tests.samples import checkpoint, layer
 
 LARGE = Linear(25088, 4096)
@@ -116,7 +116,7 @@ def test_what_is_held_in_memory_grows_with_all_weights_and_not_as_ptxas_does() -
 
 
 def test_the_limit_of_a_layers_code_is_none_of_its_tables() -> None:
-    from farm.jobs import BuildOptions
+    from farm.jobs.model import BuildOptions
 
     net = checkpoint(layer("fc", Linear(4096, 512)))
     for limit in (16_000_000, 20_000):

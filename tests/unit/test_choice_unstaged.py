@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codegen.choice import choose_tiling, misfit_of, ranked_tilings
-from codegen.launch import Launch
-from codegen.machine.admission import assembler_for
-from codegen.operators import launch_of, lower, tiled
-from codegen.spec import Clip, Conv2d, LayerSpec, Linear
-from codegen.tiling import Tiling
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Clip, Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import launch_of, lower, tiled
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import choose_tiling, misfit_of, ranked_tilings
 from farm.tuning.record import tiling_of_json
 
 WIDE = Conv2d(4096, 1, 256, 4096, 1, 1, epilogue=(Clip(0.0, 32.0),))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.fetch_command import bundle_folders
+from cli.commands.fetch import bundle_folders
 from cli.main import run
-from farm.jobs import JobSet, Status
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from farm.jobs.model import JobSet, Status
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard
 from tests.unit.test_cli_render import job
 

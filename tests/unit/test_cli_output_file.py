@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cli.output_file import write_output
-from cli.run_command import write_arrays
+from cli.commands.run import write_arrays
+from cli.output.atomic_file import write_output
 from farm.errors import UsageError
 
 

@@ -10,23 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.failures import failure_lines
-from cli.layers import code_table, compiled_line, folded_lines, layer_json, layer_table, tuning_lines
-from cli.render import (
-    built_how,
-    counted,
-    counts_line,
-    duration,
-    job_json,
-    moment,
-    size,
-)
-from cli.totals import totals_json
-from cli.tuning_tables import outcome_table, record_table
-from codegen.spec import Conv2d, Linear
-from codegen.tiling import Part, Tiling
-from farm.jobs import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, Status, TilingChoice
-from farm.tuner.tuner import Outcome as TuneOutcome
+from cli.output.failures import failure_lines
+from cli.output.layers import code_table, compiled_line, folded_lines, layer_json, layer_table, tuning_lines
+from cli.output.render import built_how, counted, counts_line, duration, job_json, moment, size
+from cli.output.totals import totals_json
+from cli.output.tuning import outcome_table, record_table
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.tiling import Part, Tiling
+from farm.jobs.model import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, Status, TilingChoice
+from farm.tuning.search.tune import Outcome as TuneOutcome
 from tests.tuning_samples import record
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -9,13 +9,13 @@ import pytest
 
 from cli.exit_codes import exit_code_of, exit_code_of_job
 from cli.main import run
-from cli.options import arch_of, archs_of, check_output_folder, input_shapes_of
+from cli.options.parse import arch_of, archs_of, check_output_folder, input_shapes_of
 from codegen.errors import ArchError, CheckpointError, DeviceError, EmulationError, TilingError, ToolchainError
 from farm import errors
+from farm.config.settings import load_settings
 from farm.errors import UsageError
-from farm.jobs import Status
+from farm.jobs.model import Status
 from farm.ledger import open_ledger
-from farm.settings import load_settings
 from tests.unit.test_cli_render import job
 
 

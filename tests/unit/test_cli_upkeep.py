@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from cli.render import size
-from farm.jobs import Status
+from cli.output.render import size
+from farm.jobs.model import Status
 from farm.ledger.running import Outlook
 from farm.store.disk import DiskStore
 from tests.store_contract import blob_name
@@ -187,7 +187,7 @@ def test_following_a_log_ends_with_the_job_and_its_code(
             farm.ledger.add_event(job_id, "info", "last")
             farm.ledger.finish(job_id, status, "why")
 
-    monkeypatch.setattr("cli.logs_command.sleep", end_after_the_first_look)
+    monkeypatch.setattr("cli.commands.logs.sleep", end_after_the_first_look)
     shown = text(f"logs -f {job_id}", capsys, code)
     assert looked.is_set()
     assert [line.split()[-1] for line in shown.splitlines()] == ["first", "last"]
@@ -208,8 +208,8 @@ def test_following_a_log_says_every_so_often_where_the_job_stands(
         elif looks[0] == 2:
             farm.ledger.finish(job_id, Status.SUCCEEDED, "")
 
-    monkeypatch.setattr("cli.logs_command.sleep", go_on)
-    monkeypatch.setattr("cli.logs_command.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("cli.commands.logs.sleep", go_on)
+    monkeypatch.setattr("cli.commands.logs.EVERY_SECONDS", 0.0)
     [line] = text(f"logs -f {job_id}", capsys).splitlines()
     assert line.endswith("info     0/4 cubins, 2 running, ~9 min left")
 
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
         raise KeyboardInterrupt
 
     [job_id] = farm.submit("followed")
-    monkeypatch.setattr("cli.logs_command.sleep", interrupt)
+    monkeypatch.setattr("cli.commands.logs.sleep", interrupt)
     assert run(["logs", "-f", job_id]) == 130
     assert capsys.readouterr().err == ""
     assert farm.ledger.job(job_id).status is Status.PENDING

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.verify_command import verdict_table, wrong_lines
+from cli.commands.verify import verdict_table, wrong_lines
 
 NAME = "/backbone/backbone.features/backbone.features.17/conv/conv.2/Conv"
 

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.choice import choose_parts, choose_tiling, misfit_of, ranked_tilings
-from codegen.layers import Weights
-from codegen.machine.admission import assembler_for
-from codegen.operators import products_together, tiled
-from codegen.operators.stream import slots, values
-from codegen.spec import Conv2d, LayerSpec, Linear
-from codegen.tiling import Tiling
-from codegen.verify import sample_blocks
-from farm.coordination.plan import plan
-from farm.gpu.workload import Choice, model_cases
-from farm.jobs import BuildOptions
-from farm.tuner.kinds import kinds_of
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import products_together, tiled
+from codegen.kernels.weight_stream import slots, values
+from codegen.sass.qualification import assembler_for
+from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.verification.compare import sample_blocks
+from farm.cuda.measure.workload import Choice, model_cases
+from farm.jobs.model import BuildOptions
+from farm.scheduler.plan import plan
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.record import TuningKey, TuningRecord, tiling_of_json
+from farm.tuning.search.layer_kinds import kinds_of
 from tests.samples import checkpoint, fixed_toolchain, layer
 from tests.unit.test_plan import build, job
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.choice import choose_tiling, ranked_tilings
-from codegen.code_size import stream_instructions
-from codegen.spec import Conv2d, Linear
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.selection.choose import choose_tiling, ranked_tilings
+from codegen.selection.code_size import stream_instructions
 from tests.unit.test_choice import PAD, spread
 
 LARGE = {

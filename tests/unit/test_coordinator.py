@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from farm.coordination.coordinator import NO_COORDINATOR, POLL_SECONDS
-from farm.coordination.progress import Progress
 from farm.errors import UnreachableError
-from farm.jobs import BuildResult, Job, Outcome, Status
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
+from farm.jobs.model import BuildResult, Job, Outcome, Status
+from farm.scheduler.coordinator import NO_COORDINATOR, POLL_SECONDS
+from farm.scheduler.progress import Progress
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
 from tests.samples import SMALLER
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 

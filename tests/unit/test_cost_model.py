@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codegen.operators import tiled
-from codegen.prediction import predict_microseconds
-from codegen.spec import Conv2d
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.selection.cost_model import predict_microseconds
 from tests.benchmarks.cost_model.fit import layers_of, quality
 from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, Point, read_points, write_points
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import farm
-from farm.gpu import driver
-from farm.gpu.loaded import launch
+from farm.cuda import driver
+from farm.cuda.module import launch
 
 
 def test_every_function_that_is_called_has_a_signature() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from numpy.typing import NDArray
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError
 from tests.unit.bench import FIRST, INDEX, REGISTERS, SHARED, words
 

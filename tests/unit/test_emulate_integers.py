@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 from tests.unit.bench import launch, words
 from tests.unit.single_instruction import COMPARISONS, FEW, apply, bits_of, number, patterns, signed, truncated_quotient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError
 from tests.unit.bench import FIRST, INDEX, launch, words
 

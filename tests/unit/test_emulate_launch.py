@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import emulate
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError
 from tests.unit.bench import FIRST, INDEX, REGISTERS, SHARED, launch, words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from farm.worker.requests import Request
+from farm.worker.messages import Request
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 
 

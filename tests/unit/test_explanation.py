@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from codegen.layers import Checkpoint
-from codegen.tiling import Tiling
-from codegen.toolchain import Toolchain
-from farm.coordination.coordinator import Coordinator
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.tiling import Tiling
+from codegen.toolchain.tools import Toolchain
 from farm.errors import NotFoundError, UnfinishedError
-from farm.jobs import BuildOptions, NewSubmission, Outcome, TilingChoice
+from farm.jobs.model import BuildOptions, NewSubmission, Outcome, TilingChoice
+from farm.jobs.submission import new_job
 from farm.reports.explanation import NOTHING_ALIKE, Explanation, explain
-from farm.submission import new_job
-from farm.worker.found import CUBIN_STAGE
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from farm.scheduler.coordinator import Coordinator
+from farm.worker.cache_lookup import CUBIN_STAGE
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import ARCHS, Farmyard, PlayedExecutor
 

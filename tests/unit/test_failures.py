@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from cli.exit_codes import exit_code_of_job
-from farm.coordination.retries import Retries, Tries
 from farm.errors import StoreUnavailableError, UnreachableError
-from farm.jobs import JobSet, Status
+from farm.jobs.model import JobSet, Status
+from farm.scheduler.retry import Retries, Tries
 from farm.store.contract import Record
 from farm.store.memory import MemoryStore
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, failed
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, failed
 from tests.samples import SMALLER
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 

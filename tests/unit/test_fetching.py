@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.launch import GridSize, Launch
-from farm.gpu.fetcher import BLOCKS
-from farm.gpu.fetching import (
+from codegen.ir.launch import GridSize, Launch
+from farm.cuda.prefetch_kernel import BLOCKS
+from farm.cuda.prefetch_plan import (
     FETCHED_BYTES,
     KEPT,
     LEAST_BYTES,

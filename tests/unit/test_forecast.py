@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from codegen.choice import choose_tiling
-from codegen.spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
-from codegen.tool_time import DIRECT_SECONDS, SKELETON_SECONDS, nvcc_seconds, ptxas_seconds
-from farm.coordination.coordinator import Coordinator
-from farm.coordination.plan import Plan, plan
-from farm.jobs import BuildOptions, NewJob, NewSubmission
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
+from codegen.selection.choose import choose_tiling
+from codegen.selection.tool_time import DIRECT_SECONDS, SKELETON_SECONDS, nvcc_seconds, ptxas_seconds
+from farm.jobs.model import BuildOptions, NewJob, NewSubmission
+from farm.jobs.submission import new_job
 from farm.reports.coverage import coverage_of
 from farm.reports.forecast import Forecast, forecast
+from farm.scheduler.coordinator import Coordinator
+from farm.scheduler.plan import Plan, plan
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import Farmyard, PlayedExecutor

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from farm.errors import NotFoundError, StoreError, UsageError
-from farm.jobs import BuildOptions, JobSet, NewSubmission, Status
+from farm.jobs.model import BuildOptions, JobSet, NewSubmission, Status
+from farm.jobs.submission import new_job
+from farm.maintenance.gc import Limits, Sweep, collect_garbage
+from farm.maintenance.inventory import read_inventory
+from farm.maintenance.remove import remove_cached
+from farm.maintenance.scrub import Damage, scrub
 from farm.store.contract import Store, digests_in
 from farm.store.disk import DiskStore
-from farm.submission import new_job
-from farm.upkeep.garbage import Limits, Sweep, collect_garbage
-from farm.upkeep.inventory import read_inventory
-from farm.upkeep.removal import remove_cached
-from farm.upkeep.scrub import Damage, scrub
-from farm.worker.found import CUBIN_STAGE, TEMPLATE_STAGE
-from farm.worker.requests import CubinFacts
+from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.messages import CubinFacts
 from tests.samples import LAUNCH
 from tests.store_contract import blob_name
 from tests.unit.farmyard import NET, Farmyard

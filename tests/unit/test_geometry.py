@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.layers import Weights
-from codegen.operators.geometry import Streams, canonical, fits, geometry_of, phase_weights
-from codegen.reference import layer_output
-from codegen.spec import Conv2d, ConvTranspose2d, Linear
-from codegen.tiling import Tiling
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels.geometry import Streams, canonical, fits, geometry_of, phase_weights
+from codegen.verification.reference import layer_output
 
 
 def with_bias_of_zero(kernel: NDArray[np.float32]) -> Weights:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from cli.main import run
-from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
-from codegen.tsv.network import write_tsv_network
-from farm.bench.challenge_benchmark import rates
-from farm.bench.challenge_builds import Begun, begin
-from farm.bench.challenge_kernels import cases_of, chain_of, tilings_of
-from farm.errors import UsageError
-from farm.gpu.challenge import (
+from codegen.frontend.tsv.network import write_tsv_network
+from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from farm.bench.graphchallenge.benchmark import rates
+from farm.bench.graphchallenge.builds import Begun, begin
+from farm.bench.graphchallenge.kernels import cases_of, chain_of, tilings_of
+from farm.bench.graphchallenge.network import (
     COMPACTED,
     MULTIPROCESSORS,
     Challenge,
@@ -31,8 +30,9 @@ from farm.gpu.challenge import (
     outcome_of,
     read_challenge,
 )
-from farm.gpu.challenge_rows import digit_rows
-from farm.gpu.workload import Case
+from farm.bench.graphchallenge.rows import digit_rows
+from farm.cuda.measure.workload import Case
+from farm.errors import UsageError
 from tests.unit.small_challenge import NEURONS, challenge
 
 
@@ -51,7 +51,7 @@ def test_more_rows_than_memory_holds_are_told_before_any_is_made(
     more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 2**12}.__getitem__)
-    monkeypatch.setattr("farm.gpu.challenge_rows.rows_of", None)
+    monkeypatch.setattr("farm.bench.graphchallenge.rows.rows_of", None)
     assert run(["bench", "graphchallenge", "--neurons", "65536", *more]) == 2
     assert "60,000 rows of 65,536 neurons take 47 GB of memory and this machine has 4 GB" in capsys.readouterr().err
 

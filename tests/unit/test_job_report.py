@@ -16,17 +16,17 @@ import pytest
 from PIL import Image
 
 from cli.main import run
-from cli.report_page import report_page
-from cli.report_pictures import zeros_picture
-from codegen.layers import Layer
-from codegen.operators import tiled
-from codegen.prediction import predict_microseconds
-from codegen.spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
-from farm.jobs import Outcome
+from cli.report.figures import zeros_picture
+from cli.report.page import report_page
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
+from codegen.kernels import tiled
+from codegen.selection.cost_model import predict_microseconds
+from farm.jobs.model import Outcome
 from farm.reports.zero_map import MOST_COLUMNS, MOST_ROWS, zero_map
 from farm.tuning.book import TuningBook, key_of
 from farm.tuning.record import TuningRecord
-from farm.worker.requests import CubinRequest, Failure, Fault, Request, Result, failed
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import SMALL, SMALLER, layer
 from tests.unit.farmyard import Farmyard
 from tests.unit.reported import HOSTILE, report, reported, submitted
@@ -113,7 +113,7 @@ def test_what_the_cache_saved_is_told_of_this_job_alone(yard: Farmyard) -> None:
 
 
 def record(of: Layer, batch: int, gpu: str = "NVIDIA H200") -> TuningRecord:
-    from codegen.choice import choose_tiling
+    from codegen.selection.choose import choose_tiling
 
     nonzeros = of.weights.nonzeros_per_kernel
     tiling = replace(choose_tiling(of.spec, batch, nonzeros), stages=4)

@@ -13,24 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codegen
-from codegen.keys import (
-    GENERATOR_SOURCES,
-    MACHINE_SOURCES,
-    MOULD_SOURCES,
-    RANKING_SOURCES,
-    REWRITER_SOURCES,
-    CubinKey,
-    TemplateKey,
-    cubin_key,
-    digest_fields,
-    mould_key,
-    ranking_key,
-    skeleton_key,
-    source_files,
-    template_key,
-)
-from codegen.machine.admission import Assembler
-from codegen.spec import (
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -47,7 +30,24 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
-from codegen.tiling import Part, Tiling
+from codegen.ir.tiling import Part, Tiling
+from codegen.keys import (
+    GENERATOR_SOURCES,
+    MACHINE_SOURCES,
+    MOULD_SOURCES,
+    RANKING_SOURCES,
+    REWRITER_SOURCES,
+    CubinKey,
+    TemplateKey,
+    cubin_key,
+    digest_fields,
+    mould_key,
+    ranking_key,
+    skeleton_key,
+    source_files,
+    template_key,
+)
+from codegen.sass.qualification import Assembler
 
 TEMPLATE = TemplateKey(
     spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
@@ -207,12 +207,11 @@ def test_moving_a_character_between_neighbouring_fields_changes_the_digest() -> 
 
 CODEGEN = Path(codegen.__file__).parent
 SHAPES_NO_BYTES = {
-    "__init__.py": "has no code",
     "errors.py": "says what went wrong",
-    "machine/admission.py": "who assembles, which the key says",
-    "cores.py": "which core a tool runs on",
-    "scratch.py": "temporary folders; what is in them the tools' callers decide",
-    "toolchain.py": "runs what it is given, in an environment without anything that a tool reads",
+    "sass/qualification.py": "who assembles, which the key says",
+    "toolchain/cpu_slots.py": "which core a tool runs on",
+    "toolchain/temp_folders.py": "temporary folders; what is in them the tools' callers decide",
+    "toolchain/tools.py": "runs what it is given, in an environment without anything that a tool reads",
 }
 """What the stages import and no key has, and why."""
 
@@ -248,21 +247,21 @@ def closure(*modules: str) -> set[Path]:
 @pytest.mark.parametrize(
     ("stage", "sources"),
     [
-        (("template.py",), GENERATOR_SOURCES),
-        (("rewrite.py", "assemble.py"), REWRITER_SOURCES),
-        (("rewrite.py", "machine/assembler.py"), MACHINE_SOURCES),
-        (("rewrite.py", "machine/mould.py"), MOULD_SOURCES),
-        (("ranking.py",), RANKING_SOURCES),
+        (("ptx/template.py",), GENERATOR_SOURCES),
+        (("ptx/specialize.py", "toolchain/ptxas.py"), REWRITER_SOURCES),
+        (("ptx/specialize.py", "sass/assemble/assembler.py"), MACHINE_SOURCES),
+        (("ptx/specialize.py", "sass/value_patch.py"), MOULD_SOURCES),
+        (("selection/ranking.py",), RANKING_SOURCES),
     ],
     ids=["template", "cubin", "direct cubin", "mould", "ranking"],
 )
 def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     stage: tuple[str, ...], sources: tuple[str, ...]
 ) -> None:
-    shaping = {path for path in closure(*stage) if str(path) not in SHAPES_NO_BYTES}
+    shaping = {path for path in closure(*stage) if str(path) not in SHAPES_NO_BYTES and path.name != "__init__.py"}
     cuda = {path.relative_to(CODEGEN) for path in CODEGEN.rglob("*.cu*")}
-    assert set(source_files(sources)) == shaping | cuda
-    assert Path("operators/conv2d.cu") in cuda
+    assert {path for path in source_files(sources) if path.name != "__init__.py"} == shaping | cuda
+    assert Path("kernels/cuda/conv2d.cu") in cuda
 
 
 def test_who_makes_the_machine_code_is_part_of_a_cubins_key() -> None:
@@ -307,7 +306,7 @@ def test_each_ingredient_of_a_ranking_changes_its_key(change: dict[str, Any]) ->
 
 
 def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:
-    stages = closure("template.py", "rewrite.py", "assemble.py", "machine/assembler.py")
+    stages = closure("ptx/template.py", "ptx/specialize.py", "toolchain/ptxas.py", "sass/assemble/assembler.py")
     assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
 
 

@@ -10,17 +10,17 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from codegen import emulate
-from codegen.choice import choose_parts, choose_tiling
+from codegen.emulator.ptx import emulate
 from codegen.errors import EmulationError, LaunchError
-from codegen.launch import MOST_BLOCKS, Launch
-from codegen.operators import launch_of
-from codegen.spec import Conv2d, DataType, LayerSpec, Linear
-from codegen.tiling import Tiling
-from farm.gpu.device import LoadedKernel
+from codegen.ir.launch import MOST_BLOCKS, Launch
+from codegen.ir.layer_spec import Conv2d, DataType, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import launch_of
+from codegen.selection.choose import choose_parts, choose_tiling
+from farm.cuda.device import LoadedKernel
 from farm.store.memory import MemoryStore
-from farm.worker.found import CUBIN_STAGE, find_cubin
-from farm.worker.requests import CubinFacts
+from farm.worker.cache_lookup import CUBIN_STAGE, find_cubin
+from farm.worker.messages import CubinFacts
 from tests.samples import LAUNCH
 
 OLD_RECORD = Path(__file__).parent.parent / "golden" / "cubin_record_without_launch.json"

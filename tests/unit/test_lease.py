@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from farm.coordination.coordinator import Coordinator
-from farm.coordination.lease import Lease
-from farm.coordination.progress import Progress
 from farm.errors import LeaseLostError
 from farm.executors.contract import WorkerState
-from farm.jobs import Job, Status
+from farm.jobs.model import Job, Status
 from farm.ledger import Ledger
-from farm.worker.requests import Request, Result
+from farm.scheduler.coordinator import Coordinator
+from farm.scheduler.lease import Lease
+from farm.scheduler.progress import Progress
+from farm.worker.messages import Request, Result
 from tests.samples import fixed_toolchain
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from farm.ledger.engine import open_engine
+from farm.ledger.database import open_engine
 
 
 def test_the_first_connection_waits_for_whoever_writes_the_file_at_that_moment(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import load_settings
 from farm.errors import LedgerError
 from farm.ledger import open_ledger
-from farm.settings import load_settings
 
 
 def test_a_file_that_is_no_database_is_an_error_in_words(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from farm.errors import UsageError
 from farm.executors import open_executor, processes
-from farm.executors.automatic import SHORT_SECONDS, AutomaticExecutor
-from farm.executors.cluster import ClusterExecutor
+from farm.executors.auto import SHORT_SECONDS, AutomaticExecutor
 from farm.executors.processes import ProcessExecutor
+from farm.executors.ray.builds import ClusterExecutor
 from farm.store import open_store
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_settings
-from farm.worker.requests import CubinRequest, CubinResult, Failure, Fault, Request, Result, failed
+from farm.worker.messages import CubinRequest, CubinResult, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard, PlayedExecutor, fixed_toolchain
 from tests.unit.test_nodes import CUBIN, TEMPLATE
 

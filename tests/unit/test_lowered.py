@@ -8,11 +8,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from codegen import choice, ranking
-from codegen.choice import choose_tiling
-from codegen.operators import conv2d, lower, lowered, tiled
-from codegen.spec import Conv2d, Linear
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import conv2d, lower, lowering, tiled
+from codegen.selection import choose, ranking
+from codegen.selection.choose import choose_tiling
 
 SPEC = Conv2d(32, 28, 28, 32, 3, 3, padding=(1, 1, 1, 1))
 TILING = Tiling(28, 4, 1, 16, 8, 2)
@@ -49,9 +49,9 @@ def test_a_layer_is_lowered_canonical() -> None:
 def test_choosing_a_tiling_lowers_the_layer_a_few_times_not_for_every_candidate(spec: Conv2d | Linear) -> None:
     nonzeros = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
     with (
-        patch.object(choice, "lower", wraps=lower) as once,
+        patch.object(choose, "lower", wraps=lower) as once,
         patch.object(ranking, "lower", wraps=lower) as again,
-        patch.object(lowered, "input_tile", wraps=lowered.input_tile) as layouts,
+        patch.object(lowering, "input_tile", wraps=lowering.input_tile) as layouts,
         patch.object(conv2d, "work", wraps=conv2d.work) as works,
     ):
         choose_tiling(spec, 3, nonzeros)

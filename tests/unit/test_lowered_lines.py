@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cli.layers import lowered_lines
-from farm.jobs import JobDetail, Outcome
+from cli.output.layers import lowered_lines
+from farm.jobs.model import JobDetail, Outcome
 from tests.unit.test_cli_render import detail
 
 

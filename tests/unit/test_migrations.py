@@ -11,10 +11,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 import migrations
+from farm.config.settings import Settings, load_settings
 from farm.errors import LedgerError
 from farm.ledger import database_revision, open_ledger
 from farm.ledger.schema import HEAD
-from farm.settings import Settings, load_settings
 
 CHECKOUT = Path(migrations.__file__).parents[1]
 
@@ -30,7 +30,7 @@ def test_the_newest_revision_is_the_one_the_code_asks_for() -> None:
 def test_an_up_to_date_ledger_opens_without_alembic(tmp_path: Path) -> None:
     open_ledger(settings_in(tmp_path)).close()
     code = (
-        "import sys; from farm.ledger import open_ledger; from farm.settings import load_settings;"
+        "import sys; from farm.ledger import open_ledger; from farm.config.settings import load_settings;"
         f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{tmp_path / 'farm.db'}'}}));"
         "sys.exit('alembic' in sys.modules)"
     )
@@ -50,7 +50,7 @@ def test_the_migrations_run_from_wherever_the_packages_lie(tmp_path: Path) -> No
         shutil.copytree(CHECKOUT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
         f"import sys; sys.path.insert(0, {str(packages)!r}); import farm; assert {str(packages)!r} in farm.__file__;"
-        "from farm.ledger import open_ledger; from farm.settings import load_settings;"
+        "from farm.ledger import open_ledger; from farm.config.settings import load_settings;"
         f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{elsewhere / 'farm.db'}'}}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=elsewhere)

@@ -13,13 +13,13 @@ import pytest
 
 from cli.exit_codes import OK, USAGE
 from cli.main import run
-from cli.network_tables import network_table
-from codegen.networks import NETWORKS, lenet5, write_network
-from farm.bench.contenders import GENERATED
-from farm.bench.network_summary import network_rows
-from farm.bench.plots import plot
-from farm.bench.results import NETWORKS_KIND, Measurement, Results, write_results
-from farm.gpu.workload import CaseKey
+from cli.output.networks import network_table
+from codegen.model_zoo import NETWORKS, lenet5, write_network
+from farm.bench.layers.contenders import GENERATED
+from farm.bench.layers.plots import plot
+from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write_results
+from farm.bench.networks.summary import network_rows
+from farm.cuda.measure.workload import CaseKey
 
 BREAKDOWN = {
     "total_microseconds": 900.0,
@@ -122,8 +122,8 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
 
 
 def test_shipped_networks_exist_in_half_precision(tmp_path: Path) -> None:
-    from codegen.networks import in_float16
-    from codegen.onnx.checkpoint import read_checkpoint
+    from codegen.frontend.onnx.reader import read_checkpoint
+    from codegen.model_zoo import in_float16
 
     for name in ("lenet5", "mobilenet_v2"):
         write_network(tmp_path / "net.onnx", in_float16(NETWORKS[name](0.9, 0)))

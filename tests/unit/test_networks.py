@@ -13,8 +13,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from codegen.layers import Layer
-from codegen.networks import (
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import (
     NETWORKS,
     TEN_OPERATORS,
     alexnet_cifar10,
@@ -26,8 +28,6 @@ from codegen.networks import (
     vgg16,
     write_network,
 )
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.spec import Conv2d
 
 SPARSITY = 0.9
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.layers import FloatArray
-from codegen.networks import prune, random_weights
-from codegen.networks.pruning import kept_power
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.ir.checkpoint import FloatArray
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.model_zoo import prune, random_weights
+from codegen.model_zoo.pruning import kept_power
 
 
 def with_ties(size: int, seed: int) -> FloatArray:

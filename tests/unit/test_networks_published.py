@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 import pytest
 
-from codegen.networks import NETWORKS, TEN_OPERATORS, vgg16
-from codegen.networks.vgg16 import vgg16_classifier, vgg16_stages
-from codegen.spec import LayerSpec
+from codegen.ir.layer_spec import LayerSpec
+from codegen.model_zoo import NETWORKS, TEN_OPERATORS, vgg16
+from codegen.model_zoo.vgg16 import vgg16_classifier, vgg16_stages
 
 TABLE = {  # Dong et al. (2020): output height and width, C, K, R, padding, parameters, 10^6 operations at N = 64
     "lenet-conv1": (24, 1, 20, 5, 0, 500, 36.8),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.tiling import Part, Tiling
-from farm.executors.nodes import Node, NodeFacts, Nodes
-from farm.worker.requests import CubinRequest, TemplateRequest
+from codegen.ir.tiling import Part, Tiling
+from farm.executors.ray.nodes import Node, NodeFacts, Nodes
+from farm.worker.messages import CubinRequest, TemplateRequest
 from tests.samples import SMALL
 
 GIB = 2**30

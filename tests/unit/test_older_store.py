@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from codegen.launch import Launch
-from codegen.operators import conv2d
+from codegen.ir.launch import Launch
+from codegen.kernels import conv2d
 from farm.api import Farm
-from farm.runtime.bundle import Bundle
+from farm.bundle.reader import Bundle
 from farm.testing import laptop_settings
 
 OLDER_STORE = Path(__file__).parent.parent / "golden" / "older_store.tar.xz"

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from codegen.choice import choose_tiling, misfit_of
-from codegen.layers import Weights
-from codegen.operators import launch_of, lower, products_together, tiled
-from codegen.operators.linear import LOOPED_CHANNELS
-from codegen.operators.pairing import Pairing, pairing
-from codegen.operators.registers import held, most_registers, registers_wanted, resident_blocks
-from codegen.prediction import Stream, predict_microseconds
-from codegen.spec import Conv2d, Linear
-from codegen.tiling import Tiling
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import launch_of, lower, products_together, tiled
+from codegen.kernels.fp16_packing import Pairing, pairing
+from codegen.kernels.linear import LOOPED_CHANNELS
+from codegen.kernels.register_budget import held, most_registers, registers_wanted, resident_blocks
+from codegen.selection.choose import choose_tiling, misfit_of
+from codegen.selection.cost_model import Stream, predict_microseconds
 
 WIDE = Conv2d(32, 56, 56, 32, 3, 3, padding=(1, 1, 1, 1))
 HALF = replace(WIDE, data_type="float16")

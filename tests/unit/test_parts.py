@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codegen.choice import choose_parts, choose_tiling
-from codegen.networks import TEN_OPERATORS
-from codegen.operators import stream_count, tiled
-from codegen.parts import PART_INSTRUCTIONS
-from codegen.prediction import Stream
-from codegen.spec import Conv2d
-from codegen.tiling import Part, Tiling
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import stream_count, tiled
+from codegen.model_zoo import TEN_OPERATORS
+from codegen.selection.choose import choose_parts, choose_tiling
+from codegen.selection.cost_model import Stream
+from codegen.selection.kernel_split import PART_INSTRUCTIONS
 from tests.unit.test_choice import PAD, multiply_adds, spread
 
 

@@ -10,26 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from codegen.tiling import Part, Tiling
-from farm.coordination.flights import Flights
-from farm.coordination.piece import ALLOWED_MOVES, Cubin, State, Template
-from farm.coordination.pieces import Pieces
-from farm.coordination.plan import Plan, Target
-from farm.coordination.retries import Retries
-from farm.coordination.run import CubinDone, Run
+from codegen.ir.tiling import Part, Tiling
+from farm.config.settings import load_settings
 from farm.errors import StoreUnavailableError
-from farm.settings import load_settings
+from farm.scheduler.in_flight import Flights
+from farm.scheduler.plan import Plan, Target
+from farm.scheduler.retry import Retries
+from farm.scheduler.run import CubinDone, Run
+from farm.scheduler.task import ALLOWED_MOVES, Cubin, State, Template
+from farm.scheduler.task_graph import Pieces
 from farm.store.contract import Record
 from farm.store.memory import MemoryStore
-from farm.worker.requests import (
-    CubinRequest,
-    Failure,
-    Fault,
-    Request,
-    Result,
-    TemplateRequest,
-    failed,
-)
+from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, failed
 from tests.samples import SMALL
 from tests.unit.farmyard import PlayedClock, PlayedExecutor
 

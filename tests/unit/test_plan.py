@@ -8,12 +8,12 @@ from itertools import groupby
 
 import pytest
 
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Part, Tiling
 from codegen.keys import digest_fields
-from codegen.spec import Conv2d
-from codegen.tiling import Part, Tiling
-from codegen.toolchain import Toolchain
-from farm.coordination.plan import Plan, Target, plan
-from farm.jobs import Build, BuildOptions, Job, Status
+from codegen.toolchain.tools import Toolchain
+from farm.jobs.model import Build, BuildOptions, Job, Status
+from farm.scheduler.plan import Plan, Target, plan
 from tests.samples import fixed_toolchain
 
 TOOLCHAIN = fixed_toolchain()

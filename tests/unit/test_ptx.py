@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.emulator.module import Entry, parse_module
 from codegen.errors import PtxError
-from codegen.ptx import Address, Immediate, Operand, Register, Symbol, Vector, parse_instruction
+from codegen.ptx.instruction import Address, Immediate, Operand, Register, Symbol, Vector, parse_instruction
+from codegen.ptx.module import Entry, parse_module
 
 HEADER = ".version 9.0\n.target sm_80\n.address_size 64\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codegen.errors import DeviceError
-from farm.gpu.device import Device
+from farm.cuda.device import Device
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 import codegen
-from codegen.choice import choose_tiling
-from codegen.operators import lower
-from codegen.ranking import ranking_of
-from codegen.spec import Conv2d, LayerSpec, Linear
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import lower
+from codegen.selection.choose import choose_tiling
+from codegen.selection.ranking import ranking_of
 from farm.api import Farm
 from farm.errors import StoreDeniedError, StoreError
-from farm.jobs import BuildOptions
+from farm.jobs.model import BuildOptions
 from farm.ledger import References
+from farm.maintenance.gc import Limits, choose_garbage
+from farm.maintenance.inventory import read_inventory
 from farm.store.contract import Record, Store
 from farm.store.disk import DiskStore
 from farm.store.memory import MemoryStore
 from farm.testing import laptop_farm
 from farm.tuning.book import TuningBook
 from farm.tuning.rankings import RANKING_STAGE, KeptRankings
-from farm.upkeep.garbage import Limits, choose_garbage
-from farm.upkeep.inventory import read_inventory
 from tests.samples import SMALL, checkpoint, fixed_toolchain, layer
 from tests.tuning_samples import other_tiling, record
 
@@ -116,7 +116,7 @@ def test_a_record_counts_as_soon_as_it_is_added_and_until_it_goes() -> None:
     assert with_records() == [older, hopper]
 
 
-@pytest.mark.parametrize("name", ["terms.py", "operators/conv2d.py", "limits.py"])
+@pytest.mark.parametrize("name", ["selection/coefficients.py", "kernels/conv2d.py", "selection/feasibility.py"])
 def test_a_change_of_the_cost_models_sources_works_it_out_again(
     name: str, worked_out: list[LayerSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

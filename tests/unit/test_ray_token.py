@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import RayAuthentication, ray_authentication
 from farm.errors import UnreachableError
-from farm.executors.token import described, require_token
-from farm.settings import RayAuthentication, ray_authentication
+from farm.executors.ray.token import described, require_token
 
 TOKEN = "b7-a-token-that-nobody-may-see"
 

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from codegen.data_types import from_float32, to_float32
-from codegen.dot_products import dot_products
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.operators.region import EVERYTHING, Region
-from codegen.reference import error_bound, layer_output
-from codegen.spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, LeakyRelu, Linear
+from codegen.kernels.output_region import EVERYTHING, Region
+from codegen.model_zoo import TEN_OPERATORS
+from codegen.verification.dot_products import dot_products
+from codegen.verification.reference import error_bound, layer_output
 from tests.unit.layer_definitions import (
     by_definition,
     conv2d_specs,

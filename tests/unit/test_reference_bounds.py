@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.data_types import from_float32, to_float32
-from codegen.layers import Weights
-from codegen.networks import TEN_OPERATORS
-from codegen.reference import error_bound, layer_output
-from codegen.spec import (
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
     Conv2d,
@@ -27,6 +25,8 @@ from codegen.spec import (
     Swish,
     Tanh,
 )
+from codegen.model_zoo import TEN_OPERATORS
+from codegen.verification.reference import error_bound, layer_output
 from tests.unit.any_order import Arithmetic, computed_output, dense_layer, each_arithmetic
 from tests.unit.layer_definitions import random_arrays, random_weights, specs
 

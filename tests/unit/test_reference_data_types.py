@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.data_types import PRECISIONS, from_float32, numpy_dtype, to_float32
-from codegen.spec import DataType
+from codegen.ir.dtypes import PRECISIONS, from_float32, numpy_dtype, to_float32
+from codegen.ir.layer_spec import DataType
 
 DATA_TYPES: tuple[DataType, ...] = get_args(DataType)
 data_types = st.sampled_from(DATA_TYPES)

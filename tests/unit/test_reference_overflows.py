@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.data_types import from_float32, to_float32
-from codegen.layers import Weights
-from codegen.reference import error_bound, layer_output, outcomes
-from codegen.spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.layer_spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu
+from codegen.verification.reference import error_bound, layer_output, outcomes
 from tests.unit.any_order import Arithmetic, computed_output, dense_layer, each_arithmetic
 
 

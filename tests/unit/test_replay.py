@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from farm.gpu.device import LoadedLayer
-from farm.gpu.replay import (
+from farm.cuda.device import LoadedLayer
+from farm.cuda.graph import (
     LEAST_REPLAYS,
     MOST_LAUNCHES,
     REPLAY_MICROSECONDS,

@@ -11,13 +11,13 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from codegen.layers import Checkpoint
-from codegen.networks import NETWORKS, write_network
-from codegen.onnx.checkpoint import read_checkpoint
-from codegen.onnx.network import read_network
-from codegen.onnx.rest import LAYER_DOMAIN
-from codegen.reference import layer_output
-from codegen.spec import Linear
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.export.residual_graph import LAYER_DOMAIN
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import Linear
+from codegen.model_zoo import NETWORKS, write_network
+from codegen.verification.reference import layer_output
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (784,)}

@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from codegen.onnx.network import read_network
+from codegen.frontend.onnx.export.network import read_network
+from farm.bundle.reader import PLAN_FORMAT
 from farm.errors import UsageError
 from farm.runtime.emulated import run_emulated
 from farm.runtime.operators import OPERATORS
-from farm.runtime.plan import FIRST_LINE, Plan, read_plan
+from farm.runtime.plan import Plan, read_plan
 from farm.runtime.planner import plan_network
 from tests.unit.onnx_models import info, model, node, tensor, values
 
@@ -23,7 +24,7 @@ IMAGE = ("N", 3, 9, 7)
 def computed(proto: onnx.ModelProto, *arrays: np.ndarray) -> tuple[list[np.ndarray], Plan]:
     """By the plan as it is written and read again."""
     planned = plan_network(read_network(proto.SerializeToString()), {})
-    plan = read_plan("\n".join([FIRST_LINE, *planned.plan.lines([])]))
+    plan = read_plan("\n".join([PLAN_FORMAT, *planned.plan.lines([])]))
     assert plan == planned.plan
     return run_emulated(plan, {}, planned.constants, arrays), plan
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from codegen.onnx.network import read_network
+from codegen.frontend.onnx.export.network import read_network
 from farm.runtime.emulated import run_emulated
 from farm.runtime.plan import KernelStep
 from farm.runtime.planner import plan_network

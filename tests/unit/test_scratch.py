@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from codegen.scratch import ScratchFolder, remove_abandoned
+from codegen.toolchain.temp_folders import ScratchFolder, remove_abandoned
 from tests.house.tree import ROOT
 
 OWNER = """
 import sys
-from codegen.scratch import ScratchFolder
+from codegen.toolchain.temp_folders import ScratchFolder
 
 folder = ScratchFolder("assemble")
 print(folder.path, flush=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen.toolchain import Toolchain
+from codegen.toolchain.tools import Toolchain
+from farm.config.settings import load_settings, redacted
 from farm.errors import UsageError
-from farm.executors.cluster import ClusterExecutor
-from farm.settings import load_settings, redacted
+from farm.executors.ray.builds import ClusterExecutor
 from farm.store.disk import DiskStore
 from tests.command import farm
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import load_settings, node_cache_folder, redacted
+from farm.config.table import SETTINGS
 from farm.errors import UsageError
-from farm.setting_table import SETTINGS
-from farm.settings import load_settings, node_cache_folder, redacted
 
 
 def write(folder: Path, text: str) -> Path:

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from cli.render import PIPE_WIDTH, counts_line, job_json, job_state, job_table
-from farm.jobs import BuildOptions, Status
+from cli.output.render import PIPE_WIDTH, counts_line, job_json, job_state, job_table
+from farm.jobs.model import BuildOptions, Status
 from tests.unit.test_cli_render import NOW, REASON, job, shown
 
 COLUMNS_AT_100 = ["ID", "NAME", "ARCHS", "STAGE", "DONE", "CACHE", "SUBMITTED", "DURATION", "STATUS", "REASON"]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import load_settings
 from farm.errors import StoreError, StoreUnavailableError
-from farm.settings import load_settings
 from farm.store import open_store
-from farm.store.cache import CacheFolder
 from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
+from farm.store.lru import CacheFolder
 from farm.store.memory import MemoryStore
 from farm.store.tiered import TieredStore
 from tests.store_contract import KEY, AgingStoreContract, FolderPlace, StoreContract, blob_name, folder_place

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from farm.bench.stored_case import loaded_cases, stored_cases
+from farm.bench.layers.stored_case import loaded_cases, stored_cases
+from farm.cuda.measure.workload import Choice, operator_cases, structured_cases
 from farm.errors import BlobLostError
-from farm.gpu.workload import Choice, operator_cases, structured_cases
 from farm.store.memory import MemoryStore
 
 CASES = [

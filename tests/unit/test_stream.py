@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codegen.layers import Weights
-from codegen.operators import tiled
-from codegen.operators.geometry import Streams, geometry_of, phase_weights
-from codegen.operators.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
-from codegen.operators.stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, taps, values
-from codegen.spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.tiling import Tiling
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.kernels.geometry import Streams, geometry_of, phase_weights
+from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
+from codegen.kernels.weight_stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, taps, values
 
 
 @st.composite

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from codegen.errors import TilingError
-from codegen.layers import Checkpoint
-from codegen.machine.admission import CHOICES, AssemblerChoice, unknown
-from codegen.spec import LIKELY_ROWS, Conv2d, Linear
-from codegen.tiling import Part, Tiling
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import LIKELY_ROWS, Conv2d, Linear
+from codegen.ir.tiling import Part, Tiling
+from codegen.sass.qualification import CHOICES, AssemblerChoice, unknown
 from farm.errors import UsageError
-from farm.jobs import BuildOptions, NewJob
+from farm.jobs.model import BuildOptions, NewJob
+from farm.jobs.submission import dense_warnings, new_job
 from farm.store.memory import MemoryStore
-from farm.submission import dense_warnings, new_job
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 
 OPTIONS = BuildOptions(("sm_90",))
@@ -42,7 +42,7 @@ def test_the_parts_of_a_layer_are_those_chosen_for_its_tiling_and_weights(monkey
         asked.append(arguments)
         return Part(0, 1), Part(1, 3)
 
-    monkeypatch.setattr("farm.submission.choose_parts", choose)
+    monkeypatch.setattr("farm.jobs.submission.choose_parts", choose)
     [build] = submitted(checkpoint(sample)).builds
     assert build.parts == (Part(0, 1), Part(1, 3))
     [(spec, tiling, nonzeros)] = asked
@@ -79,7 +79,7 @@ def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usua
         return TILING
 
     monkeypatch.setattr("farm.tuning.book.choose_tiling", choose)
-    monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
+    monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
     rows = [1, 197, None]
     net = checkpoint(*(replace(layer(f"fc{each}", spec=Linear(16, 8)), rows=each) for each in rows))
     builds = submitted(net, replace(OPTIONS, batch=4)).builds
@@ -102,7 +102,7 @@ def test_a_layer_that_cannot_be_cut_is_skipped_too(monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any) -> tuple[Part, ...]:
         raise TilingError("one K group is too large for ptxas")
 
-    monkeypatch.setattr("farm.submission.choose_parts", refuse)
+    monkeypatch.setattr("farm.jobs.submission.choose_parts", refuse)
     with pytest.raises(UsageError, match=r"no layer can be compiled: conv1 \(Conv\): one K group is too large"):
         submitted(checkpoint(layer()))
 
@@ -122,7 +122,7 @@ def test_options_come_back_from_json_as_they_were() -> None:
 
 def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.tuning.book.choose_tiling", lambda *_, **__: TILING)
-    monkeypatch.setattr("farm.submission.choose_parts", lambda *_: (Part(0, 4),))
+    monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
     linear = Linear(40, 10)
     net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
     warnings = dense_warnings(submitted(net).builds)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.serve_command import ServeProgress
-from cli.standing import remaining
-from codegen.choice import choose_parts, choose_tiling
-from codegen.networks import random_weights
-from codegen.spec import Conv2d
-from codegen.tiling import Part
-from farm.coordination.coordinator import Coordinator
-from farm.coordination.progress import Progress, Standing
-from farm.jobs import Build, BuildOptions, Job, NewJob, NewSubmission, Status
-from farm.worker.requests import CubinRequest, CubinResult, Request, Result, TemplateRequest, TemplateResult
+from cli.commands.serve import ServeProgress
+from cli.progress.eta import remaining
+from codegen.ir.layer_spec import Conv2d
+from codegen.ir.tiling import Part
+from codegen.model_zoo import random_weights
+from codegen.selection.choose import choose_parts, choose_tiling
+from farm.jobs.model import Build, BuildOptions, Job, NewJob, NewSubmission, Status
+from farm.scheduler.coordinator import Coordinator
+from farm.scheduler.progress import Progress, Standing
+from farm.worker.messages import CubinRequest, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.samples import fixed_toolchain
 from tests.unit.farmyard import Farmyard, PlayedClock, PlayedExecutor
 

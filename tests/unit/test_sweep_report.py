@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cli.main import run
-from cli.report_sweep import sweep_page
-from farm.jobs import Outcome
+from cli.report.sweep import sweep_page
+from farm.jobs.model import Outcome
 from farm.ledger import TimedRun
 from farm.reports.sweep_report import SweepReport
 from tests.benchmarks.timeline import NVCC, PTXAS, draw

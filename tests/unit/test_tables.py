@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.tables import EXTRA, Column, cut_end, cut_middle, fitted_table
+from cli.output.table import EXTRA, Column, cut_end, cut_middle, fitted_table
 from tests.unit.test_cli_render import shown
 
 COLUMNS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from farm.trial.corpus import BOUNDED_EVERY, drawn_shape
+from farm.qualification.corpus import BOUNDED_EVERY, drawn_shape
 
 
 def test_bounds_are_drawn_of_few_and_of_all_channels_and_no_lowest_is_above_its_highest() -> None:

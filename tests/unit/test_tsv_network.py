@@ -7,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from cli.workload import cases_of
-from codegen.errors import CheckpointError
-from codegen.layers import Checkpoint, FloatArray
-from codegen.models import read_model
-from codegen.networks.sparse_layers import CLIP, SparseMatrix, radix_net, random_layers
-from codegen.onnx.network import read_network
-from codegen.reference import layer_output
 from codegen.tsv.__main__ import main
-from codegen.tsv.network import tile_rows, write_tsv_network
-from codegen.tsv.triples import read_rows, read_triples, write_rows, write_triples
-from farm.gpu.workload import Choice
-from farm.jobs import BuildOptions
+
+from cli.options.gpu import cases_of
+from codegen.errors import CheckpointError
+from codegen.frontend.model_file import read_model
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.tsv.network import tile_rows, write_tsv_network
+from codegen.frontend.tsv.triples import read_rows, read_triples, write_rows, write_triples
+from codegen.ir.checkpoint import Checkpoint, FloatArray
+from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.verification.reference import layer_output
+from farm.cuda.measure.workload import Choice
+from farm.jobs.model import BuildOptions
+from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 
 NEURONS = 64
 

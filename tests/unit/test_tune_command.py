@@ -15,15 +15,15 @@ import pytest
 
 from cli.exit_codes import INTERRUPTED, JOB_FAILED, OK, UNREACHABLE, USAGE
 from cli.main import run
-from codegen.choice import choose_tiling
 from codegen.errors import DeviceError
-from codegen.tiling import Tiling
-from farm.gpu import device
+from codegen.ir.tiling import Tiling
+from codegen.selection.choose import choose_tiling
+from farm.config.settings import load_settings
+from farm.cuda import device
 from farm.ledger import open_ledger
-from farm.settings import load_settings
-from farm.tuner import tuner
-from farm.tuner.ranking import in_turn
 from farm.tuning.files import document_of
+from farm.tuning.search import tune
+from farm.tuning.search.candidates import in_turn
 from tests.benchmarks.cost_model.points import points_of
 from tests.samples import SMALL, fixed_toolchain, layer
 from tests.tuning_samples import GPU, PlayedBuilder, PlayedRig, record
@@ -44,11 +44,11 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def play(monkeypatch: pytest.MonkeyPatch, rig: PlayedRig) -> PlayedRig:
     """This rig is the GPU from now on."""
-    monkeypatch.setattr(tuner, "Device", lambda: nullcontext(SimpleNamespace(arch="sm_90")))
-    monkeypatch.setattr(tuner, "GpuRig", lambda _: rig)
-    monkeypatch.setattr(tuner, "KernelPool", lambda *_, **__: nullcontext(PlayedBuilder()))
-    monkeypatch.setattr(tuner, "find_toolchain", lambda *_: None)
-    monkeypatch.setattr(tuner, "known_toolchain", lambda *_: fixed_toolchain())
+    monkeypatch.setattr(tune, "Device", lambda: nullcontext(SimpleNamespace(arch="sm_90")))
+    monkeypatch.setattr(tune, "GpuRig", lambda _: rig)
+    monkeypatch.setattr(tune, "KernelPool", lambda *_, **__: nullcontext(PlayedBuilder()))
+    monkeypatch.setattr(tune, "find_toolchain", lambda *_: None)
+    monkeypatch.setattr(tune, "known_toolchain", lambda *_: fixed_toolchain())
     return rig
 
 
@@ -209,9 +209,9 @@ def test_what_there_was_no_time_for_is_said_and_is_no_failure(
 ) -> None:
     play(monkeypatch, PlayedRig(lambda tiling: 10.0))
     ticks = count()
-    monkeypatch.setattr(tuner.time, "monotonic", lambda: float(next(ticks)))
-    monkeypatch.setattr(tuner.tune_on, "__defaults__", (tuner.time.monotonic,))
-    monkeypatch.setattr(tuner, "SideBySide", lambda processes: in_turn)  # a pool of processes asks that clock too
+    monkeypatch.setattr(tune.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(tune.tune_on, "__defaults__", (tune.time.monotonic,))
+    monkeypatch.setattr(tune, "SideBySide", lambda processes: in_turn)  # a pool of processes asks that clock too
     assert run([*TUNE[:-2], "--seconds", "3"]) == OK
     shown = capsys.readouterr().out
     assert "no time was left for 1 layer: the same command goes on" in shown

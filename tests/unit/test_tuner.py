@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.choice import choose_tiling, ranked_tilings
-from codegen.tiling import Tiling
-from codegen.verify import verify_output
-from farm.gpu.workload import Case, Choice, model_cases
-from farm.tuner.building import ALIKE, Building, spread
-from farm.tuner.kinds import Effort
-from farm.tuner.search import Found, search
-from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
+from codegen.ir.tiling import Tiling
+from codegen.selection.choose import choose_tiling, ranked_tilings
+from codegen.verification.compare import verify_output
+from farm.cuda.measure.workload import Case, Choice, model_cases
+from farm.tuning.search.building import ALIKE, Building, spread
+from farm.tuning.search.layer_kinds import Effort
+from farm.tuning.search.layer_search import Found, search
+from farm.tuning.search.tune import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, ended, whole_tuning
 
@@ -123,7 +123,7 @@ def test_the_reference_sees_a_tilings_output_once(monkeypatch: pytest.MonkeyPatc
         seen.append(tiling)
         return verify_output(spec, tiling, *data, **more)
 
-    monkeypatch.setattr("farm.tuner.judge.verify_output", verify)
+    monkeypatch.setattr("farm.tuning.search.check.verify_output", verify)
     for winner in (RANKED[0], RANKED[5]):
         found(PlayedRig(fastest(winner)))
     assert seen == [RANKED[0], RANKED[0], RANKED[5]]
@@ -133,7 +133,7 @@ def test_of_a_large_output_some_images_are_compared_the_first_and_the_last_among
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = PlayedRig(fastest(RANKED[5]), wrong=lambda tiling: tiling == RANKED[5])
-    monkeypatch.setattr("farm.tuner.judge.MOST_OUTPUTS", 1)
+    monkeypatch.setattr("farm.tuning.search.check.MOST_OUTPUTS", 1)
     [said] = found(rig).wrong  # a played wrong kernel is wrong in its last output
     assert "1 outputs differ from those of the first kernel" in said
 

@@ -8,15 +8,15 @@ from itertools import count
 
 import pytest
 
-from codegen.layers import Layer, Pool
-from codegen.machine.admission import Assembler
-from codegen.spec import Conv2d, LayerSpec, MaxPool
-from codegen.tiling import Tiling
-from farm.gpu.workload import NONZERO_BYTES, Case, Choice, model_cases
-from farm.tuner.kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
-from farm.tuner.ranking import SideBySide, Unranked, in_turn
-from farm.tuner.tuner import Outcome, TunePlan, TuneProgress
+from codegen.ir.checkpoint import Layer, Pool
+from codegen.ir.layer_spec import Conv2d, LayerSpec, MaxPool
+from codegen.ir.tiling import Tiling
+from codegen.sass.qualification import Assembler
+from farm.cuda.measure.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuning.book import TuningBook, tuned_spec
+from farm.tuning.search.candidates import SideBySide, Unranked, in_turn
+from farm.tuning.search.layer_kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
+from farm.tuning.search.tune import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, record, whole_tuning
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from codegen.choice import bands_of, choose_tiling
-from codegen.limits import block_fits, comes_out_even
-from codegen.operators import tiled
-from codegen.prediction import predict_microseconds
-from codegen.spec import AddResidual, Clip, Linear
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import AddResidual, Clip, Linear
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.selection.choose import bands_of, choose_tiling
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.feasibility import block_fits, comes_out_even
 from farm.errors import UsageError
-from farm.jobs import BuildOptions, NewJob, TilingChoice
+from farm.jobs.model import BuildOptions, NewJob, TilingChoice
+from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
-from farm.submission import new_job
 from farm.tuning.book import TuningBook, own_and_shared, related, tuned_spec
 from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
 from farm.tuning.record import TuningRecord, record_of_json

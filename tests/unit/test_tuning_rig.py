@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from farm.gpu.fetching import LEAST_BYTES
-from farm.gpu.loaded import Code
-from farm.tuner import rig
-from farm.tuner.rig import GpuBench
+from farm.cuda.module import Code
+from farm.cuda.prefetch_plan import LEAST_BYTES
+from farm.tuning.search import rig
+from farm.tuning.search.rig import GpuBench
 
 STAGE: Any = SimpleNamespace(
     inputs=(100, 200),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cli.options import bytes_of, seconds_of
+from cli.options.parse import bytes_of, seconds_of
+from farm.config.settings import load_settings
+from farm.config.units import format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
-from farm.settings import load_settings
-from farm.units import format_bytes, format_seconds, read_bytes, read_seconds
 
 SIZES = {
     "500GB": 500 * 10**9,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.tiling import Tiling
-from farm.executors.automatic import AutomaticExecutor
+from codegen.ir.tiling import Tiling
+from farm.executors.auto import AutomaticExecutor
+from farm.maintenance import warm
 from farm.store.memory import MemoryStore
-from farm.upkeep import warm
-from farm.worker.requests import TemplateRequest
+from farm.worker.messages import TemplateRequest
 from tests.samples import SMALLER
 from tests.unit.farmyard import PlayedExecutor
 

@@ -16,7 +16,7 @@
 #define MOST_ARGUMENTS 32
 #define MOST_NAME 512
 
-/* Of farm/gpu/fetching.py and fetcher.py, which say what they are. */
+/* Of farm/cuda/prefetch_plan.py and fetcher.py, which say what they are. */
 #define WARP 32
 #define LEAST_BYTES 100000.0
 #define FETCHED_BYTES 1500000.0
@@ -132,7 +132,7 @@ typedef struct {
 } argument;
 
 typedef struct {
-    int layer; /* -1 of a launch of rest.ptx */
+    int layer; /* -1 of a launch of glue.ptx */
     int rows;
     grid_size grid[3];
     unsigned threads;
@@ -419,8 +419,8 @@ static int load_rest(farm_bundle *bundle) {
     size_t bytes;
     int failed;
     if (bundle->rest) return 0;
-    TRY(read_file(bundle, "rest.ptx", &image, &bytes));
-    failed = driver(cuModuleLoadData(&bundle->rest, image), "cuModuleLoadData of rest.ptx");
+    TRY(read_file(bundle, "glue.ptx", &image, &bytes));
+    failed = driver(cuModuleLoadData(&bundle->rest, image), "cuModuleLoadData of glue.ptx");
     free(image);
     return failed;
 }
@@ -506,7 +506,7 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     return failed;
 }
 
-/* A cubin with one more variable, which the driver sets to where the kernel's code lies: as farm/gpu/code_address.py makes
+/* A cubin with one more variable, which the driver sets to where the kernel's code lies: as farm/cuda/code_address.py makes
  * it, of which this is the same. NULL for what is not a cubin with one kernel and no variables of its own. */
 typedef struct {
     unsigned char magic[16];
@@ -864,7 +864,7 @@ static int launch_part(const kernel *each, long rows, tensors given, CUstream st
 }
 
 /* What is known of a layer for some number of images, and when the code of layers is fetched into the L2 cache: by the
- * rules of farm/gpu/fetching.py, which says why. */
+ * rules of farm/cuda/prefetch_plan.py, which says why. */
 typedef struct {
     double microseconds, fetch_microseconds, code_bytes, moved_bytes;
 } layer_run;

@@ -1,1 +1,1 @@
-"""The measurements behind `codegen/prediction.py`, how they were taken, and the fit of its constants to them."""
+"""The measurements behind `codegen.selection.cost_model`, and the fit of its coefficients to them."""

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.spec import LayerSpec, spec_from_json
-from codegen.tiling import Tiling
+from codegen.ir.layer_spec import LayerSpec, spec_from_json
+from codegen.ir.tiling import Tiling
 
 POINTS = Path(__file__).parent / "h200.jsonl.gz"
 MORE_POINTS = POINTS.with_name("h200_tuned.jsonl.gz")
@@ -45,7 +45,7 @@ class Point:
     cold_microseconds: float
     """Neither code nor data in a cache, but for the input where it is `as_in_network`."""
     as_in_network: bool = False
-    """How cold was made: by what other layers move and run (`farm.gpu.others`), not by writing to L2 alone."""
+    """Cold by what other layers move and run (`farm.cuda.measure.other_layers`), not by writing to L2 alone."""
     fetched_ahead: bool = False
     """Then the layer's code was fetched into the L2 cache, as graphs of networks do."""
 

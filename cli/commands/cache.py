@@ -1,0 +1,329 @@
+"""`farm cache`: what the store holds, and what of it may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options.build import (
+    Accumulate,
+    Archs,
+    Batch,
+    InputShapes,
+    MaxCodeSize,
+    Models,
+    NoTuning,
+    TemplateForm,
+    build_options_of,
+    read_checkpoints,
+)
+from cli.options.parse import bytes_of, input_shapes_of, seconds_of
+from cli.output.atomic_file import write_output
+from cli.output.render import (
+    counted,
+    duration,
+    plain_table,
+    print_error,
+    print_json,
+    print_warning,
+    size,
+    stderr,
+    stdout,
+)
+from cli.progress.spinner import counting
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+    from farm.config.settings import Settings
+    from farm.ledger import References
+    from farm.maintenance.gc import Sweep
+    from farm.maintenance.inventory import Inventory
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+app = typer.Typer(help="The store of templates, cubins and weights.", no_args_is_help=True)
+
+
+@app.callback()
+def cache() -> None:
+    """The store of templates, cubins and weights."""
+
+
+@app.command("ls")
+def list_cache(
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="STAGE", help="List the entries of one stage, as in cubin.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Only what jobs of this namespace made.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: show at most this many.")
+    ] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show what the store holds by stage: how many, how large, how long since first and last use."""
+    with _farm() as farm, counting("reading the store") as tell:
+        inventory, references = farm.inventory(tell)
+    rows = _rows(inventory, references, namespace)
+    stages = sorted({row["stage"] for row in rows})
+    if stage is not None and stage not in stages:
+        raise UsageError(f"--stage {stage}: there is nothing of it; the stages are {', '.join(stages) or 'none yet'}")
+    of_stage = [row for row in rows if row["stage"] == stage]
+    if as_json:
+        document: dict[str, Any] = {"stages": [_summary(name, rows) for name in stages]}
+        if namespace is None:
+            document["total_bytes"] = inventory.total_bytes
+        if stage is not None:
+            document["entries"] = of_stage[:limit]
+        print_json(document)
+    elif not rows:
+        stdout().print("nothing: farm compile fills the store")
+    elif stage is None:
+        stdout().print(_summary_table([_summary(name, rows) for name in stages], stdout().width))
+        if namespace is None:
+            stdout().print(f"{size(inventory.total_bytes)} in all, each blob counted once")
+    else:
+        stdout().print(_entry_table(of_stage[:limit], stdout().width))
+        if len(of_stage) > limit:
+            stdout().print(f"and {len(of_stage) - limit:,} younger ones: -n shows more")
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(metavar="DIGEST", help="A blob's digest, or the beginning of one.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")],
+) -> None:
+    """Write one blob to a file: the PTX of a failed kernel, a cubin, a layer's weights."""
+    with _farm() as farm:
+        data = farm.blob(name)
+    write_output(output, data, f"--output {output}")
+
+
+@app.command("rm")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A record's key or a blob's digest, or a unique prefix.")],
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if jobs still refer to it.")] = False,
+) -> None:
+    """Remove one record, so that it is built again next time, or one blob."""
+    with _farm() as farm:
+        removed = farm.remove_cached(name, force=force)
+    rest = (
+        ""
+        if removed.stage == "blob"
+        else ", which is made anew next time; farm cache gc removes its bytes once no job needs them"
+    )
+    stdout().print(f"removed {removed}{rest}", soft_wrap=True)
+
+
+@app.command("gc")
+def collect(
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Remove what was not used for this long, as in 30d."),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Remove what was unused longest until this much is left."),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Only records made by jobs of this namespace.")
+    ] = None,
+    grace: Annotated[
+        str,
+        typer.Option("--grace", metavar="DURATION", help="Keep what was made or used within this time; at least 2h."),
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old or excess entries and unreferenced blobs; never what a job refers to."""
+    from farm.maintenance.gc import Limits
+
+    limits = Limits(
+        older_than_seconds=None if older_than is None else seconds_of("--older-than", older_than),
+        size_bytes=None if max_size is None else bytes_of("--max-size", max_size),
+        namespace=namespace,
+        grace_seconds=seconds_of("--grace", grace),
+    )
+    with _farm() as farm, counting("collecting garbage") as tell:
+        done = farm.collect_garbage(limits, dry_run=dry_run, tell=tell)
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "records": [{"stage": each.stored.stage, "key": each.stored.key} for each in done.records],
+                "blobs": list(done.blobs),
+                "freed_bytes": done.bytes_freed,
+                "left_bytes": done.bytes_before - done.bytes_freed,
+                "kept_for_jobs": done.kept_for_jobs,
+                "kept_young": done.kept_young,
+            }
+        )
+        return
+    console = stdout()
+    console.print(f"{'would remove' if dry_run else 'removed'} {swept(done)}")
+    if done.kept_for_jobs:
+        kept = counted(done.kept_for_jobs, "record")
+        console.print(f"{kept} past the limit stay for jobs: farm db prune forgets old ones")
+    if done.kept_young:
+        was = "was" if done.kept_young == 1 else "were"
+        console.print(f"{done.kept_young:,} more would go, but {was} made or used within {grace} (--grace)")
+
+
+def swept(done: Sweep) -> str:
+    """What goes, or went, and how much is left."""
+    what = f"{counted(len(done.records), 'record')} and {counted(len(done.blobs), 'blob')}"
+    return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} stay"
+
+
+@app.command("verify")
+def verify(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged, so that it is built again.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Read every record and blob again and compare it with its digest."""
+    from cli.exit_codes import BLOB_LOST, OK
+
+    with _farm() as farm:
+        counts: dict[str, int] = {}
+        with counting("verifying the store") as tell:
+
+            def count(noun: str, so_far: int) -> None:
+                counts[noun] = so_far
+                tell(noun, so_far)
+
+            damaged = list(farm.scrub(repair=repair, tell=count))
+    left = [each for each in damaged if not each.removed]
+    if as_json:
+        found = [
+            {"stage": each.stage, "name": each.name, "bytes": each.size_bytes, "removed": each.removed}
+            for each in damaged
+        ]
+        print_json({"records": counts.get("records", 0), "blobs": counts.get("blobs", 0), "damaged": found})
+        return BLOB_LOST if left else OK
+    console = stdout()
+    for each in damaged:
+        console.print(f"damaged: {each.stage} {each.name}{', removed' if each.removed else ''}", soft_wrap=True)
+    read = f"{counted(counts.get('records', 0), 'record')} and {counted(counts.get('blobs', 0), 'blob')}"
+    console.print(f"{read} read, {len(damaged):,} damaged" + (": --repair removes them" if left and not repair else ""))
+    return BLOB_LOST if left else OK
+
+
+def _farm() -> Farm:
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    settings = load_settings()
+    warn_of_other_ledgers(settings)
+    return Farm.open(settings)
+
+
+def warn_of_other_ledgers(settings: Settings) -> None:
+    """A bucket may be shared by machines each of which has a ledger of its own."""
+    if settings.store_url.startswith("s3:") and settings.database_url.startswith("sqlite:"):
+        stderr().print(
+            "farm: only jobs in this machine's own database count; others that use the bucket lose what is removed",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _rows(inventory: Inventory, references: References, namespace: str | None) -> list[dict[str, Any]]:
+    """Records with their blobs, and blobs without records; what was not used for longest first."""
+    rows = [
+        {
+            "stage": entry.stored.stage,
+            "name": entry.stored.key,
+            "bytes": inventory.size_bytes(entry),
+            "unused_seconds": inventory.age_seconds(entry),
+            "needed": entry.stored.key in references.keys,
+        }
+        for entry in inventory.entries
+        if namespace in (None, entry.namespace)
+    ]
+    if namespace is None:
+        recorded = frozenset().union(*(entry.refers_to for entry in inventory.entries))
+        rows += [
+            {
+                "stage": "weights" if blob.digest in references.weights else "other",
+                "name": blob.digest,
+                "bytes": blob.size_bytes,
+                "unused_seconds": blob.age_seconds,
+                "needed": blob.digest in references.blobs,
+            }
+            for blob in inventory.blobs.values()
+            if blob.digest not in recorded
+        ]
+    return sorted(rows, key=lambda row: -float(row["unused_seconds"]))
+
+
+@app.command("warm")
+def warm(
+    models: Models,
+    arch: Archs,
+    batch: Batch = 64,
+    input_shape: InputShapes = None,
+    template: TemplateForm = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: MaxCodeSize = "16MB",
+    no_tuning: NoTuning = False,
+) -> int:
+    """Make the templates of models ahead of time, without a job."""
+    options = build_options_of(
+        arch,
+        batch=batch,
+        template=template,
+        accumulate=accumulate,
+        max_code_size=max_code_size,
+        optimisation=3,
+        strict=False,
+        tuning=not no_tuning,
+    )
+    shapes = input_shapes_of(input_shape or [])
+    with _farm() as farm, counting("making templates") as tell:
+        made = farm.warm(read_checkpoints(farm, models, shapes, keep_going=False), options, tell, print_warning)
+    for failure in made.failures:
+        print_error(failure)
+    stdout().print(f"{counted(made.made, 'template')} made in {duration(made.seconds)} of nvcc, {made.hits} were there")
+    return JOB_FAILED if made.failures else OK
+
+
+def _summary(stage: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    of_stage = [row for row in rows if row["stage"] == stage]
+    ages = [row["unused_seconds"] for row in of_stage]
+    return {
+        "stage": stage,
+        "entries": len(of_stage),
+        "needed": sum(row["needed"] for row in of_stage),
+        "bytes": sum(row["bytes"] for row in of_stage),
+        "oldest_seconds": max(ages),
+        "newest_seconds": min(ages),
+    }
+
+
+def _summary_table(stages: list[dict[str, Any]], width: int) -> Table:
+    table = plain_table(width)
+    for name in ("STAGE", "ENTRIES", "NEEDED", "SIZE", "OLDEST", "NEWEST"):
+        table.add_column(name, justify="left" if name == "STAGE" else "right")
+    for each in stages:
+        ages = duration(each["oldest_seconds"]), duration(each["newest_seconds"])
+        table.add_row(each["stage"], f"{each['entries']:,}", f"{each['needed']:,}", size(each["bytes"]), *ages)
+    return table
+
+
+def _entry_table(rows: list[dict[str, Any]], width: int) -> Table:
+    table = plain_table(width)
+    for name in ("NAME", "SIZE", "UNUSED", "NEEDED"):
+        table.add_column(name, justify="right" if name in ("SIZE", "UNUSED") else "left")
+    for row in rows:
+        table.add_row(
+            row["name"], size(row["bytes"]), duration(row["unused_seconds"]), "yes" if row["needed"] else "no"
+        )
+    return table

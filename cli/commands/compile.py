@@ -1,0 +1,158 @@
+"""`farm compile`: checkpoints in, cubins in the store; submits, waits and shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.commands.fetch import bundle_folders
+from cli.exit_codes import OK, USAGE, exit_code_of_job
+from cli.options.build import (
+    Accumulate,
+    Archs,
+    AssemblerName,
+    Batch,
+    InputShapes,
+    KeepGoing,
+    MaxCodeSize,
+    Models,
+    Name,
+    NoTuning,
+    Optimisation,
+    Strict,
+    TemplateForm,
+    build_options_of,
+    print_warnings,
+    read_checkpoints,
+)
+from cli.options.parse import check_output_folder, input_shapes_of
+from cli.output.failures import failure_lines
+from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
+from cli.output.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
+from farm.jobs.model import JobDetail, Status
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+
+LAYERS_OF_JOBS = 3
+"""Up to so many jobs, the end shows every layer."""
+
+
+def compile_models(
+    models: Models,
+    arch: Archs,
+    batch: Batch = 64,
+    input_shape: InputShapes = None,
+    template: TemplateForm = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: MaxCodeSize = "16MB",
+    optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
+    no_tuning: NoTuning = False,
+    strict: Strict = False,
+    keep_going: KeepGoing = False,
+    name: Name = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Builds at once; all CPUs if not given.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Also write the bundles into this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
+) -> int:
+    """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing."""
+    from cli.progress.compile import CompileProgress
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    start = time.monotonic()
+    options = build_options_of(
+        arch,
+        batch=batch,
+        template=template,
+        accumulate=accumulate,
+        max_code_size=max_code_size,
+        optimisation=optimisation,
+        strict=strict,
+        tuning=not no_tuning,
+        assembler=assembler,
+    )
+    shapes = input_shapes_of(input_shape or [])
+    check_output_folder(output)
+    with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
+        checkpoints = read_checkpoints(farm, models, shapes, keep_going=keep_going)
+        if not checkpoints:
+            return USAGE
+        submission = farm.submit(checkpoints, options, name=name)
+        ids = list(dict.fromkeys(job.id for job in submission.jobs))  # the same model twice is one job
+        print_warnings(submission)
+        try:
+            with CompileProgress(stderr(), quiet=quiet or as_json) as progress:
+                done = farm.run(ids, progress)
+        except KeyboardInterrupt:
+            _print_interrupted(farm, ids)
+            raise
+        seconds = time.monotonic() - start
+        if as_json:
+            print_json({"submission": submission.id, "seconds": seconds, "jobs": [job_json(job) for job in done]})
+        else:
+            _print_end([farm.inspect(job_id) for job_id in ids], seconds, fetched=output is not None)
+        code = max(exit_code_of_job(job) for job in done)
+        if output is not None:
+            for job, folder in zip(done, bundle_folders(done, output), strict=True):
+                if job.status is Status.SUCCEEDED:
+                    manifest = farm.fetch(job.id, folder)
+                    if not as_json:
+                        stdout().print(Text(f"bundle: {manifest}"), soft_wrap=True)
+    return code or (OK if len(checkpoints) == len(models) else USAGE)
+
+
+def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:
+    """What became of the jobs, and how they go on."""
+    for job_id in ids:
+        job = farm.job(job_id)
+        text = f"job {job.id[:8]} ({job.name}) is {job.status}, {job.done} of {job.total} cubins are done"
+        if job.status is Status.RUNNING:
+            text += "; another coordinator runs it and goes on: farm status --watch shows it"
+            stderr().print(Text(f"detached: {text}", style="yellow"), soft_wrap=True)
+            continue
+        stderr().print(
+            Text(f"interrupted: {text}; {job.reason or 'no reason is known'}", style="yellow"), soft_wrap=True
+        )
+
+
+def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -> None:
+    console = stdout()
+    if len(details) > LAYERS_OF_JOBS:
+        console.print(job_table([detail.job for detail in details], console.width), soft_wrap=True)
+        console.print()
+    for detail in details:
+        if len(details) <= LAYERS_OF_JOBS:
+            head = Text(f"{detail.job.name}  job {detail.job.id[:8]}  ", style="bold")
+            console.print(head.append_text(status_text(detail.job.status)))
+            console.print(layer_table(detail, console.width), soft_wrap=True)
+        for line in (*lowered_lines(detail), *assembler_lines(detail), *left_out_lines(detail)):
+            console.print(line, soft_wrap=True)
+        if len(details) <= LAYERS_OF_JOBS:
+            console.print()
+    for line in failure_lines(details):
+        console.print(line, soft_wrap=True)
+    counts: dict[Status, int] = {}
+    for detail in details:
+        counts[detail.job.status] = counts.get(detail.job.status, 0) + 1
+    if len(details) > 1:
+        console.print(counts_line(counts))
+    console.print(compiled_line(details, seconds), soft_wrap=True)
+    unwell = [detail.job for detail in details if detail.job.status is not Status.SUCCEEDED]
+    for job in unwell:
+        console.print(Text(f"{job.name}: {job.reason or job.status}", style="red"), soft_wrap=True)
+    last = (unwell or [detail.job for detail in details])[-1].id[:8]
+    fetch = "" if fetched else f"   farm fetch {last} -o DIR"
+    way_on = f"farm logs {last}" if unwell else f"farm verify {last}{fetch}"
+    console.print(Text(f"next: {way_on}", style="dim"))

@@ -1,0 +1,68 @@
+"""`farm db`: the ledger's schema."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.options.parse import seconds_of
+from cli.output.render import counted, stdout
+from cli.progress.spinner import counting
+
+app = typer.Typer(help="The ledger's database.", no_args_is_help=True)
+
+
+@app.callback()
+def database() -> None:
+    """The ledger's database."""
+
+
+@app.command("current")
+def current() -> None:
+    """Print the revision of the database and of this program."""
+    from farm.config.settings import load_settings, redacted
+    from farm.ledger import database_revision
+
+    settings = load_settings()
+    found, newest = database_revision(settings)
+    stdout().print(f"{found or 'empty'} (this program: {newest})  {redacted(settings.database_url)}", soft_wrap=True)
+
+
+@app.command("upgrade")
+def upgrade() -> None:
+    """Upgrade the database to this program's revision."""
+    from farm.config.settings import load_settings
+    from farm.ledger import database_revision, upgrade_database
+
+    settings = load_settings()
+    before, newest = database_revision(settings)
+    upgrade_database(settings)
+    stdout().print("nothing to do" if before == newest else f"upgraded from {before or 'empty'} to {newest}")
+
+
+@app.command("prune")
+def prune(
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", metavar="DURATION", help="Jobs that ended this long ago, as in 90d; at least 1h."),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how many would be removed, and remove nothing.")
+    ] = False,
+) -> None:
+    """Delete old finished jobs with their builds, results and logs; the store is not touched."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    age_seconds = seconds_of("--older-than", older_than)
+    with Farm.open(load_settings()) as farm:
+        if dry_run:
+            stdout().print(f"would forget {counted(farm.count_prunable(age_seconds), 'job')}")
+            return
+        removed = 0
+        with counting("forgetting jobs") as tell:
+            for some in farm.prune(age_seconds):
+                removed += some
+                tell("jobs", removed)
+    stdout().print(f"forgot {counted(removed, 'job')}{'; farm cache gc frees what they needed' if removed else ''}")

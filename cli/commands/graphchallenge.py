@@ -1,0 +1,134 @@
+"""`farm bench graphchallenge`: the sparse DNN challenge on a GPU, or a few of its rows in the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options.gpu import Compilers, Local, Quiet, Seed
+from cli.options.parse import numbers_of
+from cli.output.bench_results import JsonTo, json_file, peers_of, show
+from cli.output.graphchallenge import progress_line
+from cli.output.render import stderr, stdout
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from codegen.ir.checkpoint import FloatArray
+    from farm.bench.graphchallenge.network import Challenge
+    from farm.bench.layers.results import Measurement
+    from farm.config.settings import Settings
+
+EMULATED_ROWS = 32
+
+
+def graphchallenge(
+    network: Annotated[
+        str, typer.Argument(metavar="NETWORK", help="radix-net, random, or a folder of TSV files.")
+    ] = "radix-net",
+    neurons: Annotated[int, typer.Option("--neurons", metavar="N", min=1, help="Of a made network's layers.")] = 1024,
+    layers: Annotated[str, typer.Option("--layers", metavar="N,...", help="Of made networks.")] = "120",
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", metavar="N", min=1, help="Inputs; by default 60000, in the emulator 32."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE.tsv", help="The challenge's inputs, instead of digits made as large."),
+    ] = None,
+    seed: Seed = 0,
+    peers: Annotated[
+        str, typer.Option("--peers", metavar="NAME,...", help="What else is measured: index, cusparse; all or none.")
+    ] = "index,cusparse",
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run every layer's PTX on a few rows, without a GPU; measures nothing.")
+    ] = False,
+    json_to: JsonTo = None,
+    jobs: Compilers = None,
+    local: Local = False,
+    quiet: Quiet = False,
+) -> int:
+    """Measure the sparse DNN challenge: compiled layers against cuSPARSE and index kernels, each in one CUDA graph."""
+    from farm.bench.graphchallenge.benchmark import PEERS
+    from farm.config.settings import load_settings
+
+    contenders = peers_of(peers, PEERS)
+    if emulate and json_to is not None:
+        raise UsageError("--json: nothing is measured with --emulate: leave one of them out")
+    settings = load_settings(overrides={"jobs": jobs})
+    count = rows or (EMULATED_ROWS if emulate else None)
+    challenges = _challenges(network, neurons, layers, inputs, count, seed)
+    if emulate:
+        return max(_emulate(settings, each, quiet=quiet) for each in challenges)
+    return _measure(settings, challenges, contenders, json_to, local=local, quiet=quiet)
+
+
+def _challenges(
+    network: str, neurons: int, layers: str, inputs: Path | None, count: int | None, seed: int
+) -> list[Challenge]:
+    """Raises UsageError and CheckpointError."""
+    from codegen.frontend.tsv.manifest import is_tsv_network, read_manifest
+    from farm.bench.graphchallenge.network import made_challenge, read_challenge
+
+    path = Path(network)
+    if is_tsv_network(path):
+        return [read_challenge(path, _rows(read_manifest(path).neurons[0], inputs, count, seed))]
+    depths = [int(each) for each in numbers_of("--layers", layers, 1, whole=True)]
+    given = _rows(neurons, inputs, count, seed)
+    return [made_challenge(network, neurons, depth, given, seed) for depth in depths]
+
+
+def _rows(neurons: int, inputs: Path | None, count: int | None, seed: int) -> FloatArray:
+    from codegen.frontend.tsv.triples import read_rows
+    from farm.bench.graphchallenge.rows import ROWS, check_memory, digit_rows
+
+    if inputs is not None:
+        check_memory(neurons, ROWS)
+        return read_rows(inputs, ROWS, neurons)[: count or ROWS]
+    return digit_rows(neurons, count or ROWS, seed)
+
+
+def _measure(
+    settings: Settings,
+    challenges: list[Challenge],
+    peers: tuple[str, ...],
+    json_to: str | None,
+    *,
+    local: bool,
+    quiet: bool,
+) -> int:
+    from farm.bench.graphchallenge.benchmark import ChallengePlan, benchmark_challenges
+
+    def tell(measured: Measurement) -> None:
+        if not quiet:
+            stderr().print(Text(progress_line(measured)), soft_wrap=True)
+
+    def notice(text: str) -> None:
+        if not quiet:
+            stderr().print(Text(text), soft_wrap=True)
+
+    plan = ChallengePlan(peers, json_file(json_to))
+    results = benchmark_challenges(settings, challenges, plan, tell, local=local, notice=notice)
+    return show(results, as_json=json_to == "-", folder=None)
+
+
+def _emulate(settings: Settings, challenge: Challenge, *, quiet: bool) -> int:
+    """Raises ToolchainError, ToolError and EmulationError."""
+    from codegen.toolchain.tools import find_toolchain
+    from farm.bench.graphchallenge.emulation import Emulated, EmulatedLayer, emulated
+
+    end: Emulated | None = None
+    for event in emulated(challenge, find_toolchain(settings.nvcc, settings.ptxas)):
+        if isinstance(event, EmulatedLayer):
+            if not quiet:
+                stderr().print(Text(f"layer {event.number} of {len(challenge.matrices)}: {event.rows} rows left"))
+        else:
+            end = event
+    right = end is not None and end.ok
+    verdict = Text("PASS", style="green") if right else Text("FAIL", style="red")
+    words = "" if end is None else f"  {challenge.name}: {end}"
+    stdout().print(verdict.append(words, style="default"), soft_wrap=True)
+    return OK if right else JOB_FAILED

@@ -1,0 +1,67 @@
+"""`farm inspect`: one job, layer by layer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from cli.output.failures import failure_lines, failures_json
+from cli.output.layers import (
+    assembler_lines,
+    code_table,
+    folded_lines,
+    layer_json,
+    layer_table,
+    left_out_lines,
+    lowered_lines,
+    tuning_lines,
+)
+from cli.output.render import duration, job_json, job_seconds, job_state, moment, print_json, size, stdout
+from cli.output.totals import totals_json
+from farm.jobs.model import JobDetail
+
+
+def inspect(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show a job's layers: shape, folded nodes, non-zeros, hits, deleted FMAs, registers, spills, seconds, bytes."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    with Farm.open(load_settings()) as farm:
+        detail = farm.inspect(job)
+    if as_json:
+        layers = [layer_json(build, detail.results_of(build), detail.job.options) for build in detail.builds]
+        more = {"totals": totals_json(detail), "failures": failures_json(detail)}
+        print_json({**job_json(detail.job), "layers": layers, **more})
+        return
+    _print(detail)
+
+
+def _print(detail: JobDetail) -> None:
+    console = stdout()
+    job = detail.job
+    now = datetime.now(UTC)
+    console.print(Text(f"job {job.id}  {job.name}  ", style="bold").append_text(job_state(job)))
+    if job.reason:
+        console.print(Text(job.reason), soft_wrap=True)
+    options = job.options
+    how = f"batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}"
+    limit = f"at most {size(options.code_limit_bytes)} of code in a layer"
+    seconds = job_seconds(job, now)
+    ran = f"ran {duration(seconds)}" if seconds is not None else "has not run yet"
+    tries = f" in {job.tries} tries" if job.tries > 1 else ""
+    console.print(Text(f"{job.model}, {how}, {limit}"), soft_wrap=True)
+    console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"), soft_wrap=True)
+    console.print()
+    console.print(layer_table(detail, console.width, totals=True), soft_wrap=True)
+    console.print()
+    if any(result.cubin for result in detail.results):
+        console.print(code_table(detail, console.width), soft_wrap=True)
+    notes = (*folded_lines(detail), *tuning_lines(detail.builds), *lowered_lines(detail), *assembler_lines(detail))
+    for line in (*notes, *failure_lines([detail]), *left_out_lines(detail)):
+        console.print(line, soft_wrap=True)

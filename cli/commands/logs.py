@@ -1,0 +1,80 @@
+"""`farm logs`: what happened in a job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
+from cli.output.render import moment, stderr, stdout
+from cli.output.streams import StreamConsole
+from cli.progress.eta import EVERY_SECONDS, standing_of
+from farm.jobs.model import Status
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+    from farm.jobs.model import Job
+
+POLL_SECONDS = 0.5
+LEVEL_STYLES = {"error": "red", "warning": "yellow"}
+
+
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Follow until the job ends; the exit code says how.")
+    ] = False,
+) -> int:
+    """Print a job's log: templates, failures with the tool's output, the command to rerun."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    with Farm.open(load_settings()) as farm:
+        found = farm.job(job)
+        console = stdout()
+        if not follow:
+            _print_new(farm, found, console, 0)
+            return OK
+        try:
+            return exit_code_of_job(_follow(farm, found, console))
+        except KeyboardInterrupt:  # following ends, the job goes on
+            return INTERRUPTED
+
+
+def _follow(farm: Farm, job: Job, console: StreamConsole) -> Job:
+    """Prints events, and every so often where it stands, until the job has ended; waits for a database that is away."""
+    from farm.errors import LedgerAwayError
+
+    last, told, stood_at = 0, False, monotonic()
+    while True:
+        try:
+            job = farm.job(job.id)  # before its events: what it says at its end is among them then
+            last = _print_new(farm, job, console, last)
+            if job.status is Status.RUNNING and job.started_at and monotonic() - stood_at >= EVERY_SECONDS:
+                stood_at = monotonic()
+                _print_line(console, datetime.now(UTC), "info", standing_of(job, datetime.now(UTC)))
+            told = False
+            if job.status.final or console.reader_gone:
+                return job
+        except LedgerAwayError as error:
+            if not told:
+                stderr().print(Text(f"farm: {error}; waiting", style="yellow"), soft_wrap=True)
+            told = True
+        sleep(POLL_SECONDS)
+
+
+def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
+    """Prints what happened after that event; gives the last one."""
+    for event in farm.logs(job.id, last):
+        last = event.id
+        _print_line(console, event.at, event.level, event.text)
+    return last
+
+
+def _print_line(console: StreamConsole, at: datetime, level: str, text: str) -> None:
+    line = f"{moment(at, datetime.now(UTC))}  {level:<7}  {text}"
+    console.print(Text(line, style=LEVEL_STYLES.get(level, "")), soft_wrap=True)

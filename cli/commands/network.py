@@ -1,0 +1,151 @@
+"""`farm bench network`: whole networks on a GPU, against the same networks dense in PyTorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.options.build import InputShapes, NoTuning
+from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
+from cli.options.gpu import Compilers, Local, Quiet, Seed
+from cli.options.parse import input_shapes_of, numbers_of
+from cli.output.bench_results import JsonTo, PlotFolder, json_file, peers_of, show
+from cli.output.render import stderr
+from farm.errors import JobFailedError, UsageError
+
+if TYPE_CHECKING:
+    from farm.bench.layers.results import Measurement
+    from farm.bench.networks.cases import NetworkModel
+    from farm.config.settings import Settings
+
+
+def network(
+    model: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="ONNX files, or names of networks that ship: resnet50, vgg16.")
+    ],
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1,8,64",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", metavar="float32|float16", help="Data type of networks that ship; a file has its own."
+        ),
+    ] = None,
+    sparsity: Annotated[
+        float, typer.Option("--sparsity", metavar="S", min=0, max=1, help="Share of zeros of networks that ship.")
+    ] = SPARSITY,
+    seed: Seed = 0,
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Option("--bundle", metavar="BUNDLE", help="Measure this bundle of one of the models; may be repeated."),
+    ] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            "--peers",
+            metavar="NAME,...",
+            help="How PyTorch runs the dense network: eager, compile, max-autotune; all or none.",
+        ),
+    ] = "eager,compile,max-autotune",
+    input_shape: InputShapes = None,
+    no_tuning: NoTuning = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="N", min=1, help="Begin no measurement after so many seconds on the GPU."),
+    ] = None,
+    json_to: JsonTo = None,
+    plot: PlotFolder = None,
+    jobs: Compilers = None,
+    local: Local = False,
+    quiet: Quiet = False,
+) -> int:
+    """Measure whole pruned networks on a GPU against the same networks dense in PyTorch, each in one CUDA graph."""
+    from codegen.toolchain.temp_folders import ScratchFolder
+    from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
+    from farm.bench.networks.cases import bundles_for
+    from farm.bench.networks.session import MODES, NetworkRules
+    from farm.config.settings import load_settings
+
+    batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
+    rules = NetworkRules(peers_of(peers, MODES), seed=seed, seconds=seconds)
+    settings = load_settings(overrides={"jobs": jobs})
+    with ScratchFolder("bench") as folder:
+        models = _models(model, precision, sparsity, seed, input_shapes_of(input_shape or []), folder)
+        given = bundles_for(models, batches, bundle or [])
+        plan = NetworkPlan(tuple(models), batches, given, rules, json_file(json_to))
+        compiler = _Compiler(settings, folder, tuning=not no_tuning, quiet=quiet)
+
+        def notice(text: str) -> None:
+            if not quiet:
+                stderr().print(Text(text), soft_wrap=True)
+
+        results = benchmark_networks(settings, plan, compiler, _teller(quiet=quiet), local=local, notice=notice)
+    return show(results, as_json=json_to == "-", folder=plot)
+
+
+def _teller(*, quiet: bool) -> Any:
+    from cli.output.networks import progress_line
+
+    def tell(measured: Measurement) -> None:
+        if not quiet:
+            stderr().print(Text(progress_line(measured)), soft_wrap=True)
+
+    return tell
+
+
+class _Compiler:
+    """Makes bundles as `farm compile` does."""
+
+    def __init__(self, settings: Settings, folder: Path, *, tuning: bool, quiet: bool) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._tuning = tuning
+        self._quiet = quiet
+
+    def __call__(self, model: NetworkModel, batch: int, arch: str) -> tuple[Path, float]:
+        """The bundle for that batch size and architecture, and the seconds it took. Raises JobFailedError."""
+        from cli.progress.compile import CompileProgress
+        from farm.api import Farm
+        from farm.jobs.model import BuildOptions, Status
+
+        begun = time.monotonic()
+        path = self._folder / f"{model.name}-{batch}-{model.data_type}.farm"
+        options = BuildOptions((arch,), batch=batch, tuning=self._tuning)
+        with Farm.open(self._settings) as farm, CompileProgress(stderr(), quiet=self._quiet) as progress:
+            [job] = farm.compile([model.checkpoint], options, progress=progress)
+            if job.status is not Status.SUCCEEDED:
+                raise JobFailedError(f"{model.name} for batch {batch} was not compiled, it {job.status}: {job.reason}")
+            farm.fetch(job.id, path)
+        return path, round(time.monotonic() - begun, 1)
+
+
+def _models(
+    names: Sequence[str],
+    precision: str | None,
+    sparsity: float,
+    seed: int,
+    shapes: dict[str, tuple[int, ...]],
+    folder: Path,
+) -> list[NetworkModel]:
+    """Files as they are, names made into files. Raises UsageError and CheckpointError."""
+    from codegen.frontend.onnx.reader import read_checkpoint
+    from farm.bench.networks.cases import NetworkModel
+
+    if precision not in (None, *PRECISIONS):
+        raise UsageError(f"--precision {precision}: it is {' or '.join(PRECISIONS)}")
+    models = []
+    for name in names:
+        path = file_of(name, precision or "float32", sparsity, seed, folder)
+        if precision is not None and path == Path(name):
+            raise UsageError(
+                f"--precision is of networks that ship: {name} is a file, which has a data type of its own"
+            )
+        models.append(NetworkModel(path.stem, path, read_checkpoint(path, shapes), shapes))
+    doubled = [model.name for i, model in enumerate(models) if model.name in [each.name for each in models[:i]]]
+    if doubled:
+        raise UsageError(f"{doubled[0]} is named twice: give each network once, and files different names")
+    return models

@@ -1,0 +1,223 @@
+"""`farm plan`: what a compile would do, before it is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import OK, USAGE
+from cli.options.build import (
+    Accumulate,
+    Archs,
+    AssemblerName,
+    Batch,
+    InputShapes,
+    KeepGoing,
+    MaxCodeSize,
+    Models,
+    NoTuning,
+    Optimisation,
+    Strict,
+    TemplateForm,
+    build_options_of,
+    read_checkpoints,
+)
+from cli.options.parse import input_shapes_of
+from cli.output.layers import shape_of
+from cli.output.render import archs_text, counted, duration, print_json, print_warning, size, skipped_json, stdout
+from cli.output.skipped import skipped_lines
+from cli.output.table import EXTRA, Column, fitted_table, without_column
+from cli.output.totals import coverage_json, coverage_line
+
+if TYPE_CHECKING:
+    from farm.reports.coverage import Coverage
+    from farm.reports.forecast import Forecast, LayerForecast, ModelForecast
+
+COLUMNS = (
+    Column("LAYER", least=14),
+    Column("SHAPE", leaves=EXTRA),
+    Column("SPARSITY", "right", leaves=1),
+    Column("WEIGHTS", "right"),
+    Column("MULT-ADDS", "right"),
+    Column("ARCHS", least=7, cut_end=True),
+    Column("CUBINS", "right"),
+    Column("CODE", "right"),
+    Column("PTXAS", "right"),
+    Column("KERNEL", "right"),
+)
+OF_LAYER = 5
+"""The first columns, which all tilings of a layer have in common."""
+
+
+def plan(
+    models: Models,
+    arch: Archs,
+    batch: Batch = 64,
+    input_shape: InputShapes = None,
+    template: TemplateForm = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: MaxCodeSize = "16MB",
+    optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
+    no_tuning: NoTuning = False,
+    strict: Strict = False,
+    keep_going: KeepGoing = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> int:
+    """Show what compiling checkpoints would make, find in the store and take; starts no tool, stores nothing."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+    from farm.jobs.submission import dense_warnings
+
+    options = build_options_of(
+        arch,
+        batch=batch,
+        template=template,
+        accumulate=accumulate,
+        max_code_size=max_code_size,
+        optimisation=optimisation,
+        strict=strict,
+        tuning=not no_tuning,
+        assembler=assembler,
+    )
+    shapes = input_shapes_of(input_shape or [])
+    with Farm.open(load_settings()) as farm:
+        checkpoints = read_checkpoints(farm, models, shapes, keep_going=keep_going)
+        if not checkpoints:
+            return USAGE
+        found = farm.forecast(checkpoints, options)
+    for warning in dict.fromkeys(each for model in found.models for each in dense_warnings(model.job.builds)):
+        print_warning(warning)
+    if as_json:
+        print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})
+    else:
+        _print(found)
+    return OK if len(checkpoints) == len(models) else USAGE
+
+
+def _print(found: Forecast) -> None:
+    console = stdout()
+    for model in found.models:
+        console.print(Text(f"{model.job.name}  {', '.join(model.job.options.archs)}", style="bold"), soft_wrap=True)
+        console.print(_table(model, console.width), soft_wrap=True)
+        covered = [Text(coverage_line(model.coverage))]
+        lines = skipped_lines(model.job.skipped, model.coverage) or covered
+        for shown in (*lines, Text(_kernels_line(model))):
+            console.print(shown, soft_wrap=True)
+        console.print()
+    for line in _totals(found):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _table(model: ModelForecast, width: int) -> Text:
+    """A line for each layer, or for each tiling where its architectures have several."""
+    rows: list[list[str]] = []
+    position = -1
+    for layer in model.layers:
+        cells = _cells(layer, model.coverage)
+        if layer.build.position == position:
+            cells[:OF_LAYER] = [""] * OF_LAYER
+        position = layer.build.position
+        rows.append(cells)
+    if all(layer.archs == model.job.options.archs for layer in model.layers):
+        return fitted_table(*without_column("ARCHS", COLUMNS, rows), width)
+    return fitted_table(COLUMNS, rows, width)
+
+
+def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
+    from farm.reports.coverage import multiply_adds_of
+
+    build = layer.build
+    missing = layer.cubins - layer.cubins_there
+    return [
+        build.layer,
+        shape_of(build),
+        f"{1 - build.nonzeros / build.spec.weights_count:.1%}",
+        f"{coverage.share_of_weights(build.spec.weights_count):.1%}",
+        f"{coverage.share_of_multiply_adds(multiply_adds_of(build)):.1%}",
+        archs_text(layer.archs),
+        f"{missing} new" if missing else "there",
+        size(layer.code_bytes),
+        (duration(layer.ptxas_seconds) if layer.ptxas_seconds else "direct") if missing else "-",
+        f"{layer.kernel_microseconds:,.1f} us",
+    ]
+
+
+def _kernels_line(model: ModelForecast) -> str:
+    """Code and time of one pass through the layers; one figure where the architectures do not differ."""
+    figures: dict[str, list[str]] = {}
+    for arch in model.job.options.archs:
+        layers = model.of_arch(arch)
+        code, microseconds = sum(each.code_bytes for each in layers), sum(each.kernel_microseconds for each in layers)
+        figures.setdefault(f"{size(code)} of code, kernels {microseconds:,.0f} us", []).append(arch)
+    said = "; ".join(
+        f"{figure} ({', '.join(archs)})" if len(figures) > 1 else figure for figure, archs in figures.items()
+    )
+    return f"predicted: {said} at batch {model.job.options.batch}, on an H200"
+
+
+def _totals(found: Forecast) -> list[str]:
+    nvcc = (
+        "not predicted for templates of the full form" if found.nvcc_seconds is None else duration(found.nvcc_seconds)
+    )
+    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds + found.assembler_seconds
+    direct = f", assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
+    if not found.cubins_to_make:
+        return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store"]
+    templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
+    return [
+        f"to make: {templates} ({found.templates_there} more in the store), {cubins} ({found.cubins_there} more in the "
+        f"store), {size(found.code_bytes)} of code in all",
+        f"predicted CPU time: {duration(total)} (nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct})",
+    ]
+
+
+def _model_json(model: ModelForecast) -> dict[str, Any]:
+    from farm.reports.coverage import multiply_adds_of
+
+    job, coverage = model.job, model.coverage
+    return {
+        "name": job.name,
+        "model": job.model,
+        "archs": list(job.options.archs),
+        "batch": job.options.batch,
+        "coverage": coverage_json(coverage),
+        "layers": [
+            {
+                "name": layer.build.layer,
+                "spec": layer.build.spec.to_json(),
+                "archs": list(layer.archs),
+                "tiling": layer.build.tiling.to_json(),
+                "parts": max(len(layer.build.parts_of(arch)) for arch in layer.archs),
+                "weights": layer.build.spec.weights_count,
+                "nonzeros": layer.build.nonzeros,
+                "multiply_adds": multiply_adds_of(layer.build),
+                "share_of_weights": coverage.share_of_weights(layer.build.spec.weights_count),
+                "share_of_multiply_adds": coverage.share_of_multiply_adds(multiply_adds_of(layer.build)),
+                "template_in_store": layer.template_there,
+                "cubins": layer.cubins,
+                "cubins_in_store": layer.cubins_there,
+                "predicted_code_bytes": layer.code_bytes,
+                "predicted_ptxas_seconds": layer.ptxas_seconds,
+                "predicted_assembler_seconds": layer.assembler_seconds,
+                "predicted_kernel_microseconds": layer.kernel_microseconds,
+            }
+            for layer in model.layers
+        ],
+        "skipped": [skipped_json(layer) for layer in job.skipped],
+    }
+
+
+def _total_json(found: Forecast) -> dict[str, Any]:
+    return {
+        "templates_to_make": found.templates_to_make,
+        "templates_in_store": found.templates_there,
+        "cubins_to_make": found.cubins_to_make,
+        "cubins_in_store": found.cubins_there,
+        "predicted_code_bytes": found.code_bytes,
+        "predicted_nvcc_seconds": found.nvcc_seconds,
+        "predicted_ptxas_seconds": found.ptxas_seconds,
+        "predicted_assembler_seconds": found.assembler_seconds,
+    }

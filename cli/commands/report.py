@@ -1,0 +1,52 @@
+"""`farm report`: a job, or a submission, as a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.options.jobs import OfSubmission
+from cli.output.atomic_file import write_output
+from cli.output.render import size, stdout
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+
+
+def report(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="A job id or a unique prefix of one. Default: latest.", show_default=False),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    submission: OfSubmission = None,
+) -> None:
+    """Write a job as one HTML page: its layers' zeros, code, compile and kernel time; or a submission's timeline."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    if job is not None and submission is not None:
+        raise UsageError("name a job, or a submission with --submission, not both")
+    with Farm.open(load_settings()) as farm:
+        page = _job_page(farm, job or "latest") if submission is None else _sweep_page(farm, submission)
+    data = page.encode(errors="replace")
+    write_output(output, data, f"--output {output}")
+    stdout().print(Text(f"{output}: {size(len(data))}, open it in a browser"), soft_wrap=True)
+
+
+def _job_page(farm: Farm, job: str) -> str:
+    from cli.report.page import report_page
+
+    return report_page(farm.report(job))
+
+
+def _sweep_page(farm: Farm, submission: str) -> str:
+    from cli.report.sweep import sweep_page
+
+    return sweep_page(farm.sweep_report(submission))

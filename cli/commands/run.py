@@ -1,0 +1,90 @@
+"""`farm run`: arrays through the network of a bundle."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import OK
+from cli.output.atomic_file import write_output
+from cli.output.render import stdout
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from farm.runtime.plan import Port
+
+
+def run_bundle(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder or .farm file that farm fetch wrote.")],
+    inputs: Annotated[
+        list[Path],
+        typer.Option("--input", metavar="X.npy", help="An array for each input, in the network's order; repeat it."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="Y.npy", help="Where the output goes; .npz for several.")
+    ] = Path("output.npy"),
+    device: Annotated[int, typer.Option("--device", metavar="N", min=0, help="Which GPU of this machine.")] = 0,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Without a GPU, slowly: needs a bundle of farm fetch --ptx.")
+    ] = False,
+) -> int:
+    """Run a bundle's network on arrays, images first, and write what it gives."""
+    from farm.bundle.reader import Bundle
+    from farm.runtime.emulated import run_bundle as emulated
+    from farm.runtime.network import Network
+    from farm.runtime.plan import read_plan
+
+    opened = Bundle(bundle)
+    arrays = read_arrays(inputs)
+    if emulate:
+        plan = read_plan(opened.plan)
+        where, ports, made = "the emulator", plan.outputs, emulated(opened, arrays)
+    else:
+        with Network(opened, device) as network:
+            found = network(*arrays)
+            where, ports = network.device_name, network.outputs
+        made = list(found) if isinstance(found, tuple) else [found]
+    write_arrays(output, ports, made)
+    for port, array in zip(ports, made, strict=True):
+        shape = ", ".join(map(str, array.shape))
+        stdout().print(Text(f"{output}: {port.name} {port.dtype} [{shape}] from {where}"), soft_wrap=True)
+    return OK
+
+
+def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
+    """Raises UsageError for what is no .npy file."""
+    import numpy as np
+
+    arrays = []
+    for path in paths:
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise UsageError(f"--input {path}: it cannot be read ({why}): write it with numpy.save") from None
+        if not isinstance(array, np.ndarray):
+            raise UsageError(f"--input {path}: it holds several arrays: write one with numpy.save")
+        arrays.append(array)
+    return arrays
+
+
+def write_arrays(path: Path, ports: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> None:
+    """One array as .npy, several by their names as .npz. Raises UsageError."""
+    import numpy as np
+
+    if len(arrays) > 1 and path.suffix != ".npz":
+        raise UsageError(f"--output {path}: the network has {len(arrays)} outputs: name a file that ends in .npz")
+    file = io.BytesIO()
+    if path.suffix == ".npz":
+        named: dict[str, Any] = {port.name: array for port, array in zip(ports, arrays, strict=True)}
+        np.savez(file, **named)
+    else:
+        np.save(file, arrays[0])
+    write_output(path, file.getvalue(), f"--output {path}")

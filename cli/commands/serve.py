@@ -1,0 +1,158 @@
+"""`farm serve`: a coordinator, which runs what `farm submit` left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.commands.cache import swept, warn_of_other_ledgers
+from cli.exit_codes import OK
+from cli.output.render import built_how, counted, duration, stderr
+from cli.progress.eta import EVERY_SECONDS, standing_line
+from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
+from farm.scheduler.progress import Progress, Standing
+from farm.worker.messages import Request, TemplateRequest, TemplateResult
+
+if TYPE_CHECKING:
+    from farm.maintenance.gc import Sweep
+    from farm.scheduler.plan import Plan
+    from farm.worker.messages import Retry
+
+
+def serve(
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when no job is pending.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Builds at once; all CPUs if not given.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics (Prometheus), /healthz."),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="HOST", help="Address they listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+) -> int:
+    """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    progress = ServeProgress()
+    with ExitStack() as stack:
+        settings = load_settings(overrides={"jobs": jobs})
+        farm = stack.enter_context(Farm.open(settings))
+        if metrics_port is not None:
+            metrics = stack.enter_context(farm.metrics(metrics_port, metrics_host))
+            progress.line(f"metrics at {metrics.address}/metrics")
+        progress.line(
+            f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
+        )
+        if not drain:
+            if settings.store_bytes is not None or settings.store_age_seconds is not None:
+                warn_of_other_ledgers(settings)
+            stack.enter_context(farm.upkeep(progress))
+        try:
+            farm.serve(progress, drain=drain)
+        except KeyboardInterrupt:
+            progress.line(f"stopped: {counted(progress.unfinished, 'unfinished job')} given back")
+    return OK
+
+
+class ServeProgress(Progress):
+    """What a service's log has, on stderr: a line for each job, template and cubin, and where all of it stands."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._running: set[str] = set()
+        self._templates: dict[str, str] = {}
+        """Those with workers, by their keys: what people call them."""
+        self._stood_at = now()
+        self._stood = ""
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have begun and not ended."""
+        return len(self._running)
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:  # noqa: ARG002 - of Progress
+        """See Progress."""
+        self._running |= {job.id for job in jobs}
+        made = f"{counted(len(plan.templates), 'template')}, {counted(len(plan.cubins), 'cubin')}"
+        self.line(f"claimed {counted(len(jobs), 'job')}: {made}")
+
+    def submitted(self, request: Request) -> None:
+        """See Progress."""
+        if isinstance(request, TemplateRequest):
+            self._templates[request.key] = f"template {request.spec} ({request.virtual_arch})"
+
+    def retried(self, retry: Retry) -> None:
+        """See Progress."""
+        self.line(f"retry   {retry.text}", "yellow")
+
+    def template_done(self, result: TemplateResult) -> None:
+        """See Progress."""
+        what = self._templates.pop(result.key, "template")
+        if result.failure is not None:
+            self.line(f"failed  {what}: {result.failure.message}", "red")
+        elif not result.hit:
+            self.line(f"made    {what} in {duration(result.seconds)}")
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """See Progress."""
+        what = f"{job.id[:8]} {job.name} {build.cubin_name(result.arch, result.part)}"
+        if result.error:
+            self.line(f"failed  {what}: {result.error}", "red")
+        elif result.outcome is Outcome.BUILT:
+            self.line(f"built   {what}: {built_how(result)}")
+
+    def stands(self, standing: Standing) -> None:
+        """See Progress."""
+        prospect = standing.prospect
+        text = standing_line(standing.done, standing.total, len(prospect.running), prospect.left_seconds)
+        if self._now() - self._stood_at >= EVERY_SECONDS and text != self._stood:
+            self._stood_at, self._stood = self._now(), text
+            self.line(text)
+
+    def job_done(self, job: Job) -> None:
+        """See Progress."""
+        self._running.discard(job.id)
+        style = "" if job.status is Status.SUCCEEDED else "red"
+        facts = f"{job.done} of {counted(job.total, 'cubin')}, {counted(job.hits, 'hit')}"
+        self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or facts}", style)
+
+    def job_lost(self, job: Job) -> None:
+        """See Progress."""
+        self._running.discard(job.id)
+        self.line(f"{job.status} {job.id[:8]} {job.name}: {job.reason or 'another coordinator runs it'}", "yellow")
+
+    def waiting(self, text: str) -> None:
+        """See Progress."""
+        self.line(text, "yellow")
+
+    def lease_troubled(self, reason: str) -> None:
+        """See Progress."""
+        self.line(reason, "yellow")
+
+    def jobs_forgotten(self, count: int) -> None:
+        """See Progress."""
+        self.line(f"limits  forgot {counted(count, 'job')}")
+
+    def garbage_collected(self, sweep: Sweep) -> None:
+        """See Progress."""
+        kept = f", {counted(sweep.kept_for_jobs, 'record')} past the limit for jobs" if sweep.kept_for_jobs else ""
+        self.line(f"limits  removed {swept(sweep)}{kept}")
+
+    def upkeep_failed(self, reason: str) -> None:
+        """See Progress."""
+        self.line(f"limits  {reason}", "yellow")
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, at once."""
+        at = datetime.now(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        stderr().print(Text(f"{at}  {text}", style=style), soft_wrap=True)

@@ -1,0 +1,134 @@
+"""`farm status`: what the farm does and did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from cli.options.jobs import OfSubmission
+from cli.options.parse import arch_of
+from cli.output.render import counts_line, job_json, job_table, print_json, stdout
+from farm.errors import UsageError
+from farm.jobs.model import Job, Status
+
+REFRESH_SECONDS = 0.5
+FIXED_LINES = 3
+"""Beside the jobs: counts, heading, and how many are left out."""
+
+
+def status(
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C; as many jobs as the screen has room for.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="TEXT", help="Only jobs whose model path contains this.")
+    ] = None,
+    arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="Only jobs for this architecture.")] = None,
+    submission: OfSubmission = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs.")] = 20,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs, however many.")] = False,
+) -> None:
+    """Show jobs, newest first, one line each, with a line of counts per state."""
+    from farm.config.settings import load_settings
+    from farm.ledger import Which, open_ledger
+
+    states = _states(state or [])
+    of: Which = {"model": model, "arch": arch_of(arch) if arch else None, "submission": submission}
+    shown: Which = {**of, "states": states}
+    ledger = open_ledger(load_settings())
+    if submission is not None:
+        ledger.check_submission(submission)
+
+    def look(most: int | None) -> View:
+        return View(
+            ledger.jobs(limit=most, **shown), ledger.counts(**of), ledger.count_claimed(**of), states, any(of.values())
+        )
+
+    most = None if everything else limit
+    if as_json:
+        view = look(most)
+        counts = {str(key): value for key, value in view.counts.items()}
+        print_json({"counts": counts, "claimed": view.claimed, "jobs": [job_json(job) for job in view.jobs]})
+    elif watch:
+        _watch(look, most)
+    else:
+        console = stdout()
+        console.print(look(most).shown(console.width), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class View:
+    """What one look at the ledger has found."""
+
+    jobs: Sequence[Job]
+    counts: Mapping[Status, int]
+    """Of all jobs of that model, architecture and submission."""
+    claimed: int
+    states: Sequence[Status] | None
+    """Of the jobs."""
+    filtered: bool
+    """Whether only some jobs were asked for, by model, architecture or submission."""
+
+    @property
+    def left_out(self) -> int:
+        """Jobs of these states that are not shown."""
+        return sum(count for status, count in self.counts.items() if not self.states or status in self.states) - len(
+            self.jobs
+        )
+
+    def shown(self, width: int, height: int | None = None) -> Text:
+        """Lines of at most that width; of at most so many, where that matters."""
+        room = len(self.jobs) if height is None else max(1, height - FIXED_LINES)
+        lines = [counts_line(self.counts, self.claimed)]
+        if self.jobs:
+            lines.append(job_table(self.jobs[:room], width))
+        elif self.counts or self.filtered:
+            lines.append(Text("none of these jobs is what you asked for: farm status --all shows all"))
+        else:
+            lines.append(Text("no jobs: farm compile model.onnx --arch sm_90 makes one"))
+        if left_out := self.left_out + len(self.jobs[room:]):
+            way_on = "-n" if height is None else "a higher screen"
+            lines.append(Text(f"{left_out:,} more: {way_on}", style="dim"))
+        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+
+
+def _watch(look: Callable[[int | None], View], most: int | None) -> None:
+    """Until Ctrl-C, or until nobody reads any more: the jobs go on."""
+    from rich.live import Live
+
+    console = stdout()
+    try:
+        if not console.is_terminal:
+            last = ""
+            while not console.reader_gone:
+                if (now := look(most).shown(console.width)).plain != last:
+                    console.print(now, soft_wrap=True)
+                    last = now.plain
+                time.sleep(REFRESH_SECONDS)
+            return
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(look(most).shown(*console.size), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+    except KeyboardInterrupt:
+        console.print(look(most).shown(console.width), soft_wrap=True)
+
+
+def _states(names: list[str]) -> tuple[Status, ...] | None:
+    known = ", ".join(Status)
+    states = []
+    for name in (part for text in names for part in text.split(",") if part):
+        try:
+            states.append(Status(name.upper()))
+        except ValueError:
+            raise UsageError(f"--state {name}: not a state; the states are {known}") from None
+    return tuple(states) or None

@@ -1,0 +1,135 @@
+"""`farm tune`: the fastest tiling of each layer on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options.build import Accumulate, AssemblerName, InputShapes, Optimisation
+from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
+from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
+from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, seconds_of
+from cli.output.render import print_json, stderr, stdout
+from cli.output.tuning import outcome_json, outcome_table, tuned_line, wrong_lines
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.cuda.measure.workload import Choice
+    from farm.tuning.search.tune import Outcome
+
+
+def tune(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX file, or a network that ships: resnet18; without one, operators of --op."
+        ),
+    ] = None,
+    layer: Layers = None,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some of the ten operators of the papers.")
+    ] = None,
+    batch: Batches = "64",
+    sparsity: Sparsities = None,
+    data_type: DataTypes = "float32",
+    budget: Annotated[
+        str,
+        typer.Option("--budget", metavar="DURATION", help="Search time per layer and batch size, as in 60s or 5min."),
+    ] = "60s",
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="N", min=1, help="Search time for all layers together, instead of --budget."),
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option("--candidates", metavar="N", min=1, help="Most tilings to try per layer.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Tune layers again that have a record of this GPU.")] = False,
+    input_shape: InputShapes = None,
+    accumulate: Accumulate = "float32",
+    optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
+    seed: Seed = 0,
+    jobs: Compilers = None,
+    local: Local = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""
+    from cli.progress.gpu_bar import WorkBar
+    from cli.progress.tune import ShownTuning
+    from codegen.toolchain.temp_folders import ScratchFolder
+    from farm.config.settings import load_settings
+    from farm.cuda.measure.workload import Choice
+    from farm.tuning.search.layer_kinds import Effort
+    from farm.tuning.search.tune import TunePlan
+    from farm.tuning.search.tune import tune as tune_cases
+
+    choice = Choice(
+        tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
+        tuple(numbers_of("--sparsity", sparsity, 0, most=1)) if sparsity else (),
+        data_types_of(data_type),
+        seed,
+        with_pools=True,
+    )
+    plan = TunePlan(
+        Effort(seconds_of("--budget", budget, least=1), candidates, seconds),
+        accumulator_of(accumulate),
+        optimisation,
+        assembler_of(assembler),
+        seed,
+        force,
+    )
+    ops = names_of(op or [])
+    if model is None and not layer and not ops:
+        raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
+    named = [] if model is None and ops == ["all"] else ops
+    with ScratchFolder("tune") as folder:
+        cases = [
+            case
+            for path, of_type in _models(model, choice, folder)
+            for case in cases_of(path, layer or [], named, of_type, input_shape or [])
+        ]
+    settings = load_settings(overrides={"jobs": jobs})
+    with WorkBar(stderr(), "building", quiet=quiet or as_json) as bar:
+        shown = ShownTuning(bar)
+        try:
+            outcomes = tune_cases(settings, cases, plan, shown, local=local)
+        except KeyboardInterrupt:
+            _print_end(shown.outcomes, as_json=as_json)
+            text = f"interrupted: {len(shown.outcomes)} of {shown.total} layers are done; the same command goes on"
+            stderr().print(Text(text, style="yellow"), soft_wrap=True)
+            raise
+    _print_end(outcomes, as_json=as_json)
+    return JOB_FAILED if any(each.wrong or (each.record is None and not each.left) for each in outcomes) else OK
+
+
+def _models(model: str | None, choice: Choice, folder: Path) -> list[tuple[Path | None, Choice]]:
+    """The file to tune, or files: of a network that ships, one for each data type. Raises UsageError."""
+    if model is None:
+        return [(None, choice)]
+    sparsity = min(choice.sparsities, default=SPARSITY)
+    found: list[tuple[Path | None, Choice]] = []
+    for kind in choice.data_types:
+        if kind not in PRECISIONS and not model.endswith(".onnx"):
+            raise UsageError(f"--data-type {kind}: networks that ship are of {' or '.join(PRECISIONS)}")
+        path = file_of(model, kind, sparsity, choice.seed, folder)
+        if path == Path(model):
+            return [(path, choice)]
+        found.append((path.rename(path.with_stem(f"{path.stem}-{kind}")), choice))
+    return found
+
+
+def _print_end(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"layers": [outcome_json(each) for each in outcomes]})
+        return
+    console = stdout()
+    if outcomes:
+        console.print(outcome_table(outcomes, console.width))
+        for line in (*wrong_lines(outcomes), tuned_line(outcomes)):
+            console.print(line, soft_wrap=True)

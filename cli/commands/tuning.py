@@ -1,0 +1,104 @@
+"""`farm tuning`: the tuning records, listed, written to a file, read from one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.output.atomic_file import write_output
+from cli.output.render import counted, print_json, stderr, stdout
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.tuning.record import TuningRecord
+
+app = typer.Typer(
+    help="List, export and import tuning records: the fastest tilings found by farm tune.", no_args_is_help=True
+)
+
+
+@app.callback()
+def tuning() -> None:
+    """List, export and import tuning records: the fastest tilings found by farm tune."""
+
+
+@app.command("list")
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show the records of the ledger, and those that ship with farm."""
+    from cli.output.tuning import record_table
+    from farm.config.settings import load_settings
+    from farm.ledger import open_ledger
+    from farm.tuning.files import shipped_records
+
+    ledger = open_ledger(load_settings())
+    try:
+        own = sorted(ledger.tuning.records(), key=_order)
+    finally:
+        ledger.close()
+    shipped = sorted(shipped_records(), key=_order)
+    if as_json:
+        listed = [("ledger", own), ("farm", shipped)]
+        print_json({"records": [{"from": where, **each.to_json()} for where, some in listed for each in some]})
+        return
+    console = stdout()
+    if own or shipped:
+        console.print(record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width))
+    else:
+        console.print("no records: farm tune MODEL.onnx on a machine with a GPU makes them")
+
+
+def _order(record: TuningRecord) -> tuple[str | int | float, ...]:
+    key = record.key
+    return record.gpu, key.arch, str(key.spec), key.spec.data_type, key.batch_band, key.density_band
+
+
+@app.command("export")
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The JSON file to write; - for stdout.")],
+) -> None:
+    """Write the ledger's records to a file, which farm tuning import reads."""
+    from farm.config.settings import load_settings
+    from farm.ledger import open_ledger
+    from farm.tuning.files import document_of
+
+    ledger = open_ledger(load_settings())
+    try:
+        records = ledger.tuning.records()
+    finally:
+        ledger.close()
+    document = document_of(records)
+    if file == "-":
+        print_json(document)
+        return
+    write_output(Path(file), (json.dumps(document, indent=2) + "\n").encode(), file)
+    stderr().print(Text(f"wrote {counted(len(records), 'record')} to {file}"), soft_wrap=True)
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A file that farm tuning export wrote; - for stdin.")],
+) -> None:
+    """Add a file's records to the ledger: all, or none if one is invalid; of two for a layer, the better stays."""
+    from farm.config.settings import load_settings
+    from farm.ledger import open_ledger
+    from farm.tuning.files import read_records
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read ({why}): give a file that farm tuning export wrote") from None
+    records = read_records(text, file)
+    ledger = open_ledger(load_settings())
+    try:
+        changed = ledger.tuning.merge(records)
+    finally:
+        ledger.close()
+    stdout().print(Text(f"{counted(len(records), 'record')} read, {changed} new or better"), soft_wrap=True)

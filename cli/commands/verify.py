@@ -1,0 +1,133 @@
+"""`farm verify`: do the kernels compute what the layers do?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.commands.run import read_arrays
+from cli.exit_codes import JOB_FAILED, OK
+from cli.options.gpu import Local
+from cli.output.network_verdict import print_network
+from cli.output.render import counted, print_json, stderr, stdout
+from cli.output.table import Column, fitted_table, without_column
+from farm.errors import UsageError
+
+COLUMNS = (
+    Column("LAYER", least=12),
+    Column("ARCHS", least=7, cut_end=True),
+    Column("ON", least=8, cut_end=True),
+    Column("PARTS", "right"),
+    Column("BLOCKS", "right"),
+    Column("OUTPUTS", "right"),
+    Column("REL. ERROR", "right"),
+    Column("% OF TOLERANCE", "right"),
+    Column("RESULT"),
+)
+
+
+def verify(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="Run the machine code of cubins for sm_90 in the emulator, not their PTX.")
+    ] = False,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
+    local: Local = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="The whole network instead, against onnxruntime on the same input.")
+    ] = False,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option("--input", metavar="X.npy", help="With --network: an array for each input; random without."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="With --network: the ONNX file, if it was moved.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> int:
+    """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+    from farm.verify.network import NetworkQuestion
+
+    if local and not gpu:
+        raise UsageError("--local chooses a GPU: give --gpu too")
+    if machine and (gpu or network):
+        raise UsageError("--machine runs the cubins in the emulator: give it without --gpu and --network")
+    if network:
+        arrays = tuple(read_arrays(inputs or ()))
+        question = NetworkQuestion(arrays, model, gpu=gpu, local=local, batch=batch, seed=seed)
+        with Farm.open(load_settings()) as farm, stderr().status("verifying the network") as spinner:
+            found = farm.verify_network(job, question, notice=spinner.update)
+        return print_network(found, as_json=as_json)
+    if inputs or model is not None:
+        raise UsageError("--input and --model are for the whole network: give --network too")
+    rows: list[dict[str, Any]] = []
+    with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
+        for layer in farm.verify(
+            job, gpu=gpu, machine=machine, batch=batch, seed=seed, local=local, notice=spinner.update
+        ):
+            verification = layer.verification
+            spinner.update(f"verified {layer.layer}")
+            rows.append(
+                {
+                    "layer": layer.layer,
+                    "parts": layer.parts,
+                    "archs": list(layer.archs),
+                    "on": layer.where,
+                    "blocks": verification.blocks_run,
+                    "blocks_total": verification.blocks_total,
+                    "outputs": verification.outputs_checked,
+                    "relative_error": verification.relative_error,
+                    "bound_share": verification.bound_share,
+                    "ok": verification.ok,
+                    "message": verification.message,
+                }
+            )
+    wrong = sum(not row["ok"] for row in rows)
+    if as_json:
+        print_json({"ok": not wrong, "layers": rows})
+    else:
+        console = stdout()
+        for shown in (verdict_table(rows, console.width), *wrong_lines(rows)):
+            console.print(shown, soft_wrap=True)
+        outputs = sum(row["outputs"] for row in rows)
+        layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
+        within = "the layer is within tolerance" if layers == 1 else f"all {layers} layers are within tolerance"
+        verdict = f"FAIL: {wrong} of {counted(len(rows), 'check')} failed" if wrong else f"PASS: {within}"
+        console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
+    return JOB_FAILED if wrong else OK
+
+
+def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
+    """One row per layer and set of kernels, however many parts it has."""
+    cells = [
+        [
+            row["layer"],
+            ",".join(arch.removeprefix("sm_") for arch in row["archs"]),
+            row["on"],
+            str(row["parts"]),
+            f"{row['blocks']:,} of {row['blocks_total']:,}",
+            f"{row['outputs']:,}",
+            f"{row['relative_error']:.1e}",
+            f"{row['bound_share']:.1%}",
+            Text("PASS", style="green") if row["ok"] else Text("FAIL", style="red"),
+        ]
+        for row in rows
+    ]
+    if any(row["parts"] > 1 for row in rows):
+        return fitted_table(COLUMNS, cells, width)
+    return fitted_table(*without_column("PARTS", COLUMNS, cells), width)
+
+
+def wrong_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """What is wrong, under the table: whole, which no column has room for."""
+    return [
+        Text(f"{row['layer']} {','.join(row['archs'])}: {row['message']}", style="red") for row in rows if not row["ok"]
+    ]

@@ -1,0 +1,89 @@
+"""`farm wait`: until jobs have ended, for scripts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from cli.commands.submit import warn_if_unserved
+from cli.exit_codes import INTERRUPTED, UNFINISHED, exit_code_of_job
+from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
+from cli.options.parse import seconds_of
+from cli.output.render import counted, job_json, print_json, status_text, stderr, stdout
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+    from farm.jobs.model import Job
+
+POLL_SECONDS = 0.5
+
+
+def wait(
+    job: JobsOrLatest = None,
+    submission: OfSubmission = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, as in 90s, 15min or 2h.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says how they ended.")
+    ] = False,
+) -> int:
+    """Wait until jobs have ended; the exit code says how, that of the worst of several."""
+    from farm.api import Farm
+    from farm.config.settings import load_settings
+
+    end = None if timeout is None else time.monotonic() + seconds_of("--timeout", timeout)
+    with Farm.open(load_settings()) as farm:
+        jobs = selected_jobs(farm, job, submission)
+        if not quiet and not all(each.status.final for each in jobs):
+            warn_if_unserved(farm)
+        try:
+            jobs = _wait(farm, jobs, end, quiet=quiet or as_json)
+        except KeyboardInterrupt:  # waiting ends, the jobs go on
+            return INTERRUPTED
+    if as_json:
+        print_json({"jobs": [job_json(each) for each in jobs]})
+    elif not quiet and (left := sum(not each.status.final for each in jobs)):
+        stderr().print(Text(f"{counted(left, 'job')} of {len(jobs)} not ended within {timeout}", style="yellow"))
+    return code_of(jobs)
+
+
+def code_of(jobs: Sequence[Job]) -> int:
+    """Of jobs that have not ended, if there is one; else the highest."""
+    codes = [exit_code_of_job(each) for each in jobs]
+    return UNFINISHED if UNFINISHED in codes else max(codes, default=0)
+
+
+def _wait(farm: Farm, jobs: Sequence[Job], end: float | None, *, quiet: bool) -> list[Job]:
+    """Prints each job that has ended; gives them as they are in the end, in the same order."""
+    from farm.errors import LedgerAwayError
+
+    console, told, away = stdout(), set[str](), False
+    while True:
+        for job in jobs:
+            if job.status.final and job.id not in told:
+                told.add(job.id)
+                if not quiet:
+                    _print_end(job)
+        now = time.monotonic()
+        if len(told) == len(jobs) or (end is not None and now >= end) or console.reader_gone:
+            return list(jobs)
+        time.sleep(POLL_SECONDS if end is None else min(POLL_SECONDS, end - now))
+        try:
+            found = {job.id: job for job in farm.jobs_by_id([job.id for job in jobs])}
+            jobs = [found.get(job.id, job) for job in jobs]
+            away = False
+        except LedgerAwayError as error:
+            if not away:
+                stderr().print(Text(f"farm: {error}; waiting", style="yellow"), soft_wrap=True)
+            away = True
+
+
+def _print_end(job: Job) -> None:
+    line = Text(f"{job.id}  {job.name}  ").append_text(status_text(job.status))
+    stdout().print(line.append(f"  {' '.join(job.reason.split())}" if job.reason else ""), soft_wrap=True)

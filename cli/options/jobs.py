@@ -1,0 +1,40 @@
+"""Which jobs a command is about: those that are named, or all of one submission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.api import Farm
+    from farm.jobs.model import Job
+
+Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB", help="Job ids, unique prefixes of ids, or latest.", show_default=False),
+]
+JobsOrLatest = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB", help="Job ids or unique prefixes of ids. Default: latest.", show_default=False),
+]
+OfSubmission = Annotated[
+    str | None,
+    typer.Option("--submission", metavar="ID", help="All jobs of one submission, by the id that farm submit prints."),
+]
+
+
+def selected_jobs(farm: Farm, prefixes: Sequence[str] | None, submission: str | None) -> list[Job]:
+    """Each once, oldest first those of a submission; the latest job where nothing is named.
+
+    Raises UsageError if both are named, and NotFoundError.
+    """
+    if prefixes and submission is not None:
+        raise UsageError("name jobs, or a submission with --submission, not both")
+    if submission is not None:
+        farm.check_submission(submission)
+        return farm.jobs(submission=submission)[::-1]
+    return list({job.id: job for job in map(farm.job, prefixes or ["latest"])}.values())

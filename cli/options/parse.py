@@ -1,0 +1,138 @@
+"""Values of options that need reading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from codegen.ir.layer_spec import DataType
+from codegen.ir.tiling import Accumulator, Form
+from codegen.sass.qualification import AssemblerChoice
+from codegen.target.gpus import arch_named
+from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
+from farm.errors import UsageError
+
+
+def archs_of(values: Sequence[str]) -> tuple[str, ...]:
+    """Architectures from options that may be repeated and may hold several each."""
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
+
+def arch_of(value: str) -> str:
+    """One architecture in the tools' spelling, without asking whether ptxas knows it: 9.0, sm90 and H100 are sm_90."""
+    arch = arch_named(value)
+    if arch is None:
+        raise UsageError(
+            f"--arch {value}: it is an architecture or a GPU, as in sm_90 or h100: see farm doctor --archs"
+        )
+    return arch
+
+
+def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes as in NAME:1,3,224,224. Raises UsageError."""
+    shapes = {}
+    for value in values:
+        name, _, sizes = value.rpartition(":")
+        try:
+            shape = tuple(int(part) for part in sizes.replace("x", ",").split(","))
+        except ValueError:
+            shape = ()
+        if not name or not shape or min(shape) < 1:
+            raise UsageError(f"--input-shape {value}: it is a name and sizes, as in input:1,3,224,224")
+        shapes[name] = shape
+    return shapes
+
+
+def form_of(value: str) -> Form:
+    """The form of the templates. Raises UsageError."""
+    match value:
+        case "rolled" | "full":
+            return value
+        case _:
+            raise UsageError(f"--template {value}: it is rolled or full")
+
+
+def accumulator_of(value: str) -> Accumulator:
+    """What float16 layers add up in. Raises UsageError."""
+    match value:
+        case "float32" | "float16":
+            return value
+        case _:
+            raise UsageError(f"--accumulate {value}: it is float32 or float16")
+
+
+def assembler_of(value: str) -> AssemblerChoice:
+    """Who makes machine code. Raises UsageError."""
+    match value:
+        case "auto" | "ptxas" | "direct" | "patch":
+            return value
+        case _:
+            raise UsageError(f"--assembler {value}: it is auto, ptxas, direct or patch")
+
+
+def bytes_of(option: str, value: str, *, least: int = 0) -> int:
+    """A size as in 10GB, 500MB or 8GiB, in bytes. Raises UsageError."""
+    try:
+        count = read_bytes(value)
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: it is {error}") from None
+    if count < least:
+        raise UsageError(f"{option} {value}: it is {SIZES}, of at least {format_bytes(least)}")
+    return count
+
+
+def seconds_of(option: str, value: str, *, least: float = 0.0) -> float:
+    """A duration as in 90d, 12h, 15min or 10s, in seconds. Raises UsageError."""
+    try:
+        seconds = read_seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: it is {error}") from None
+    if seconds < least:
+        raise UsageError(f"{option} {value}: it is {DURATIONS}, of at least {format_seconds(least)}")
+    return seconds
+
+
+def check_output_folder(folder: Path | None) -> None:
+    """Before a compile of minutes, what `farm fetch` would find at its end. Raises UsageError."""
+    if folder is None or not folder.exists():
+        return
+    if not folder.is_dir():
+        if folder.suffix == ".farm":
+            return
+        raise UsageError(f"--output {folder}: it is a file: name another folder")
+    others = [entry.name for entry in folder.iterdir() if not _is_bundle(entry)]
+    if others and not _is_bundle(folder):
+        raise UsageError(f"--output {folder}: it holds {min(others)}, which is not of a bundle: name an empty folder")
+
+
+def _is_bundle(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def names_of(values: Sequence[str]) -> list[str]:
+    """Names from options that may be repeated and may hold several each, each once."""
+    return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
+
+
+def data_types_of(value: str) -> tuple[DataType, ...]:
+    """Types as in float32,float16, each once. Raises UsageError."""
+    known: dict[str, DataType] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+    names = names_of([value])
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UsageError(f"--data-type {value}: it is some of {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def numbers_of(option: str, value: str, least: float, *, most: float = math.inf, whole: bool = False) -> list[float]:
+    """Numbers as in 0.5,0.9, each once. Raises UsageError."""
+    try:
+        numbers = list(dict.fromkeys(int(part) if whole else float(part) for part in value.split(",")))
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        bound = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+        kind = "whole numbers" if whole else "numbers"
+        raise UsageError(f"{option} {value}: it is {kind}, {bound}, with commas between them") from None
+    return numbers

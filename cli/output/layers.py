@@ -1,0 +1,342 @@
+"""A job's layers as a table: what each is, what was deleted, what ptxas made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+from cli.output.render import archs_text, counted, duration, ptxas_time, size
+from cli.output.skipped import skipped_lines
+from cli.output.table import EXTRA, Column, fitted_table, without_column
+from cli.output.totals import arch_totals
+from codegen.ir.layer_spec import LayerSpec, Linear
+from codegen.ir.tiling import Part
+from codegen.toolchain.ptxas import level_of, ptxas_options
+from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
+
+MODEL = "cost model"
+"""Where a tiling comes from that no tuning record gave."""
+OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
+
+
+@dataclass(frozen=True)
+class LayerCode:
+    """One layer for one architecture: its parts together."""
+
+    arch: str
+    outcome: Outcome
+    """FAILED if a part has failed, HIT if all were hits."""
+    cubins: int
+    """That are there or have failed; the layer has as many as parts."""
+    fmas_kept: int
+    fmas_deleted: int
+    registers: int
+    """The most of any part."""
+    spill_bytes: int
+    cubin_bytes: int
+    template_seconds: float
+    rewrite_seconds: float
+    ptxas: str
+    """Its time, or who made the machine code instead."""
+
+
+def codes_of(detail: JobDetail, build: Build) -> list[LayerCode]:
+    """In the order of the job's architectures; those of which nothing is there yet are absent."""
+    by_arch = groupby(detail.results_of(build), key=lambda result: result.arch)
+    return [_layer_code(arch, list(results)) for arch, results in by_arch]
+
+
+def _layer_code(arch: str, results: Sequence[BuildResult]) -> LayerCode:
+    outcomes = [result.outcome for result in results]
+    return LayerCode(
+        arch=arch,
+        outcome=next(each for each in (Outcome.FAILED, Outcome.BUILT, Outcome.HIT) if each in outcomes),
+        cubins=len(results),
+        fmas_kept=sum(result.fmas_kept for result in results),
+        fmas_deleted=sum(result.fmas_deleted for result in results),
+        registers=max(result.registers for result in results),
+        spill_bytes=sum(result.spill_bytes for result in results),
+        cubin_bytes=sum(result.cubin_bytes for result in results),
+        template_seconds=max(result.template_seconds for result in results),  # one template for all
+        rewrite_seconds=sum(result.rewrite_seconds for result in results),
+        ptxas=ptxas_time(results),
+    )
+
+
+LAYER_COLUMNS = (
+    Column("LAYER", least=12),
+    Column("SHAPE", leaves=EXTRA + 1),
+    Column("NON-ZERO", "right", leaves=EXTRA),
+    Column("SPARSITY", "right", leaves=2),
+    Column("PARTS", "right", leaves=EXTRA),
+    Column("ARCH"),
+    Column("CUBIN"),
+    Column("PTXAS", "right"),
+    Column("REGS", "right"),
+    Column("SPILL", "right", leaves=1),
+    Column("SIZE", "right"),
+)
+CODE_COLUMNS = (
+    Column("LAYER", least=12),
+    Column("ARCHS", least=7, cut_end=True),
+    Column("FMAS KEPT", "right"),
+    Column("DELETED", "right"),
+    Column("TEMPLATE"),
+    Column("REWRITE", "right"),
+    Column("THREADS", "right", leaves=1),
+    Column("ROWS", "right", leaves=1),
+    Column("OUT CH.", "right", leaves=1),
+    Column("IN CH.", "right", leaves=1),
+    Column("TILING FROM", least=9, cut_end=True),
+)
+
+
+def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
+    """One line per layer and architecture, with `totals` one more per architecture for all layers."""
+    several = any(len(build.parts_of(arch)) > 1 for build in detail.builds for arch in build.archs(detail.job.options))
+    rows: list[list[str | Text]] = []
+    position = -1
+    for build in detail.builds:
+        first = [build.layer, shape_of(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
+        if build.position == position:  # the same layer, for other architectures
+            first = [""] * len(first)
+        position = build.position
+        codes = codes_of(detail, build)
+        for code in codes:
+            parts = len(build.parts_of(code.arch))
+            rows.append([*first, str(parts), code.arch, *_cells(code, parts)])
+            first = [""] * len(first)
+        if not codes:
+            rows.append([*first, str(len(build.parts)), "-", "to come", "", "", "", ""])
+    if totals:
+        rows += _total_rows(detail)
+    if not several:
+        return fitted_table(*without_column("PARTS", LAYER_COLUMNS, rows), width)
+    return fitted_table(LAYER_COLUMNS, rows, width)
+
+
+def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
+    layers = {build.position: build for build in detail.builds}.values()
+    nonzeros, weights = sum(build.nonzeros for build in layers), sum(build.spec.weights_count for build in layers)
+    first = [f"all {len(layers)} layers", "", f"{nonzeros:,}", f"{1 - nonzeros / weights:.1%}" if weights else "-"]
+    rows: list[list[str | Text]] = []
+    for total in arch_totals(detail):
+        facts = ["-", "-", "-", "-"]
+        if total.cubins:
+            spilled = size(total.spill_bytes) if total.spill_bytes else "-"
+            facts = [duration(total.ptxas_seconds), str(total.registers), spilled, size(total.cubin_bytes)]
+        counts = f"{total.cubins} of {total.cubins_of}"
+        rows.append([*first, str(total.cubins_of), total.arch, counts, *facts])
+        first = [""] * len(first)
+    return rows
+
+
+def code_table(detail: JobDetail, width: int) -> Text:
+    """One line per layer: what the rewriter made of its template."""
+    rows: list[list[str]] = []
+    for build in detail.builds:
+        made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts_of(code.arch)))]
+        if not made:
+            continue
+        template_seconds = max(code.template_seconds for code in made)
+        tiling = build.tiling
+        rows.append(
+            [
+                build.layer,
+                archs_text(build.archs(detail.job.options)),
+                f"{made[0].fmas_kept:,}",
+                f"{made[0].fmas_deleted:,}",
+                f"made in {duration(template_seconds)}" if template_seconds else "hit",
+                f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
+                f"{tiling.tile_width}x{tiling.tile_height}",
+                f"{tiling.rows}",
+                f"{tiling.group_kernels}",
+                f"{tiling.chunk_channels}",
+                _tiling_of(build),
+            ]
+        )
+    if not _several_tilings(detail):
+        return fitted_table(*without_column("ARCHS", CODE_COLUMNS, rows), width)
+    return fitted_table(CODE_COLUMNS, rows, width)
+
+
+def _several_tilings(detail: JobDetail) -> bool:
+    """Whether architectures have different tilings of a layer."""
+    return len({build.position for build in detail.builds}) < len(detail.builds)
+
+
+def _tiling_of(build: Build) -> str:
+    """Where the tiling comes from: the cost model, or tuning records of which GPUs."""
+    return ", ".join(dict.fromkeys(choice.gpu or MODEL for choice in build.choices)) or MODEL
+
+
+def shape_of(build: Build) -> str:
+    """As in 512x14x14 -> 512, 3x3, /2."""
+    return shape_text(build.spec)
+
+
+def shape_text(spec: LayerSpec) -> str:
+    """The same of a spec."""
+    return f"{spec}" if isinstance(spec, Linear) or spec.stride == (1, 1) else f"{spec}, /{max(spec.stride)}"
+
+
+def _sparsity(build: Build) -> float:
+    return 1 - build.nonzeros / build.spec.weights_count
+
+
+def _whole(code: LayerCode, parts: int) -> bool:
+    return code.cubins == parts and code.outcome is not Outcome.FAILED
+
+
+def _cells(code: LayerCode, parts: int) -> list[str | Text]:
+    if not _whole(code, parts):
+        failed = code.outcome is Outcome.FAILED
+        text = Text("failed", style=OUTCOME_STYLES[code.outcome]) if failed else f"{code.cubins} of {parts}"
+        return [text, "-", "-", "-", "-"]
+    return [
+        Text(str(code.outcome), style=OUTCOME_STYLES[code.outcome]),
+        code.ptxas,
+        str(code.registers),
+        size(code.spill_bytes) if code.spill_bytes else "-",
+        size(code.cubin_bytes),
+    ]
+
+
+def folded_lines(detail: JobDetail) -> list[Text]:
+    """Which nodes are computed with which layer."""
+    lines = (f"{build.layer} also computes: {', '.join(build.folded)}" for build in detail.builds if build.folded)
+    return [Text(line) for line in dict.fromkeys(lines)]
+
+
+def tuning_lines(builds: Sequence[Build]) -> list[Text]:
+    """Which tuning records were not used, and why."""
+    return [
+        Text(f"{build.layer} {choice.arch}: {choice.note}", style="yellow")
+        for build in builds
+        for choice in build.choices
+        if choice.note
+    ]
+
+
+def lowered_lines(detail: JobDetail) -> list[Text]:
+    """What ptxas took too long for at the level that was meant."""
+    lines: dict[str, Text] = {}
+    for build in detail.builds:
+        meant = level_of(
+            ptxas_options(
+                detail.job.options.optimisation, clusters=build.tiling.cluster > 1 and build.tiling.form == "rolled"
+            )
+        )
+        for result in detail.results_of(build):
+            if result.cubin and result.optimisation != meant:
+                name = build.cubin_name(result.arch, result.part)
+                text = f"{name} is built at -O{result.optimisation}: ptxas ran into its time limit at -O{meant}"
+                lines[name] = Text(text, style="yellow")
+    return list(lines.values())
+
+
+def assembler_lines(detail: JobDetail) -> list[Text]:
+    """Who made the machine code, and why ptxas did what might have been made without it."""
+    asked = detail.job.options.assembler
+    made = [result for build in detail.builds for result in detail.results_of(build) if result.cubin]
+    by_ptxas = [result for result in made if result.assembler == "ptxas"]
+    if not made or asked == "ptxas":
+        return []
+    reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
+    others = ", the others by ptxas" if by_ptxas else ""
+    how = "by putting values into the code of their mask" if asked == "patch" else "assembled directly"
+    head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
+    if len(by_ptxas) == len(made):
+        head = Text("machine code by ptxas")
+        if len(reasons) == 1:
+            return [head.append(f": {reasons[0][0]}")]
+    return [head, *(Text(f"  {count} by ptxas: {reason}") for reason, count in reasons)]
+
+
+def left_out_lines(detail: JobDetail) -> list[Text]:
+    """What was not compiled, why, and how much of the model that is."""
+    from farm.reports.coverage import coverage_of
+
+    return skipped_lines(detail.job.skipped, coverage_of(detail.builds, detail.job.skipped))
+
+
+def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
+    """Summary of a compile: cubins built, and how many came from the cache."""
+    results = [result for detail in details for result in detail.results]
+    outcomes = Counter(result.outcome for result in results)
+    hits, built, failed = outcomes[Outcome.HIT], outcomes[Outcome.BUILT], outcomes[Outcome.FAILED]
+    templates = len({result.template_key for result in results if result.template_seconds})
+    cached = f"{hits} of {counted(len(results), 'cubin')} from the cache"
+    if results and hits == len(results):
+        return Text(f"nothing to compile: {cached} (100% hits), {duration(seconds)}", style="green")
+    share = f"{hits / len(results):.0%} hits" if results else "none yet"
+    parts = [
+        f"compiled {counted(built, 'cubin')}" + (f" and {counted(templates, 'template')}" if templates else ""),
+        f"{cached} ({share})",
+        duration(seconds),
+    ]
+    if failed:
+        parts.insert(1, f"{failed} failed")
+    return Text(", ".join(parts))
+
+
+def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) -> dict[str, Any]:
+    """A layer as --json gives it; one whose architectures have different tilings is as many."""
+    return {
+        "name": build.layer,
+        "input": build.input,
+        "output": build.output,
+        "residual": build.residual or None,
+        "gate": build.gate or None,
+        "folded": list(build.folded),
+        "rows_per_image": build.rows,
+        "spec": build.spec.to_json(),
+        "archs": list(build.archs(options)),
+        "tiling": build.tiling.to_json(),
+        "tiling_choices": [_choice_json(choice) for choice in build.choices],
+        "weights": build.spec.weights_count,
+        "nonzeros": build.nonzeros,
+        "sparsity": _sparsity(build),
+        "weights_digest": build.weights,
+        "parts": [_groups(part) for part in max(map(build.parts_of, build.archs(options)), key=len)],
+        "cubins": [
+            {
+                "arch": result.arch,
+                "part": _groups(build.parts_of(result.arch)[result.part]),
+                "outcome": str(result.outcome),
+                "template_hit": result.template_seconds == 0,
+                "template_seconds": result.template_seconds,
+                "rewrite_seconds": result.rewrite_seconds,
+                "ptxas_seconds": result.ptxas_seconds,
+                "fmas_kept": result.fmas_kept,
+                "fmas_deleted": result.fmas_deleted,
+                "optimisation": result.optimisation,
+                "assembler": result.assembler,
+                "fallback": result.fallback,
+                "registers": result.registers,
+                "spill_bytes": result.spill_bytes,
+                "cubin": result.cubin,
+                "cubin_bytes": result.cubin_bytes,
+                "ptx": result.ptx,
+                "template_key": result.template_key,
+                "cubin_key": result.cubin_key,
+                "error": result.error,
+                "command": result.command,
+            }
+            for result in results
+        ],
+    }
+
+
+def _choice_json(choice: TilingChoice) -> dict[str, str | None]:
+    return {"arch": choice.arch, "record_of_gpu": choice.gpu or None, "note": choice.note or None}
+
+
+def _groups(part: Part) -> dict[str, int]:
+    """The K groups of a part: from the first to before the end."""
+    return {"first": part.first, "end": part.end}

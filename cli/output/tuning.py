@@ -1,0 +1,169 @@
+"""Tuning records and what a tuning found, as tables of 100 columns and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cli.output.render import counted, plain_table
+from codegen.ir.layer_spec import Linear
+
+if TYPE_CHECKING:
+    from codegen.ir.tiling import Tiling
+    from farm.tuning.record import TuningRecord
+    from farm.tuning.search.tune import Measurements, Outcome
+
+
+def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:
+    """One row per layer and batch."""
+    table = plain_table(width)
+    table.add_column("LAYER", overflow="fold")
+    for name in ("N", "COST MODEL US", "BEST US", "WARM US", "SPEED-UP", "TRIED"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("TILING", no_wrap=True)
+    table.add_column("RESULT", overflow="fold")
+    for each in outcomes:
+        record = each.record
+        known = [*_times(record), _gain(record)] if record else ["-"] * 4
+        table.add_row(
+            _names(each),
+            str(each.batch),
+            *known,
+            str(record.tried) if record else "-",
+            tiling_text(record.tiling) if record else "-",
+            _result(each),
+        )
+    return table
+
+
+def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Table:
+    """One row per record."""
+    table = plain_table(width)
+    table.add_column("GPU", overflow="fold")
+    table.add_column("SHAPE", overflow="fold")
+    for name in ("N", "DENSITY", "BEST US", "SPEED-UP"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("TILING", "MEASURED", "FROM"):
+        table.add_column(name, no_wrap=True)
+    for record in records:
+        key = record.key
+        stride = "" if isinstance(key.spec, Linear) or key.spec.stride == (1, 1) else f", /{max(key.spec.stride)}"
+        table.add_row(
+            f"{record.gpu} {key.arch}",
+            f"{key.spec}{stride} {key.spec.data_type.replace('float', 'f')}",
+            str(key.batch_band),
+            f"{key.density_band:g}",
+            _times(record)[1],
+            _gain(record),
+            tiling_text(record.tiling),
+            record.measured_at.strftime("%Y-%m-%d"),
+            "farm" if record in shipped else "ledger",
+        )
+    return table
+
+
+def tiling_text(tiling: Tiling) -> str:
+    """As in 32x4x2 r2 k8 c4 s3: tile and images, rows, output channels per group, input channels per chunk, stages; x8
+    behind them are the blocks of a cluster, by place is the order in which blocks begin."""
+    images = f"x{tiling.images}" if tiling.images > 1 else ""
+    return (
+        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_kernels} "
+        f"c{tiling.chunk_channels} s{tiling.stages}{f' x{tiling.cluster}' if tiling.cluster > 1 else ''}"
+        f"{' by place' if tiling.order == 'place' else ''}"
+    )
+
+
+def outcome_line(outcome: Outcome) -> str:
+    """One layer in words, for a log."""
+    record = outcome.record
+    name = f"{outcome.layer} batch {outcome.batch}"
+    if record is None:
+        return f"{name}: no record, {outcome.reason}"
+    how = "has a record" if outcome.known else f"best of {record.tried}"
+    model, best, warm = _times(record)
+    times = f"{best} us, the cost model's first choice {model} us" + (f", warm {warm} us" if warm != "-" else "")
+    wrong = f", {len(outcome.wrong)} wrong" if outcome.wrong else ""
+    return f"{name}: {how}, {times}{wrong}"
+
+
+def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
+    """Kernels with wrong results: a defect, however fast they are."""
+    return [
+        Text(f"wrong: {each.layer} batch {each.batch}, {wrong}", style="red")
+        for each in outcomes
+        for wrong in each.wrong
+    ]
+
+
+def tuned_line(outcomes: Sequence[Outcome]) -> Text:
+    """How much slower the cost model's first choices are than the best tilings found."""
+    records = [each.record for each in outcomes if each.record is not None]
+    left = sum(each.left for each in outcomes)
+    rest = f"; no time was left for {counted(left, 'layer')}: the same command goes on" if left else ""
+    if not records:
+        return Text(f"no layer has a record{rest}", style="red")
+    ratios = [record.slower for record in records]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    close = sum(ratio <= 1.15 for ratio in ratios)
+    return Text(
+        f"{counted(len(records), 'record')}: the best tilings found are {mean:.2f}x faster than the cost model's first "
+        f"choices (geomean); {close} of {len(ratios)} first choices are within 15 % of the best{rest}",
+        style="yellow" if left else "green",
+    )
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """What became of a layer, as --json gives it."""
+    return {
+        "layer": outcome.layer,
+        "also": list(outcome.also),
+        "batch": outcome.batch,
+        "known": outcome.known,
+        "record": outcome.record.to_json() if outcome.record else None,
+        "not_built": outcome.not_built,
+        "wrong": list(outcome.wrong),
+        "reason": outcome.reason,
+        "left": outcome.left,
+        "measured": None if outcome.measured is None else _measured_json(outcome.measured),
+    }
+
+
+def _measured_json(measured: Measurements) -> dict[str, Any]:
+    return {
+        "spec": measured.spec.to_json(),
+        "images": measured.images,
+        "density": measured.density,
+        "kernels": [each.to_json() for each in measured.kernels],
+    }
+
+
+def _names(outcome: Outcome) -> str:
+    return outcome.layer + (f" and {len(outcome.also)} more" if outcome.also else "")
+
+
+def _result(outcome: Outcome) -> Text:
+    if outcome.record is None:
+        return Text("no time", style="yellow") if outcome.left else Text(outcome.reason, style="red")
+    if outcome.wrong:
+        return Text(f"{len(outcome.wrong)} wrong", style="red")
+    return Text("known", style="cyan") if outcome.known else Text("tuned", style="green")
+
+
+def _gain(record: TuningRecord) -> str:
+    return f"{record.slower:.2f}x"
+
+
+def _times(record: TuningRecord) -> tuple[str, str, str]:
+    """Of the cost model's first choice and of the best, as in a network where that is known; of the best, warm."""
+    if record.cold_microseconds is None:
+        return _us(record.model_microseconds), _us(record.microseconds), "-"
+    model = record.model_cold_microseconds or record.cold_microseconds
+    return _us(model), _us(record.cold_microseconds), _us(record.microseconds)
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.0f}"

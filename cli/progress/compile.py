@@ -1,0 +1,165 @@
+"""What `farm compile` shows while it works: bars and what runs now on a terminal, a line per result elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from cli.output.render import built_how, counted, duration
+from cli.progress.eta import standing_line
+from farm.jobs.model import Build, BuildResult, Job, Outcome
+from farm.scheduler.progress import Progress, Standing
+from farm.worker.messages import Request, Retry, TemplateRequest, TemplateResult
+
+if TYPE_CHECKING:
+    from farm.scheduler.eta import Prospect
+    from farm.scheduler.plan import Plan
+
+RUNNING_SHOWN = 8
+"""Lines of what runs now."""
+
+
+class CompileProgress(Progress):
+    """Shows one call of `farm compile`. Use it in a `with` block."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._hits = 0
+        self._done = 0
+        self._total = 0
+        """Cubins of this call, each once for each layer that needs it."""
+        self._templates_made = 0
+        self._started = False
+        self._console = console
+        self._quiet = quiet
+        self._names: dict[str, str] = {}
+        """What workers have, by key."""
+        self._prospect: Prospect | None = None
+        self._prospect_at = 0.0
+        self._layer_of_cubin: dict[str, str] = {}
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._bar = self._bars.add_task("compiling", total=None, note="")
+        self._live = Live(get_renderable=self._picture, console=console, refresh_per_second=8, transient=True)
+        self._shows = console.is_terminal and not quiet
+
+    def __enter__(self) -> Self:
+        if self._shows:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shows:
+            self._live.stop()
+
+    def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
+        """See Progress."""
+        names = {job.id: job.name for job in jobs}
+        self._total += sum(len(targets) for targets in plan.targets.values())
+        for key, targets in plan.targets.items():
+            first = targets[0]
+            self._layer_of_cubin[key] = f"{names[first.job]} {builds[first.build].cubin_name(first.arch, first.part)}"
+
+    def cut(self, job: Job, build: Build, plan: Plan) -> None:
+        """See Progress."""
+        self._total -= 1
+        self.planned([job], {build.id: build}, plan)
+
+    def submitted(self, request: Request) -> None:
+        """See Progress."""
+        if not self._started:
+            self._started = True
+            self._line(f"cache   {self._hits} of {self._total} cubins found, compiling the rest")
+        self._names[request.key] = self._what(request)
+
+    def retried(self, retry: Retry) -> None:
+        """See Progress."""
+        self._line(f"retry   {self._what(retry.request)}: {retry.text}", "yellow")
+
+    def template_done(self, result: TemplateResult) -> None:
+        """See Progress."""
+        what = self._names.pop(result.key, "template")
+        if result.failure:
+            self._line(f"failed  {what}: {result.failure.message}", "red")
+            return
+        if not result.hit:
+            self._templates_made += 1
+            self._line(f"made    {what} in {duration(result.seconds)}")
+
+    def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
+        """See Progress."""
+        self._names.pop(result.cubin_key, None)
+        self._done += 1
+        what = f"{job.name} {build.cubin_name(result.arch, result.part)}"
+        if result.outcome is Outcome.HIT:
+            self._hits += 1
+        elif result.outcome is Outcome.BUILT:
+            self._line(f"built   {what}: {built_how(result)}")
+        else:
+            self._line(f"failed  {what}: {result.error}", "red")
+
+    def stands(self, standing: Standing) -> None:
+        """See Progress."""
+        self._prospect, self._prospect_at = standing.prospect, time.monotonic()
+        self._bars.update(self._bar, total=1.0, completed=standing.prospect.share)
+
+    def job_lost(self, job: Job) -> None:
+        """See Progress."""
+        self._line(f"job {job.id[:8]} is now {job.status}: {job.reason or 'another coordinator runs it'}", "yellow")
+
+    def elsewhere(self, job: Job) -> None:
+        """See Progress."""
+        self._line(f"waiting for job {job.id[:8]}: another coordinator runs it", "yellow")
+
+    def waiting(self, text: str) -> None:
+        """See Progress."""
+        self._line(text, "yellow")
+
+    def lease_troubled(self, reason: str) -> None:
+        """See Progress."""
+        self._line(reason, "yellow")
+
+    def _what(self, request: Request) -> str:
+        if isinstance(request, TemplateRequest):
+            return f"template {request.spec} ({request.virtual_arch})"
+        return f"rewrite and assemble {self._layer_of_cubin.get(request.key, request.arch)}"
+
+    def _line(self, text: str, style: str = "") -> None:
+        # On a terminal the bars tell of successes; a pipe or a log gets every result.
+        if not self._quiet and (style or not self._shows):
+            self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _picture(self) -> Group:
+        """The bar counts predicted work; of what workers have, only what a tool works on now, and for how long."""
+        running = {} if self._prospect is None else self._prospect.running
+        left = None if self._prospect is None else self._prospect.left_seconds
+        since = time.monotonic() - self._prospect_at
+        text = standing_line(self._done, self._total, len(running), None if left is None else max(0.0, left - since))
+        made = f"{self._hits} found, {counted(self._templates_made, 'template')} made"
+        self._bars.update(self._bar, note=f"{text} ({made})")
+        names = dict(self._names)  # the other thread goes on
+        shown = [(names[key], seconds + since) for key, seconds in running.items() if key in names]
+        lines = [
+            Text(f"  {what}  {duration(seconds)}", style="dim", overflow="ellipsis", no_wrap=True)
+            for what, seconds in shown[:RUNNING_SHOWN]
+        ]
+        if not self._started and self._total > self._hits:
+            lines.append(Text("  starting the workers", style="dim"))
+        if len(shown) > RUNNING_SHOWN:
+            lines.append(Text(f"  and {len(shown) - RUNNING_SHOWN} more", style="dim"))
+        return Group(self._bars, *lines)

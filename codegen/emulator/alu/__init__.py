@@ -1,0 +1,1 @@
+"""Arithmetic of both emulators: pure functions of NumPy arrays."""

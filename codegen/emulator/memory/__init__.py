@@ -1,0 +1,1 @@
+"""Memory of both emulators: global, shared, clusters, and the grid of blocks."""

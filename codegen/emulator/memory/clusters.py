@@ -1,0 +1,80 @@
+"""Clusters: blocks that reach each other's shared memory, and the barrier among them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.emulator.alu.arithmetic import Lanes
+from codegen.emulator.faults import FaultError
+from codegen.emulator.memory.global_memory import Selection, lane_at
+from codegen.emulator.memory.shared_memory import SharedMemory
+
+_WINDOW: Final = 1 << 24
+"""Where the shared memory of rank 0 begins in that of a cluster, and how far from it that of the next rank does."""
+
+
+class Clusters:
+    """All clusters of the blocks that run together: block after block, those of a cluster side by side."""
+
+    def __init__(self, blocks: int, lanes: int, shared: SharedMemory) -> None:
+        """`blocks` of a cluster: 1 where there are none."""
+        self.blocks = blocks
+        self._shared = shared
+        self._arrived = np.zeros(lanes, dtype=np.int64)
+        self._releases = np.ones(lanes, dtype=np.bool_)
+        self._waited = np.zeros(lanes, dtype=np.int64)
+        threads = shared.threads
+        self._lanes = blocks * threads
+        self._first_block = np.arange(lanes) // self._lanes * blocks
+        self._ended: NDArray[np.bool_] = np.zeros(lanes // threads, dtype=np.bool_)
+
+    def arrive(self, lanes: Selection, *, releases: bool) -> None:
+        """The lanes are at the barrier, and go on; if it does not release, nobody sees by it what they wrote."""
+        if (twice := np.flatnonzero(self._arrived[lanes] > self._waited[lanes])).size:
+            raise FaultError(
+                lane_at(lanes, int(twice[0])), "arrives at the cluster's barrier, and has not waited since"
+            )
+        self._arrived[lanes] += 1
+        self._releases[lanes] = releases
+
+    def check_wait(self, lanes: NDArray[np.intp]) -> None:
+        """Raises FaultError for a lane that waits for a barrier at which it has not arrived."""
+        if (early := np.flatnonzero(self._arrived[lanes] == self._waited[lanes])).size:
+            raise FaultError(int(lanes[early[0]]), "waits for the cluster's barrier, and has not arrived at it")
+
+    def passing(self, waiting: NDArray[np.bool_], ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which of the lanes that wait for the barrier may go on: all of their clusters have arrived, or ended."""
+        arrived = np.where(ended, np.iinfo(np.int64).max, self._arrived).reshape(-1, self._lanes).min(axis=1)
+        passing: NDArray[np.bool_] = waiting & (np.repeat(arrived, self._lanes) > self._waited)
+        self._waited[passing] += 1
+        if passing.any() and self._releases[passing].all():
+            self._shared.publish()
+            self._shared.publish_to_cluster()
+        return passing
+
+    def end(self, ended: NDArray[np.bool_]) -> None:
+        """Which lanes have ended: the shared memory of a block all of whose lanes have is no more."""
+        self._ended[:] = ended.reshape(len(self._ended), -1).all(axis=1)
+
+    def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
+        """Reads `count` elements of `size` bytes of some block of each lane's cluster."""
+        rank, local = addresses // _WINDOW, addresses % _WINDOW
+        own = np.arange(len(self._arrived))[lanes] // self._shared.threads
+        block = np.where(rank == 0, own, self._first_block[lanes] + rank.astype(np.int64) - 1)
+        if (gone := np.flatnonzero(self._ended[block])).size:
+            rank_there = int(block[gone[0]]) % self.blocks
+            raise FaultError(
+                lane_at(lanes, int(gone[0])), f"the shared memory of rank {rank_there} in the cluster, which has ended"
+            )
+        return self._shared.load_of(block, local, lanes, size, count)
+
+    def mapped(self, addresses: Lanes, ranks: Lanes, lanes: Selection) -> Lanes:
+        """Where these addresses of each lane's own shared memory lie in that of other ranks."""
+        if (outside := np.flatnonzero(ranks >= self.blocks)).size:
+            rank = int(ranks[outside[0]])
+            raise FaultError(lane_at(lanes, int(outside[0])), f"rank {rank} of a cluster of {self.blocks} blocks")
+        found: Lanes = addresses % _WINDOW + (ranks + np.uint32(1)) * np.uint32(_WINDOW)
+        return found

@@ -1,0 +1,208 @@
+"""Shared memory of every block, and the asynchronous copies into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.emulator.alu.arithmetic import Lanes
+from codegen.emulator.faults import FaultError
+from codegen.emulator.memory.global_memory import Selection, lane_at
+from codegen.emulator.ptx.registers import JUNK
+
+BASE: Final = 1024
+"""Address of the first byte, as on a GPU, whose first kilobyte is its own: address 0 is an error."""
+
+_GRAIN = 16
+_NOBODY = -1
+
+
+class SharedMemory:
+    """One window of `size` bytes per block.
+
+    It knows of each byte whether it was written since the block began, and by which lane since the last barrier: to
+    read what was never written, or what another lane wrote with no barrier in between, is a FaultError.
+    """
+
+    def __init__(self, size: int, blocks: int, threads: int) -> None:
+        self._size = size
+        self.threads = threads
+        """Of a block."""
+        stride = max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
+        data = np.full(blocks * stride // 4, JUNK[4], dtype=np.uint32)
+        written = np.zeros(blocks * stride, dtype=np.uint8)
+        writer = np.full(blocks * stride, _NOBODY, dtype=np.int32)
+        # Bytes written since the barrier of a cluster: to be read by its own block only.
+        self._private = np.zeros(blocks * stride, dtype=np.bool_)
+        block = np.repeat(np.arange(blocks, dtype=np.int64), threads)
+        self._lanes = np.arange(blocks * threads, dtype=np.int32)
+        sizes = (1, 2, 4, 8)
+        self._data: dict[int, Lanes] = {each: data.view(f"u{each}") for each in sizes}
+        self._written: dict[int, Lanes] = {each: written.view(f"u{each}") for each in sizes}
+        self._writer = {each: writer.reshape(-1, each) for each in sizes}
+        self._origin = {each: block * (stride // each) for each in sizes}
+        self._stride = stride
+        self._unpublished = False
+        self._grain = 4
+        """Bytes of the smallest store so far: what is written is written in pieces of at least that."""
+
+    def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
+        """Reads `count` elements of `size` bytes."""
+        first = self._locate(addresses, lanes, size, count)
+        return [self._read(first + i if i else first, lanes, size) for i in range(count)]
+
+    def store(self, addresses: Lanes, lanes: Selection, size: int, values: Sequence[Lanes]) -> None:
+        """Writes elements of `size` bytes; of lanes that share an address the last one wins."""
+        first = self._locate(addresses, lanes, size, len(values))
+        self._grain = min(self._grain, size)
+        for i, value in enumerate(values):
+            self._write(first + i, lanes, size, value)
+
+    def publish(self) -> None:
+        """A barrier: every lane sees what the others wrote."""
+        if self._unpublished:
+            self._writer[1].fill(_NOBODY)
+            self._unpublished = False
+
+    def publish_to_cluster(self) -> None:
+        """The barrier of a cluster: its other blocks see what was written."""
+        self._private.fill(False)
+
+    def load_of(
+        self, blocks: NDArray[np.int64], addresses: Lanes, lanes: Selection, size: int, count: int
+    ) -> list[Lanes]:
+        """Reads as `load` does, of these blocks instead of the lanes' own."""
+        own = self._locate(addresses, lanes, size, count)
+        first = own - self._origin[size][lanes] + blocks * (self._stride // size)
+        for i in range(count):
+            private = self._private.reshape(-1, size)[first + i].any(axis=1) & (first != own)
+            if private.any():
+                position = int(np.flatnonzero(private)[0])
+                raise FaultError(
+                    lane_at(lanes, position),
+                    "shared memory of another block was written since the last barrier of the cluster",
+                )
+        return [self._read(first + i, lanes, size) for i in range(count)]
+
+    def begin_copy(self, addresses: Lanes, lanes: Selection, size: int) -> NDArray[np.int64]:
+        """Makes the target of a copy undefined until it lands; gives its first words."""
+        first = self._locate(addresses, lanes, 4, size // 4)
+        for i in range(size // 4):
+            self._data[4][first + i] = JUNK[4]
+            self._written[4][first + i] = 0
+        return first
+
+    def land(self, first: NDArray[np.int64], lanes: NDArray[np.intp], words: Lanes) -> None:
+        """Writes what a copy brought: `words` [lanes, words] from the word `first` on."""
+        for i in range(words.shape[1]):
+            self._write(first + i, lanes, 4, words[:, i])
+
+    def _locate(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> NDArray[np.int64]:
+        """The elements meant by addresses in the window, which wrap around below it."""
+        width = size * count
+        offsets = addresses - addresses.dtype.type(BASE)
+        if np.bitwise_or.reduce(offsets) & offsets.dtype.type(width - 1):
+            position = int(np.flatnonzero(offsets & offsets.dtype.type(width - 1))[0])
+            address = int(addresses[position])
+            raise FaultError(lane_at(lanes, position), f"shared address {address:#x} is no multiple of {width}")
+        last = self._size - width
+        if last < 0 or offsets.max(initial=0) > last:
+            position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
+            offset = int(addresses[position]) - BASE
+            raise FaultError(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
+        element = offsets >> offsets.dtype.type(size.bit_length() - 1)
+        located: NDArray[np.int64] = element.astype(np.int64) + self._origin[size][lanes]
+        return located
+
+    def _read(self, index: NDArray[np.int64], lanes: Selection, size: int) -> Lanes:
+        values = self._data[size].take(index)
+        # Only where a piece of the value is junk can it matter whether it was written; a byte has no telling value.
+        grain = min(size, self._grain)
+        if grain == 1 or (values.view(f"u{grain}") == JUNK[grain]).any():
+            unwritten = self._written[size][index] != _all_written(size)
+            if unwritten.any():
+                position = int(np.flatnonzero(unwritten)[0])
+                raise FaultError(
+                    lane_at(lanes, position),
+                    f"byte {self._byte(index, lanes, position, size)} of shared memory was never written, "
+                    "or its cp.async was not waited for",
+                )
+        if self._unpublished:
+            writers = self._writer[size][index]
+            foreign = ((writers != _NOBODY) & (writers != self._lanes[lanes][:, None])).any(axis=1)
+            if foreign.any():
+                position = int(np.flatnonzero(foreign)[0])
+                raise FaultError(
+                    lane_at(lanes, position),
+                    f"byte {self._byte(index, lanes, position, size)} of shared memory was written by another thread "
+                    "since the last barrier",
+                )
+        return values
+
+    def _write(self, index: NDArray[np.int64], lanes: Selection, size: int, value: Lanes) -> None:
+        self._data[size][index] = value
+        self._written[size][index] = _all_written(size)
+        self._writer[size][index] = self._lanes[lanes][:, None]
+        self._private.reshape(-1, size)[index] = True
+        self._unpublished = True
+
+    def _byte(self, index: NDArray[np.int64], lanes: Selection, position: int, size: int) -> int:
+        return int(index[position] - self._origin[size][lanes][position]) * size
+
+
+def _all_written(size: int) -> int:
+    return int.from_bytes(b"\1" * size)
+
+
+@dataclass
+class _Copy:
+    """One `cp.async` of some lanes."""
+
+    lanes: NDArray[np.intp]
+    group: NDArray[np.int64]
+    """Per lane: how many groups it had committed before."""
+    first: NDArray[np.int64]
+    words: NDArray[np.uint32]
+
+    def part(self, chosen: NDArray[np.bool_]) -> _Copy:
+        return _Copy(self.lanes[chosen], self.group[chosen], self.first[chosen], self.words[chosen])
+
+
+class AsyncCopies:
+    """The copies in flight. They land at the latest moment that PTX allows: when their lane waits for their group."""
+
+    def __init__(self, shared: SharedMemory, lanes: int) -> None:
+        self._shared = shared
+        self._committed = np.zeros(lanes, dtype=np.int64)
+        self._pending: list[_Copy] = []
+
+    def issue(self, lanes: NDArray[np.intp], addresses: Lanes, words: NDArray[np.uint32]) -> None:
+        """Starts a copy of `words` [lanes, words] to shared addresses."""
+        first = self._shared.begin_copy(addresses, lanes, 4 * words.shape[1])
+        self._pending.append(_Copy(lanes, self._committed[lanes], first, words))
+
+    def commit(self, lanes: Selection) -> None:
+        """Ends the lanes' current group."""
+        self._committed[lanes] += 1
+
+    def wait(self, lanes: Selection, keep: int) -> None:
+        """Lands all but the lanes' `keep` latest groups."""
+        limit = np.full(len(self._committed), np.iinfo(np.int64).min)
+        limit[lanes] = self._committed[lanes] - keep
+        pending, self._pending = self._pending, []
+        for copy in pending:
+            ready: NDArray[Any] = copy.group < limit[copy.lanes]
+            landing = copy if ready.all() else copy.part(ready)
+            if len(landing.lanes):
+                self._shared.land(landing.first, landing.lanes, landing.words)
+            if landing is not copy:
+                self._pending.append(copy.part(~ready))
+
+    def wait_all(self, lanes: Selection) -> None:
+        """Lands every copy of the lanes, also of a group that has not ended."""
+        self.commit(lanes)
+        self.wait(lanes, 0)

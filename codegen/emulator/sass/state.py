@@ -1,0 +1,204 @@
+"""What the words work on: the registers of all lanes, and the memories; and the operands of one word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.emulator.alu.arithmetic import Lanes
+from codegen.emulator.alu.fused import FusedMultiplyAdd
+from codegen.emulator.faults import UnsupportedError
+from codegen.emulator.memory.clusters import Clusters
+from codegen.emulator.memory.global_memory import GlobalMemory
+from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
+from codegen.emulator.ptx.registers import JUNK
+from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
+
+Mask = NDArray[np.bool_] | None
+"""The lanes that run; None is all of them."""
+
+UNIFORM_ZERO: Final = 63
+_THIRD_IMMEDIATE, _THIRD_CONSTANT, _IMMEDIATE, _CONSTANT, _UNIFORM, _THIRD_UNIFORM = 2, 3, 4, 5, 6, 7
+_THIRD: Final = (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM)
+"""The forms whose third operand lies in the 32 bits from bit 32 on, and the second at bit 64."""
+
+
+@dataclass(frozen=True, eq=False)
+class Memories:
+    """All that lanes load from and store to."""
+
+    buffers: GlobalMemory
+    shared: SharedMemory
+    copies: AsyncCopies
+    constants: NDArray[np.uint8]
+    """Bank 0: the size of the block, where the stack begins, the arguments."""
+    known: NDArray[np.bool_]
+    """Which bytes of it this emulator knows."""
+    local: NDArray[np.uint8]
+    """[lanes, bytes]: each lane's stack."""
+    clusters: Clusters
+    fenced: NDArray[np.bool_]
+    """[lanes]: whether a lane has written nothing since its last MEMBAR."""
+
+
+class Core:
+    """The state of the lanes, block after block; or a window on some of them. A register is there once it is named."""
+
+    def __init__(self, lanes: int, memories: Memories, special: Mapping[str, Lanes], capability: int) -> None:
+        self.lanes, self.first = lanes, 0
+        self.memories, self.special, self.capability = memories, special, capability
+        self.fused = FusedMultiplyAdd(lanes)
+        self._all = lanes
+        self._rows: dict[int, Lanes] = {}
+        self._uniform: dict[int, Lanes] = {}
+        self._predicates = np.zeros((2, 8, lanes), dtype=np.bool_)
+        self._predicates[:, ALWAYS] = True
+
+    def window(self, first: int, end: int) -> Core:
+        """The same core, but only lanes `first` to `end` of it."""
+        if (first, end) == (self.first, self.first + self.lanes):
+            return self
+        part = copy(self)
+        part.first, part.lanes, part.fused = first, end - first, self.fused.window(end - first)
+        return part
+
+    def read(self, number: int, *, uniform: bool = False) -> Lanes:
+        """The 32 bits of a register; zero of the constant one."""
+        rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
+        if number == zero:
+            return np.zeros(self.lanes, dtype=np.uint32)
+        return self._row(rows, number)
+
+    def write(self, number: int, value: Lanes, mask: Mask, *, uniform: bool = False) -> None:
+        """Writes 32 bits, of any type of that size, in the lanes of the mask."""
+        rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
+        if number != zero:
+            np.copyto(self._row(rows, number), value.view(np.uint32), where=True if mask is None else mask)
+
+    def put(self, word: Instruction, value: Lanes | Any, mask: Mask) -> None:
+        """Writes 32 bits, an array or a scalar, to the register that the word names as its result."""
+        self.write(word.to, np.asarray(value), mask, uniform=word.uniform)
+
+    def _row(self, rows: dict[int, Lanes], number: int) -> Lanes:
+        if (row := rows.get(number)) is None:
+            row = rows[number] = np.full(self._all, JUNK[4], dtype=np.uint32)
+        return row[self.first : self.first + self.lanes]
+
+    def predicate(self, number: int, *, negated: bool = False, uniform: bool = False) -> NDArray[np.bool_]:
+        """A predicate or its opposite, in an array of its own."""
+        row = self._predicates[int(uniform), number, self.first : self.first + self.lanes]
+        return ~row if negated else row.copy()
+
+    def set_predicate(self, number: int, value: Lanes, mask: Mask, *, uniform: bool = False) -> None:
+        if number != ALWAYS:
+            row = self._predicates[int(uniform), number, self.first : self.first + self.lanes]
+            np.copyto(row, value, where=True if mask is None else mask)
+
+    def constant(self, bank: int, offset: int, size: int) -> bytes:
+        """Bytes of constant memory. Raises UnsupportedError where this emulator does not know them."""
+        memories = self.memories
+        if bank or offset + size > len(memories.known) or not memories.known[offset : offset + size].all():
+            raise UnsupportedError(f"constant memory c[{bank:#x}][{offset:#x}], which holds nothing known here")
+        return memories.constants[offset : offset + size].tobytes()
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One word as a number of 128 bits, and its operands."""
+
+    bits: int
+
+    def field(self, first: int, count: int = 1) -> int:
+        return self.bits >> first & (1 << count) - 1
+
+    @cached_property
+    def opcode(self) -> int:
+        return self.field(0, 12)
+
+    @property
+    def kind(self) -> int:
+        """The opcode without where its operands come from."""
+        return self.opcode & 0x1FF
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether it works on uniform registers only."""
+        return 0x80 <= self.kind < 0xC0
+
+    @cached_property
+    def to(self) -> int:
+        return self.field(16, 6 if self.uniform else 8)
+
+    def signed(self, first: int, count: int) -> int:
+        """A field in two's complement."""
+        value = self.field(first, count)
+        return value - (value >> (count - 1) << count)
+
+    def guard(self, core: Core) -> Mask:
+        """The lanes in which it runs; None if all do."""
+        if (number := self.field(12, 3)) == ALWAYS and not self.field(15):
+            return None
+        return core.predicate(number, negated=bool(self.field(15)), uniform=self.uniform)
+
+    def input_predicate(self, core: Core, first: int = 87) -> NDArray[np.bool_]:
+        """The predicate among its operands."""
+        return core.predicate(self.field(first, 3), negated=bool(self.field(first + 3)), uniform=self.uniform)
+
+    def form(self, *, two: bool = False) -> int:
+        """Where its operands come from; with two of them, the second is never where the third would be."""
+        form = self.opcode >> 9
+        if two:
+            return {_THIRD_IMMEDIATE: _IMMEDIATE, _THIRD_CONSTANT: _CONSTANT, _THIRD_UNIFORM: _UNIFORM}.get(form, form)
+        return form
+
+    def a(self, core: Core) -> Lanes:
+        return core.read(self.field(24, 6 if self.uniform else 8), uniform=self.uniform)
+
+    def b(self, core: Core, *, two: bool = False) -> Lanes | Any:
+        """The second operand: an array, or a scalar."""
+        form = self.form(two=two)
+        return self._high(core) if form in _THIRD else self._low(core, form)
+
+    def c(self, core: Core) -> Lanes | Any:
+        """The third operand: an array, or a scalar."""
+        form = self.form()
+        return self._low(core, form) if form in _THIRD else self._high(core)
+
+    def b_sign(self, *, two: bool = False) -> tuple[bool, bool]:
+        """Of the second operand: whether it is negated, and whether before that its sign is dropped."""
+        form = self.form(two=two)
+        return self._high_sign if form in _THIRD else self._low_sign(form)
+
+    def c_sign(self) -> tuple[bool, bool]:
+        form = self.form()
+        return self._low_sign(form) if form in _THIRD else self._high_sign
+
+    def a_sign(self) -> tuple[bool, bool]:
+        return bool(self.field(72)), bool(self.field(73))
+
+    def _low(self, core: Core, form: int) -> Lanes | Any:
+        if form in (_IMMEDIATE, _THIRD_IMMEDIATE):
+            return np.uint32(self.field(32, 32))
+        if form in (_CONSTANT, _THIRD_CONSTANT):
+            data = core.constant(self.field(54, 5), self.field(38, 16), 4)
+            return np.frombuffer(data, dtype=np.uint32)[0]
+        uniform = self.uniform or form in (_UNIFORM, _THIRD_UNIFORM)
+        return core.read(self.field(32, 6 if uniform else 8), uniform=uniform)
+
+    def _high(self, core: Core) -> Lanes:
+        return core.read(self.field(64, 6 if self.uniform else 8), uniform=self.uniform)
+
+    def _low_sign(self, form: int) -> tuple[bool, bool]:
+        if form in (_IMMEDIATE, _THIRD_IMMEDIATE):
+            return False, False
+        return bool(self.field(63)), bool(self.field(62))
+
+    @property
+    def _high_sign(self) -> tuple[bool, bool]:
+        return bool(self.field(75)), bool(self.field(74))

@@ -1,0 +1,1 @@
+"""Frontends: model files read into a Checkpoint."""

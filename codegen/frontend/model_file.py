@@ -1,0 +1,21 @@
+"""A model on disk, whatever its format, as a Checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.frontend.tsv.manifest import is_tsv_network
+from codegen.frontend.tsv.network import read_tsv_network
+from codegen.ir.checkpoint import Checkpoint
+
+
+def read_model(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+    """Reads an ONNX file, or a network of TSV files by its folder or manifest. Raises CheckpointError."""
+    if not is_tsv_network(Path(path)):
+        return read_checkpoint(path, input_shapes)
+    if input_shapes:
+        raise CheckpointError(f"{path}: a network of TSV files leaves no shape open: leave out --input-shape")
+    return read_tsv_network(path)

@@ -1,0 +1,1 @@
+"""Export: the network of a bundle, its compiled layers as single nodes."""

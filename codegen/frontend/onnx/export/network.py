@@ -1,0 +1,137 @@
+"""The network of a bundle in plain values: nodes, constants, inputs and outputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.export.residual_graph import (
+    LAYER_DOMAIN,
+    LAYER_OPERATOR,
+    Shape,
+    Tensor,
+    interface_of,
+    tensor_of,
+)
+from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TensorProto
+
+LEAST_BYTES_BESIDE = 65_536
+"""Of a constant: smaller ones stay in the network, which is then whole for most models."""
+
+
+@dataclass(frozen=True)
+class NetworkNode:
+    """One operation; an optional input or output that is left out is an empty name."""
+
+    operator: str
+    """One that is not ONNX's has its domain before it, as in com.microsoft.FusedConv."""
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    """Numbers, strings, lists of them, and arrays."""
+    layer: str = ""
+    """The compiled layer that this is; empty for ONNX's own operators."""
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.name or next(filter(None, self.outputs), '')}".rstrip()
+
+
+@dataclass(frozen=True)
+class Network:
+    """A graph in an order in which it can run."""
+
+    nodes: tuple[NetworkNode, ...]
+    constants: Mapping[str, NDArray[Any]]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    opset: int
+    shapes: Mapping[str, Shape]
+    """Of the tensors whose shapes are known, as far as they are."""
+
+
+def read_network(data: bytes, beside: bytes = b"") -> Network:
+    """Reads what OnnxRest wrote; `beside` is the file that `with_constants_beside` has named.
+
+    Raises CheckpointError for operators of other domains than ONNX's and the farm's, and for constants that the file
+    beside does not hold.
+    """
+    import onnx
+
+    model = onnx.load_model_from_string(data)
+    inputs, outputs = interface_of(data)
+    return Network(
+        tuple(_node(node) for node in model.graph.node),
+        {tensor.name: _constant(tensor, beside) for tensor in model.graph.initializer},
+        inputs,
+        outputs,
+        max(each.version for each in model.opset_import if each.domain in ONNX_DOMAINS),
+        {each.name: each.shape for each in (*inputs, *map(tensor_of, model.graph.value_info), *outputs)},
+    )
+
+
+def with_constants_beside(data: bytes, location: str, offsets: Mapping[bytes, int]) -> bytes:
+    """The network with its large constants as ONNX's external data where a file beside it holds them.
+
+    `offsets` are those of the constants in that file, by the SHA-256 of their bytes. A network of which it holds none
+    stays as it is.
+    """
+    import onnx
+
+    model = onnx.load_model_from_string(data)
+    found = False
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= LEAST_BYTES_BESIDE:
+            offset = offsets.get(hashlib.sha256(tensor.raw_data).digest())
+            if offset is not None:
+                entries = {"location": location, "offset": offset, "length": len(tensor.raw_data)}
+                tensor.ClearField("raw_data")
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                for key, value in entries.items():
+                    tensor.external_data.add(key=key, value=str(value))
+                found = True
+    return bytes(model.SerializeToString(deterministic=True)) if found else data
+
+
+def _constant(tensor: TensorProto, beside: bytes) -> NDArray[Any]:
+    from onnx import helper, numpy_helper
+
+    if tensor.data_location != tensor.EXTERNAL:
+        return numpy_helper.to_array(tensor)
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    first, count = int(entries["offset"]), int(entries["length"])
+    if first + count > len(beside):
+        raise CheckpointError(f"{entries['location']} does not hold {tensor.name}: it belongs to another network")
+    held = np.frombuffer(beside, np.uint8, count, first).view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return held.reshape(tuple(tensor.dims))
+
+
+def _node(node: NodeProto) -> NetworkNode:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        if isinstance(value, onnx.TensorProto):
+            value = numpy_helper.to_array(value)
+        elif isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        elif attribute.type in (attribute.GRAPH, attribute.GRAPHS):
+            continue  # nothing here runs an operator that has one
+        elif attribute.type == attribute.SPARSE_TENSOR:
+            raise CheckpointError(f"{node.op_type} {node.name} has a sparse constant, which only ONNX programs read")
+        attributes[attribute.name] = value
+    is_layer = node.domain == LAYER_DOMAIN and node.op_type == LAYER_OPERATOR
+    operator = node.op_type if is_layer or node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
+    layer = str(attributes.pop("layer")) if is_layer else ""
+    return NetworkNode(operator, node.name, tuple(node.input), tuple(node.output), attributes, layer)

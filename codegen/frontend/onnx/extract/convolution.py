@@ -1,0 +1,208 @@
+"""The ONNX operators Conv and ConvTranspose: what their attributes and weights say about a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.extract.diagnostics import UnknownSizeError, UnsupportedError
+from codegen.frontend.onnx.extract.product import Product, read_operands
+from codegen.frontend.onnx.graph.dimensions import Size, in_words
+from codegen.frontend.onnx.graph.graph import Graph
+from codegen.frontend.onnx.graph.nodes import Node
+from codegen.ir.checkpoint import FloatArray
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One of the two dimensions that the kernel moves along; the default is the height of a 1-D convolution."""
+
+    size: int = 1
+    """Size of the input."""
+    kernel: int = 1
+    stride: int = 1
+    dilation: int = 1
+    begin: int = 0
+    """Padding, as `end`."""
+    end: int = 0
+    output_padding: int = 0
+
+    @property
+    def extent(self) -> int:
+        """Extent of the dilated filter in input elements; in output elements for a transposed convolution."""
+        return (self.kernel - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class ConvAttributes:
+    """The attributes of both operators for a kernel of one or two dimensions, with ONNX's defaults."""
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    """All beginnings, then all ends."""
+    dilations: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    """Empty if the node does not say it."""
+    group: int
+    auto_pad: str
+
+
+def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
+    """The attributes of a node with such a kernel.
+
+    Raises UnsupportedError for negative pads, and CheckpointError if an attribute has too many or too few numbers, or
+    one that no program could follow.
+    """
+    ones, rank = (1,) * len(kernel), len(kernel)
+
+    def integers(name: str, default: tuple[int, ...], least: int) -> tuple[int, ...]:
+        values = node.integers.get(name, default)
+        if len(values) != len(default):
+            raise CheckpointError(f"its {name} are {list(values)}, not {len(default)} numbers: export the model again")
+        if min(values) < least:
+            raise CheckpointError(f"its {name} are {list(values)}, less than {least}: export the model again")
+        return values
+
+    pads = node.integers.get("pads", (0,) * (2 * rank))
+    if len(pads) == 2 * rank and min(pads) < 0:
+        raise UnsupportedError(
+            "negative padding", f"its pads are {list(pads)}; negative padding (cropping) is not compiled"
+        )
+    output_shape = node.integers.get("output_shape", ())
+    auto_pad = node.strings.get("auto_pad", "NOTSET")
+    if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise CheckpointError(f"auto_pad is '{auto_pad}', which ONNX does not know: export the model again")
+    attributes = ConvAttributes(
+        kernel_shape=integers("kernel_shape", kernel, 1),
+        strides=integers("strides", ones, 1),
+        pads=integers("pads", (0,) * (2 * rank), 0),
+        dilations=integers("dilations", ones, 1),
+        output_padding=integers("output_padding", (0,) * rank, 0),
+        output_shape=integers("output_shape", (1,) * rank, 1) if output_shape else (),
+        group=node.integer("group", 1),
+        auto_pad=auto_pad,
+    )
+    if attributes.group < 1:
+        raise CheckpointError(f"its group is {attributes.group}, less than 1: export the model again")
+    return attributes
+
+
+def convolution(node: Node, graph: Graph) -> Product:
+    """A Conv with weights [K, C / group, R, S], or a ConvTranspose with weights [C, K / group, R, S]; or without R.
+
+    Raises UnsupportedError for what is not compiled, UnknownSizeError if height or width is not known, and
+    CheckpointError for a node that no program could run.
+    """
+    transposed = node.operator == "ConvTranspose"
+    operands = read_operands(node, graph)
+    shape = operands.kernel.shape
+    if len(shape) == 5:
+        raise UnsupportedError("3-D convolution", "it is a 3-D convolution; only 1-D and 2-D ones are compiled")
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        form = "[C, K, R, S]" if transposed else "[K, C, R, S]"
+        raise CheckpointError(f"its weights have the shape {list(shape)}, not {form}: export the model again")
+    attributes = conv_attributes(node, shape[2:])
+    if attributes.kernel_shape != shape[2:]:
+        raise _misfit(shape, f"the attribute kernel_shape {list(attributes.kernel_shape)}")
+    if shape[0] % attributes.group:
+        raise _misfit(shape, f"{attributes.group} groups")
+    kernels, channels = shape[0], shape[1] * attributes.group
+    if transposed:
+        kernels, channels = channels, kernels
+    size = graph.size(node.inputs[0])
+    y, x = _axes(attributes, shape, channels, size, transposed)
+    kernel = operands.kernel.reshape(*shape[:2], y.kernel, x.kernel)
+    sizes = (
+        channels,
+        y.size,
+        x.size,
+        kernels,
+        y.kernel,
+        x.kernel,
+        (y.stride, x.stride),
+        (y.begin, x.begin, y.end, x.end),
+        (y.dilation, x.dilation),
+        attributes.group,
+    )
+    spec: Conv2d | ConvTranspose2d = Conv2d(*sizes, data_type=operands.data_type)
+    if transposed:
+        spec = ConvTranspose2d(*sizes, (y.output_padding, x.output_padding), data_type=operands.data_type)
+        kernel = kernels_first(kernel, attributes.group)
+    if min(spec.output_height, spec.output_width) < 1:
+        raise _misfit(shape, f"an input of the shape {in_words(size)} with pads {list(spec.padding)}")
+    bias = np.zeros(kernels) if operands.bias is None else operands.bias.astype(np.float64)
+    if bias.shape != (kernels,):
+        raise CheckpointError(
+            f"its biases of the shape {list(bias.shape)} do not fit {kernels} kernels: export the model again"
+        )
+    return Product(spec, kernel, bias, node.inputs[0], node.outputs[0], output_rank=len(shape), channel_axis=1)
+
+
+def kernels_first(kernel: FloatArray, groups: int) -> FloatArray:
+    """[C, K / groups, R, S] to [K, C / groups, R, S]: kernel k is in group k // (K / groups)."""
+    channels, kernels, *window = kernel.shape
+    grouped = kernel.reshape(groups, channels // groups, kernels, *window).swapaxes(1, 2)
+    return np.ascontiguousarray(grouped.reshape(groups * kernels, channels // groups, *window))
+
+
+def _axes(
+    attributes: ConvAttributes, shape: tuple[int, ...], channels: int, size: Size | None, transposed: bool
+) -> tuple[Axis, Axis]:
+    """Height and width, padded, for weights of that shape and an input of that size."""
+    if size is None:
+        raise UnknownSizeError
+    if len(size) != len(shape) or size[1] not in (None, channels):
+        raise _misfit(shape, f"an input of the shape {in_words(size)}")
+    axes = [Axis()]
+    for i, elements in enumerate(size[2:]):
+        if elements is None:
+            raise UnknownSizeError
+        axis = Axis(elements, shape[2 + i], attributes.strides[i], attributes.dilations[i])
+        axes.append(_transposed_padding(axis, attributes, i) if transposed else _padding(axis, attributes, i))
+    return axes[-2], axes[-1]
+
+
+def _padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
+    """SAME keeps ceil(size / stride) outputs."""
+    if attributes.auto_pad == "NOTSET":
+        begin, end = attributes.pads[i :: len(attributes.strides)]
+        return replace(axis, begin=begin, end=end)
+    if attributes.auto_pad == "VALID":
+        return axis
+    total = (-(-axis.size // axis.stride) - 1) * axis.stride + axis.extent - axis.size
+    return _split(axis, max(total, 0), attributes.auto_pad)
+
+
+def _transposed_padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
+    """What is cut off the output: SAME leaves size * stride elements of it, output_shape as many as it says."""
+    axis = replace(axis, output_padding=attributes.output_padding[i])
+    if attributes.output_shape:
+        elements = attributes.output_shape[i]
+    elif attributes.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        elements = axis.size * axis.stride
+    else:
+        return _padding(axis, attributes, i)
+    total = (axis.size - 1) * axis.stride + axis.extent + axis.output_padding - elements
+    if total < 0:
+        raise UnsupportedError(
+            "ambiguous output_shape",
+            f"its output has {-total} elements more than its input gives, on which programs do not agree; "
+            "export it with explicit pads and output_padding",
+        )
+    return _split(axis, total, attributes.auto_pad)
+
+
+def _split(axis: Axis, total: int, auto_pad: str) -> Axis:
+    """An odd element of padding goes to the end with SAME_UPPER, else to the beginning."""
+    small, large = total // 2, total - total // 2
+    begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+    return replace(axis, begin=begin, end=end)
+
+
+def _misfit(weights_shape: tuple[int, ...], other: str) -> CheckpointError:
+    return CheckpointError(f"its weights of the shape {list(weights_shape)} do not fit {other}: export the model again")

@@ -1,0 +1,1 @@
+"""Fusion: nodes around a product that its kernel computes too."""

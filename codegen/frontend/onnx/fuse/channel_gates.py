@@ -1,0 +1,51 @@
+"""Gates before a layer, as squeeze-and-excitation blocks have them: multiplied in as the kernel reads its input."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from codegen.frontend.onnx.fuse.input_bounds import maker_read_once
+from codegen.frontend.onnx.graph.graph import Graph
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import Conv2d, prepares_inputs
+
+MOST_CHANNELS = 4096
+"""Whose gates, for an image, leave most of a block's shared memory to its input."""
+
+
+def with_gates(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
+    """The layer with the Mul before it, if one factor is a number for each image and channel; else as it is.
+
+    Only where nothing else reads the product, and of 1x1 kernels without padding, which are no depthwise ones: of
+    others an element is multiplied several times, or for one kernel only. A Mul at a position in `taken` is left.
+    """
+    spec = layer.spec
+    if not isinstance(spec, Conv2d) or any(spec.padding) or (spec.kernel_height, spec.kernel_width) != (1, 1):
+        return layer
+    if spec.channels == spec.groups or spec.channels > MOST_CHANNELS or prepares_inputs(spec):
+        return layer
+    product = maker_read_once(layer.input, "Mul", graph, taken)
+    if product is None or any(name in graph.constants for name in product.inputs):
+        return layer
+    first, second = product.inputs
+    for x, gate in ((first, second), (second, first)):
+        if _is_gate(x, gate, graph):
+            folded = (str(product), *layer.folded)
+            return replace(layer, spec=replace(spec, gated=True), input=x, gate=gate, folded=folded)
+    return layer
+
+
+def _is_gate(x: str, gate: str, graph: Graph) -> bool:
+    """Whether a tensor is known to be [N, C, 1, 1] beside another's [N, C, H, W], with a W for 1-D convolutions."""
+    shape, of_gate = graph.shapes.get(x), graph.shapes.get(gate)
+    if shape is None or of_gate is None or len(shape) != len(of_gate) or len(shape) < 3:
+        return False
+    images, channels, *places = of_gate
+    return (
+        images is not None
+        and (images, channels) == shape[:2]
+        and all(size == 1 for size in places)
+        and all(isinstance(size, int) for size in shape[1:])
+        and shape[2:] != of_gate[2:]
+    )

@@ -1,0 +1,182 @@
+"""A product and the nodes after it that one kernel can compute, made into a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.extract.product import Product
+from codegen.frontend.onnx.fuse.activation_patterns import composed
+from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual
+from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, folded, per_kernel
+from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, passes, reshapes, transposes
+from codegen.frontend.onnx.graph.graph import Graph
+from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import AddResidual, Step
+
+EPSILON = 1e-5
+"""Epsilon of a BatchNormalization that does not give one."""
+
+
+@dataclass
+class _Fusion:
+    """A layer that takes up one node after the other."""
+
+    product: Product
+    graph: Graph
+    output: str
+    axes: Axes
+    """Of the output."""
+    affine: Affine
+    steps: list[Step] = field(default_factory=list)
+    residual: str = ""
+    nodes: list[Node] = field(default_factory=list)
+    reshaped: list[str] = field(default_factory=list)
+    """Outputs of those of the nodes that only reshape or transpose."""
+    is_transposed: bool = False
+    """Whether the elements of the output lie in another order than those of the layer."""
+
+    def take(self, taken: Set[int]) -> Sequence[Node]:
+        """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
+
+        Nodes before that which only reshape or transpose the output are taken with it. A node at a position in `taken`
+        is left. Gives the nodes.
+        """
+        before_it = self.output, self.axes, self.is_transposed
+        reshaping: list[Node] = []
+        try:
+            while not (nodes := self._next(taken, before_it[0])) and (node := self._reader(taken)):
+                if not reshaping and passes(node, self.graph, self.output):
+                    nodes = [node]
+                    break
+                if passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output):
+                    before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
+                    self.axes = axes_after(self.axes, before, after, self.product.spec.kernels)
+                elif transposes(node, self.graph, self.output):
+                    self.axes, self.is_transposed = axes_transposed(self.axes, node), True
+                else:
+                    break
+                reshaping.append(node)
+                self.output = node.outputs[0]
+        except UnsupportedError:  # one of the constants cannot be computed
+            nodes = []
+        if not nodes:
+            self.output, self.axes, self.is_transposed = before_it
+            return []
+        self.output = nodes[-1].outputs[0]
+        self.nodes += [*reshaping, *nodes]
+        self.reshaped += [node.outputs[0] for node in reshaping]
+        return [*reshaping, *nodes]
+
+    def _next(self, taken: Set[int], reshaped: str) -> Sequence[Node]:
+        """What computes something of the output, which is the tensor `reshaped`; that is in the layer from here on."""
+        whole = composed(self.graph, self.output, self.product.spec.data_type)
+        if whole is not None and taken.isdisjoint(node.position for node in whole.nodes):
+            self.steps.append(whole.step)
+            return whole.nodes
+        node = self._reader(taken)
+        return [node] if node and (self._folds(node) or self._steps(node) or self._adds(node, reshaped)) else []
+
+    def _reader(self, taken: Set[int]) -> Node | None:
+        """The only reader of the output, if its first output is all that is read of it."""
+        node = self.graph.only_reader(self.output)
+        if node is None or node.position in taken or node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
+            return None
+        return None if any(self.graph.is_read(name) for name in node.outputs[1:]) else node
+
+    def _folds(self, node: Node) -> bool:
+        affine = None if self.steps else affine_of(node, self.output, self.axes, self.product.spec.kernels, self.graph)
+        if affine is None:
+            return False
+        affine = affine.after(self.affine)
+        fits = _stays_finite(self.product, affine)
+        if fits:
+            self.affine = affine
+        return fits
+
+    def _steps(self, node: Node) -> bool:
+        steps = activation(node, self.graph, self.output)
+        self.steps += steps or ()
+        return steps is not None
+
+    def _adds(self, node: Node, reshaped: str) -> bool:
+        # What is added cannot depend on this layer: nothing but this node reads the layer's output.
+        added = "" if self.residual or self.is_transposed else residual(node, self.graph, self.output, reshaped)
+        if added:
+            self.residual = added
+            self.steps.append(AddResidual())
+        return bool(added)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """A layer, and the position in the graph from which on its output is there."""
+
+    layer: Layer
+    position: int
+
+
+def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int]) -> FusedLayer:
+    """The layer of a node's product and of the nodes after it, whose positions join `taken`; those in it are left.
+
+    Nodes are fused if nothing else reads the output so far. Of two layers that an Add adds up, the one that is
+    asked first takes the Add. Raises UnsupportedError if the weights are not finite in their data type.
+    """
+    kernels = product.spec.kernels
+    affine = Affine(np.ones(kernels), np.zeros(kernels))
+    if not _stays_finite(product, affine):
+        fact = f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}"
+        raise UnsupportedError("weights not finite", fact)
+    fusion = _Fusion(product, graph, product.output, Axes(product.output_rank, product.channel_axis), affine)
+    if product.residual:
+        fusion.residual = product.residual
+        fusion.steps.append(AddResidual())
+    while nodes := fusion.take(taken):
+        taken.update(node.position for node in nodes)
+    layer = Layer(
+        name,
+        replace(product.spec, epilogue=tuple(fusion.steps)),
+        folded(product.kernel, product.bias, product.alpha, fusion.affine, product.spec.data_type),
+        product.input,
+        fusion.output,
+        fusion.residual,
+        product.rows,
+        tuple(map(str, fusion.nodes)),
+        node.operator,
+        tuple(fusion.reshaped),
+    )
+    return FusedLayer(layer, fusion.nodes[-1].position if fusion.nodes else node.position)
+
+
+def _stays_finite(product: Product, affine: Affine) -> bool:
+    """Whether the folded weights are finite in their data type: decided by the largest weight of each kernel."""
+    weights = folded(product.peaks, product.bias, product.alpha, affine, product.spec.data_type)
+    return bool(np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all())
+
+
+def affine_of(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -> Affine | None:
+    """What a node computes of a tensor with the product's kernels in it, None if that cannot be folded."""
+    rank, axis = axes.rank, axes.channel
+    if node.operator == "BatchNormalization":
+        names = node.inputs[1:5]
+        # Before opset 14, outputs beside the first one say that it trains.
+        training = node.integer("training_mode", 0) or any(node.outputs[1:]) or not node.integer("spatial", 1)
+        per_channel = rank is not None and rank > 1 and axis is not None and axis % rank == 1
+        if training or not per_channel or len(names) != 4 or not all(each in graph.constants for each in names):
+            return None
+        scale, shift, mean, variance = (graph.numbers(each) for each in names)
+        if any(each.shape != (kernels,) for each in (scale, shift, mean, variance)):
+            return None
+        return batch_normalization(scale, shift, mean, variance, node.floats.get("epsilon", EPSILON))
+    if node.operator not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    constant_first = node.inputs[1] == tensor
+    other = node.inputs[0 if constant_first else 1]
+    if other not in graph.constants:
+        return None
+    constant = per_kernel(graph.numbers(other), kernels, rank, axis)
+    return None if constant is None else arithmetic(node.operator, constant, constant_first)

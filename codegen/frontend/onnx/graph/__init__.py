@@ -1,0 +1,1 @@
+"""The ONNX graph before anything is compiled: nodes, constants, types and shapes."""

@@ -1,0 +1,123 @@
+"""What is known of every tensor before the model runs: its type, and its shape as a function of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.graph.constants import Constants, external_data
+from codegen.frontend.onnx.graph.dimensions import Dimension, Images, Inputs, PerImage, Shape
+from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR
+from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, text
+from codegen.frontend.onnx.graph.shape_propagation import ComputedShapes, Tensor, shape_of
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+SAMPLES = (240, 480)
+"""Numbers of images with which shapes are computed; divisible by whatever a model may group images by."""
+LIKELY_SIZES = (64, 256)
+"""That --input-shape would give: not too long for a sequence, not too small for an image."""
+
+
+class Inference:
+    """Types and shapes of the tensors of a main graph."""
+
+    def __init__(self, model: ModelProto, folder: Path, opset: int, inputs: Inputs, images: Images) -> None:
+        """Raises CheckpointError for a graph that contradicts itself."""
+        declared = _declared(model, folder)
+        self._inputs = inputs
+        self._images = images
+        _resolve_cast_like(model, declared)
+        self.constants = Constants(model.graph, folder, opset)
+        self._computed = ComputedShapes(model.graph, self.constants, opset, declared)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """By their names, dimensions that grow with the images as such."""
+        if not self._images.name:
+            return self._computed.at(_as_it_is)
+        first, second = (self._computed.at(_in_place_of(self._images.name, number)) for number in SAMPLES)
+        return {name: _by_images(tensor, second.get(name, tensor)) for name, tensor in first.items()}
+
+    def shapes_of_given_inputs(self) -> Iterator[Mapping[str, Shape | None]]:
+        """As they would be if every dimension of the inputs were given: one size or another."""
+        yield from map(self._shapes_at, LIKELY_SIZES)
+
+    def _shapes_at(self, size: int) -> Mapping[str, Shape | None]:
+        of_inputs = {each for shape in self._inputs.values() for each in shape or () if isinstance(each, str)}
+
+        def given(dimension: Dimension) -> Dimension:
+            if dimension == self._images.name:
+                return 1
+            return size if dimension in of_inputs else dimension
+
+        return {name: tensor.shape for name, tensor in self._computed.at(given).items()}
+
+
+def _as_it_is(dimension: Dimension) -> Dimension:
+    return dimension
+
+
+def _in_place_of(name: str, number: int) -> Callable[[Dimension], Dimension]:
+    return lambda dimension: number if dimension == name else dimension
+
+
+def _by_images(first: Tensor, second: Tensor) -> Tensor:
+    """What a tensor is for any number of images, from what it is for two."""
+    if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
+        return Tensor(first.element_type, None)
+    return Tensor(first.element_type, tuple(map(_dimension, first.shape, second.shape)))
+
+
+def _dimension(first: Dimension, second: Dimension) -> Dimension:
+    if first == second:
+        return first
+    if not (isinstance(first, int) and isinstance(second, int)):
+        return None
+    factor, remainder = divmod(second - first, SAMPLES[1] - SAMPLES[0])
+    return None if remainder else PerImage(factor, first - factor * SAMPLES[0])
+
+
+def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
+    """What onnx infers of the whole graph, with names for open dimensions; of large weights it sees the shape only."""
+    import onnx
+
+    slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    for field in ("node", "input", "output", "value_info"):
+        getattr(slim.graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
+        external = external_data(tensor, folder)  # checked even if no layer needs it
+        if prod(tensor.dims) > SMALL_TENSOR:
+            continue
+        if external is None:
+            stub.CopyFrom(tensor)
+        else:
+            stub.raw_data = external.read()
+    for sparse in model.graph.sparse_initializer:
+        slim.graph.initializer.add(name=text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
+    try:
+        graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
+        raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
+    initializers = {each.name: Tensor(each.data_type, tuple(each.dims)) for each in slim.graph.initializer}
+    return initializers | {
+        value.name: Tensor(value.type.tensor_type.elem_type, shape_of(value.type))
+        for value in (*graph.value_info, *graph.output, *graph.input)
+    }
+
+
+def _resolve_cast_like(model: ModelProto, tensors: Mapping[str, Tensor]) -> None:
+    """A cast to the type of another tensor, which is known, is one to that type: it needs that tensor no more."""
+    for node in model.graph.node:
+        if node.op_type == "CastLike" and node.domain in ONNX_DOMAINS and len(node.input) == 2:
+            like = tensors.get(node.input[1])
+            if like is not None and like.element_type:
+                node.op_type = "Cast"
+                del node.input[1:]
+                node.attribute.add(name="to", type=2, i=like.element_type)

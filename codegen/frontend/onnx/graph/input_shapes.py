@@ -1,0 +1,61 @@
+"""The shapes of a model's inputs: what `--input-shape` may set, and which one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.graph.dimensions import Inputs, Shape, in_words, is_known
+from codegen.frontend.onnx.graph.graph import Graph
+
+
+def check_input_shapes(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises CheckpointError, naming the model's inputs, if a given shape is for none of them or has another rank."""
+    known = "the model's inputs are " + ", ".join(f"{name} {in_words(shape)}" for name, shape in inputs.items())
+    for name, shape in given.items():
+        fact = f"the shape {list(shape)} cannot be set for input '{name}'"
+        if name not in inputs:
+            raise CheckpointError(f"{fact}: there is no such input; {known}")
+        if not shape or min(shape) < 1:
+            raise CheckpointError(f"{fact}: every dimension is 1 or more; {known}")
+        size = inputs[name]
+        if size is not None and len(size) != len(shape):
+            raise CheckpointError(f"{fact}: it has {len(size)} dimensions, not {len(shape)}; {known}")
+
+
+class MissingShapes:
+    """Why the shape of a tensor is not known, and whether --input-shape would help."""
+
+    def __init__(
+        self, inputs: Inputs, graph: Graph, given_shapes: Callable[[], Iterator[Mapping[str, Shape | None]]]
+    ) -> None:
+        """`given_shapes` tells what the shapes would be if all the inputs' were given, for a few sizes."""
+        self._inputs = inputs
+        self._graph = graph
+        self._given_shapes = cache(lambda: list(given_shapes()))
+
+    def options(self, tensor: str, axes: slice) -> str:
+        """The options that would make a tensor's dimensions along these axes known, empty if none would."""
+        open_inputs = [name for name in self._graph.inputs_of(tensor) if name in self._inputs]
+        open_inputs = [name for name in open_inputs if not is_known(self._inputs[name])]
+        if not all(self._inputs[name] is None or self._would_help(tensor, axes) for name in open_inputs):
+            return ""
+        return " ".join(f"--input-shape {_option(name, self._inputs[name])}" for name in open_inputs)
+
+    def _would_help(self, tensor: str, axes: slice) -> bool:
+        shapes = (shapes.get(tensor) for shapes in self._given_shapes())
+        return any(shape is not None and is_known(shape[axes]) for shape in shapes)
+
+    def reason(self, tensor: str) -> str:
+        """Of a convolution's input."""
+        if options := self.options(tensor, slice(2, None)):
+            return f"height and width of its input are not known; give them with {options}"
+        return "height and width of its input do not follow from the model's inputs; only fixed sizes are compiled"
+
+
+def _option(name: str, shape: Shape | None) -> str:
+    if shape is None:
+        return f"{name}:1,CHANNELS,HEIGHT,WIDTH"
+    numbers = [str(each) if isinstance(each, int) else "SIZE" if axis else "1" for axis, each in enumerate(shape)]
+    return f"{name}:{','.join(numbers)}"

@@ -1,0 +1,256 @@
+"""An ONNX file read into a Checkpoint: convolutions and fully connected layers, and what is skipped, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.export.residual_graph import OnnxRest
+from codegen.frontend.onnx.extract.diagnostics import NOT_COMPILED
+from codegen.frontend.onnx.extract.layers import COMPILED, read_layers
+from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weights_places
+from codegen.frontend.onnx.fuse.channels_first import channels_first
+from codegen.frontend.onnx.graph.constants import stored_constants
+from codegen.frontend.onnx.graph.dimensions import Images, Inputs, images_of
+from codegen.frontend.onnx.graph.functions import inline_functions, sub_graphs
+from codegen.frontend.onnx.graph.graph import Graph
+from codegen.frontend.onnx.graph.inference import Inference
+from codegen.frontend.onnx.graph.input_shapes import MissingShapes, check_input_shapes
+from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
+from codegen.frontend.onnx.graph.shape_propagation import shape_of
+from codegen.ir.checkpoint import Checkpoint, Layer
+from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
+from codegen.keys import digest_fields
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+OLDEST_OPSET = 7
+LARGEST_FILE_BYTES = 2**31 - 1
+"""Protobuf's limit."""
+
+SHOWN_REASONS = 5
+
+
+def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+    """Reads an ONNX model (opset 7 or later): weights in initializers, Constant nodes or files beside the model.
+
+    Convolutions, transposed ones and fully connected layers of the main graph become layers, each with what follows it
+    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the
+    shapes of graph inputs by name, for models whose height and width are not fixed. -0.0 is read as 0.0. Raises
+    CheckpointError, one line that names the file.
+    """
+    path = Path(path)
+    try:
+        model = _parse(path)
+        _opset(model)
+        model = inline_functions(model)
+        inputs, images = _set_input_shapes(model.graph, input_shapes or {})
+        inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        read_inside = frozenset(_read_in_sub_graphs(model.graph))
+        if channels_first(model.graph, inference.constants, inference.tensors, images, read_inside):
+            inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        layers, skipped, notes = _read_graph(model.graph, inference, inputs, images)
+        _check_not_empty(layers, skipped)
+    except CheckpointError as error:
+        raise CheckpointError(" ".join(f"{path}: {error}".splitlines())) from error
+    return Checkpoint(
+        path.stem,
+        str(path),
+        _digest(layers, skipped),
+        tuple(layers),
+        tuple(skipped),
+        OnnxRest(model, inference.constants, inference.tensors),
+        tuple(notes),
+    )
+
+
+def _parse(path: Path) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        if path.is_dir():
+            raise CheckpointError("it is a directory, without a network of TSV files: give the ONNX file in it")
+        if path.exists() and not path.is_file():
+            raise CheckpointError("it is not a regular file: give an ONNX file")
+        if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
+            raise CheckpointError(f"it has {size} bytes, protobuf reads 2 GB: export the weights as external data")
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError("there is no such file: check the path") from error
+    except OSError as error:
+        raise CheckpointError(f"it cannot be read ({error.strerror}): check the file and its permissions") from error
+    if not data:
+        raise CheckpointError("it is empty: export or copy the model again")
+    try:
+        model = onnx.load_model_from_string(data)
+    except DecodeError as error:
+        raise CheckpointError("it is not an ONNX model, or was cut short: export or copy the model again") from error
+    if not model.graph.node:
+        raise CheckpointError("it is not an ONNX model, or was cut short (no graph): export or copy the model again")
+    return model
+
+
+def _opset(model: ModelProto) -> int:
+    """The version of ONNX's operators. Raises CheckpointError if there is none, or one that is too old."""
+    versions: list[int] = [opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS]
+    if not versions:
+        raise CheckpointError("it names no opset of ONNX's operators, or was cut short: export or copy the model again")
+    if (opset := max(versions)) < OLDEST_OPSET:
+        raise CheckpointError(
+            f"its opset {opset} is older than {OLDEST_OPSET}: convert it with onnx.version_converter or export it again"
+        )
+    return opset
+
+
+def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Inputs, Images]:
+    """The inputs without the weights, which ONNX lists among those of old models; all their dimensions have names."""
+    weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    values = {text(value.name): value for value in graph.input if value.name not in weights}
+    for name, value in values.items():
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if dimension.dim_value <= 0 and not dimension.dim_param:
+                dimension.dim_param = f"{name}[{axis}]"  # so that shapes that go back to it can be compared
+    inputs = {name: shape_of(value.type) for name, value in values.items()}
+    check_input_shapes(inputs, input_shapes)
+    images = images_of(inputs, input_shapes)
+    for name, shape in input_shapes.items():
+        dimensions = values[name].type.tensor_type.shape.dim
+        del dimensions[:]
+        for size in shape:
+            dimensions.add(dim_value=size)
+    if input_shapes:  # the shapes that the exporter wrote down are those of other inputs
+        del graph.value_info[:]
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+    return {**inputs, **input_shapes}, images
+
+
+@cache
+def _element_type(number: int) -> str:
+    """NumPy's name of an ONNX element type where there is one."""
+    import onnx
+
+    names: dict[int, str] = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+    name = names.get(number, f"type {number}")
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _read_graph(
+    graph: GraphProto, inference: Inference, inputs: Inputs, images: Images
+) -> tuple[list[Layer], list[SkippedLayer], list[str]]:
+    nodes = tuple(_plain(node, position=i) for i, node in enumerate(graph.node))
+    with_weights = list(_nodes_with_weights(graph, inference.constants.names, nodes))
+    tensors = inference.tensors
+    known = Graph(
+        nodes,
+        frozenset(output.name for output in graph.output) | frozenset(_read_in_sub_graphs(graph)),
+        inference.constants,
+        {name: _element_type(tensor.element_type) for name, tensor in tensors.items() if tensor.element_type},
+        {name: tensor.shape for name, tensor in tensors.items()},
+        images,
+    )
+    missing = MissingShapes(inputs, known, inference.shapes_of_given_inputs)
+    layers, skipped = read_layers(with_weights, known, missing)
+    return layers, skipped, [*_notes_on_rows(layers, missing), *_notes_on_integers(layers, nodes)]
+
+
+def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[str]:
+    dequantized = {name for node in nodes if node.operator == "DequantizeLinear" for name in node.outputs}
+    quantized = [layer for layer in layers if layer.input in dequantized]
+    if not quantized:
+        return []
+    return [
+        f"{len(quantized)} of {len(layers)} layers are of a network quantized to integers (QuantizeLinear and "
+        "DequantizeLinear around them); they are compiled in floating point, and these nodes stay outside: give the "
+        "model as it was before quantization"
+    ]
+
+
+def _notes_on_rows(layers: Sequence[Layer], missing: MissingShapes) -> list[str]:
+    unknown = [layer for layer in layers if layer.rows is None]
+    if not unknown:
+        return []
+    options = next(filter(None, (missing.options(layer.input, slice(-1)) for layer in unknown)), "")
+    return [
+        f"how many rows an image has in {len(unknown)} of {len(layers)} layers does not follow from the file; they are "
+        f"tiled for {LIKELY_ROWS}{f', for other lengths give {options}' if options else ''}"
+    ]
+
+
+def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
+    for proto, node in zip(graph.node, nodes, strict=True):
+        if constants.issuperset(node.outputs):  # what it computes is a constant, of whoever reads that
+            continue
+        if node.operator in PRODUCTS:  # one of two activations, as in attention, has no weights
+            if any(node.input(place) in constants for place in weights_places(node)):
+                yield node
+        elif node.operator in COMPILED or node.operator in NOT_COMPILED:
+            yield node
+        for inner in sub_graphs(proto):
+            owner = node.owner or f"a sub-graph of {node.operator} '{node.name}'"
+            known = constants | stored_constants(inner).keys()
+            yield from _nodes_with_weights(inner, known, [_plain(each, owner) for each in inner.node])
+
+
+def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
+    """What the nodes of sub-graphs read, which may be tensors of the graph around them."""
+    for node in graph.node:
+        for inner in sub_graphs(node):
+            yield from (name for each in inner.node for name in each.input)
+            yield from (output.name for output in inner.output)
+            yield from _read_in_sub_graphs(inner)
+
+
+def _plain(node: NodeProto, owner: str = "", position: int = -1) -> Node:
+    attributes = {text(attribute.name): attribute for attribute in node.attribute}
+    return Node(
+        text(node.op_type),
+        text(node.domain),
+        text(node.name),
+        tuple(map(text, node.input)),
+        tuple(map(text, node.output)),
+        {name: (a.i,) for name, a in attributes.items() if a.type == a.INT}
+        | {name: tuple(a.ints) for name, a in attributes.items() if a.type == a.INTS},
+        {name: a.f for name, a in attributes.items() if a.type == a.FLOAT},
+        {name: a.s.decode(errors="replace") for name, a in attributes.items() if a.type == a.STRING},
+        owner,
+        position,
+    )
+
+
+def _check_not_empty(layers: list[Layer], skipped: list[SkippedLayer]) -> None:
+    if layers:
+        return
+    if not skipped:
+        raise CheckpointError(
+            "it has nothing to compile, no node with weights: give a model with convolutions or fully connected layers"
+        )
+    reasons = "; ".join(f"{layer.name} ({layer.operator}): {layer.reason}" for layer in skipped[:SHOWN_REASONS])
+    more = f"; and {len(skipped) - SHOWN_REASONS} more" if len(skipped) > SHOWN_REASONS else ""
+    raise CheckpointError(f"it has nothing to compile, every node with weights is skipped: {reasons}{more}")
+
+
+def _digest(layers: list[Layer], skipped: list[SkippedLayer]) -> str:
+    read = [
+        [
+            layer.name,
+            layer.spec.to_json(),
+            layer.weights.digest,
+            layer.input,
+            layer.output,
+            layer.residual,
+            layer.gate,
+            layer.rows,
+            layer.folded,
+        ]
+        for layer in layers
+    ]
+    unread = [[layer.name, layer.operator, layer.reason] for layer in skipped]
+    return digest_fields({"layers": json.dumps(read), "skipped": json.dumps(unread)})

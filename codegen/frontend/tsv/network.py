@@ -1,0 +1,157 @@
+"""A network of TSV files: read into a Checkpoint, and written.
+
+The batch's rows lie across: a kernel's image is a tile of rows, [neurons][rows of a tile], and a layer a 1x1
+convolution of it, so that the lanes of a warp are rows and their loads lie side by side. Between two layers nobody
+asks in which order the neurons come: those that read the same inputs become neighbours, so that a K group loads few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.frontend.onnx.export.layer_sequence import Chain
+from codegen.frontend.tsv.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from codegen.frontend.tsv.triples import read_text, read_triples, write_triples
+from codegen.ir.checkpoint import Checkpoint, FloatArray, Layer, Weights
+from codegen.ir.layer_spec import Clip, Conv2d
+from codegen.keys import digest_fields
+from codegen.model_zoo.radixnet import SparseMatrix
+
+TILE_ROWS = 256
+"""Rows of the batch that are an image, where the network is not so wide that their addresses are too far apart."""
+OFFSET_BYTES = 2**23
+"""What an address in machine code may add to a register."""
+LEAST_TILE_ROWS = 32
+
+
+def read_tsv_network(path: Path | str) -> Checkpoint:
+    """Reads a manifest, or a folder with one or with the challenge's files. Raises CheckpointError, naming the file."""
+    manifest, matrices = read_matrices(Path(path))
+    return sparse_network(manifest.name, str(path), manifest.neurons, matrices, manifest.biases, manifest.clip)
+
+
+def read_matrices(path: Path) -> tuple[Manifest, tuple[SparseMatrix, ...]]:
+    """The same as it is in the files: of equal files the same matrix. Raises CheckpointError."""
+    manifest = read_manifest(path)
+    contents: dict[Path, bytes] = {}
+    read: dict[tuple[bytes, int, int], SparseMatrix] = {}
+    layers = []
+    for i, file in enumerate(manifest.files):
+        if file not in contents:
+            contents[file] = hashlib.sha256(read_text(file)).digest()
+        key = (contents[file], manifest.neurons[i], manifest.neurons[i + 1])
+        if key not in read:
+            read[key] = read_triples(file, *key[1:])
+        layers.append(read[key])
+    return manifest, tuple(layers)
+
+
+def sparse_network(
+    name: str,
+    path: str,
+    neurons: Sequence[int],
+    matrices: Sequence[SparseMatrix],
+    biases: Sequence[float],
+    clip: float | None,
+    *,
+    in_order: bool = True,
+) -> Checkpoint:
+    """The checkpoint of these layers; `neurons` are those of the input, then of each layer.
+
+    Layers of the same matrix, bias and order share their weights. Unless the outputs are to come in their own order,
+    those of the last layer come in that of `together` too, in which it is less code.
+    """
+    rows = tile_rows(max(neurons))
+    orders: dict[int, NDArray[np.int64]] = {}
+    made: dict[tuple[int, int, float, bool], Weights] = {}
+    layers = []
+    before = -1
+    """Whose order the inputs have: of the matrix with this id, or their own."""
+    for i, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
+        inputs, outputs, plain = neurons[i], neurons[i + 1], in_order and i == len(matrices) - 1
+        if id(matrix) not in orders:
+            orders[id(matrix)] = together(matrix, outputs)
+        key = (id(matrix), before, bias, plain)
+        if key not in made:
+            kernel = matrix.kernel(inputs, outputs)
+            kernel = kernel if plain else kernel[orders[id(matrix)]]
+            kernel = kernel if before == -1 else kernel[:, orders[before]]
+            made[key] = _weights(kernel, bias)
+        spec = Conv2d(inputs, 1, rows, outputs, 1, 1, epilogue=(Clip(0.0, clip),))
+        tensors = (
+            "input" if i == 0 else f"layer{i}.output",
+            "output" if i == len(matrices) - 1 else f"layer{i + 1}.output",
+        )
+        layers.append(Layer(f"layer{i + 1}", spec, made[key], *tensors, operator="TSV"))
+        before = id(matrix)
+    return Checkpoint(name, path, _digest(layers), tuple(layers), rest=Chain(layers))
+
+
+def tile_rows(neurons: int) -> int:
+    """Rows of an image of a network that is nowhere wider than this."""
+    rows = TILE_ROWS
+    while rows > LEAST_TILE_ROWS and 4 * rows * neurons > OFFSET_BYTES:
+        rows //= 2
+    return rows
+
+
+def together(matrix: SparseMatrix, outputs: int) -> NDArray[np.int64]:
+    """An order of the outputs in which those that read the same inputs are neighbours.
+
+    Each is followed by the one that shares the most inputs with it, of those that have no place yet.
+    """
+    order = np.lexsort((matrix.sources, matrix.targets))
+    sources, targets = matrix.sources[order], matrix.targets[order]
+    ends = np.searchsorted(targets, np.arange(outputs + 1))
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for output, (begin, end) in enumerate(pairwise(ends.tolist())):
+        alike.setdefault(tuple(sources[begin:end].tolist()), []).append(output)
+    read = list(alike)
+    readers: dict[int, set[int]] = {}
+    for number, inputs in enumerate(read):
+        for each in inputs:
+            readers.setdefault(each, set()).add(number)
+    left = dict.fromkeys(range(len(read)))
+    placed: list[int] = []
+    shared: Counter[int] = Counter()
+    while left:
+        number = min(shared, key=lambda other: (-shared[other], other)) if shared else next(iter(left))
+        del left[number]
+        placed += alike[read[number]]
+        for each in read[number]:
+            readers[each].discard(number)
+        shared = Counter(other for each in read[number] for other in readers[each])
+    return np.array(placed, dtype=np.int64)
+
+
+def write_tsv_network(
+    folder: Path, matrices: Sequence[SparseMatrix], neurons: int, layers: int, bias: float, clip: float | None
+) -> Path:
+    """Writes each matrix once, and a manifest of so many layers that has them in turn; gives the manifest's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for i, matrix in enumerate(matrices):
+        files.append(folder / f"n{neurons}-l{i + 1}.tsv")
+        write_triples(files[-1], matrix)
+    in_turn = tuple(files[i % len(files)] for i in range(layers))
+    path = folder / MANIFEST
+    write_manifest(path, Manifest(folder.name, (neurons,) * (layers + 1), in_turn, (bias,) * layers, clip))
+    return path
+
+
+def _weights(kernel: FloatArray, bias: float) -> Weights:
+    values = np.full(len(kernel), bias, dtype=np.float32)
+    return Weights(np.ascontiguousarray(kernel)[:, :, None, None], values)
+
+
+def _digest(layers: Sequence[Layer]) -> str:
+    read = [[layer.name, layer.spec.to_json(), layer.weights.digest, layer.input, layer.output] for layer in layers]
+    return digest_fields({"layers": json.dumps(read)})

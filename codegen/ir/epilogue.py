@@ -1,0 +1,115 @@
+"""The steps of an epilogue: what a kernel does with its sums after the bias, before it stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Values below `low` become `low`, those above `high` become `high`, NaN stays; Relu is Clip(low=0)."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakyRelu:
+    """Values below zero are multiplied by the slope."""
+
+    slope: float
+
+
+@dataclass(frozen=True)
+class AddResidual:
+    """Adds the element of the layer's second input, which has the shape of the output."""
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + exp(-v))"""
+
+
+@dataclass(frozen=True)
+class HardSigmoid:
+    """alpha v + beta, within 0 and 1; alpha is not zero."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class HardSwish:
+    """v times HardSigmoid(alpha, beta) of v."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Swish:
+    """v / (1 + exp(-alpha v)): SiLU where alpha is 1, which is not zero."""
+
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class Gelu:
+    """v times the normal distribution's share below v; or what of that is written with tanh."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+@dataclass(frozen=True)
+class Tanh:
+    """The hyperbolic tangent."""
+
+
+@dataclass(frozen=True)
+class Mish:
+    """v tanh(log(1 + exp(v)))"""
+
+
+POOL_STRIDE = 2
+"""Rows and columns from a window of a max pool to the next."""
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """The largest of each 2x2 or 3x3 values, two apart, or NaN if one of them is: of a convolution the last step.
+
+    The steps before it never fall: `codegen.kernels.max_pool.rises` knows which.
+    """
+
+    window: Literal[2, 3] = 2
+    """Rows, and columns."""
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right: 0 or 1, of windows of 3x3. Nothing is there that could be the largest."""
+
+    def outputs(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of windows of a map of these."""
+        top, left, bottom, right = self.padding
+        inside = (height + top + bottom - self.window, width + left + right - self.window)
+        return inside[0] // POOL_STRIDE + 1, inside[1] // POOL_STRIDE + 1
+
+
+Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
+"""A step that computes a function; `codegen.verification.activations` has it in float64, with its error bound."""
+
+Step = Clip | LeakyRelu | AddResidual | MaxPool | Activation
+"""What the kernel does with a sum after the bias, before it stores it."""
+
+STEPS: dict[str, type[Step]] = {
+    "clip": Clip,
+    "leaky_relu": LeakyRelu,
+    "add_residual": AddResidual,
+    "max_pool": MaxPool,
+    "sigmoid": Sigmoid,
+    "hard_sigmoid": HardSigmoid,
+    "hard_swish": HardSwish,
+    "swish": Swish,
+    "gelu": Gelu,
+    "tanh": Tanh,
+    "mish": Mish,
+}

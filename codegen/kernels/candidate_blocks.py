@@ -1,0 +1,57 @@
+"""The blocks of convolutions that are worth a look, and what their streams have of kernels and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codegen.ir.epilogue import POOL_STRIDE
+from codegen.kernels.geometry import Geometry
+
+
+def paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks of one image, whose threads have two columns, and those whose threads have two images."""
+    for width, height, rows, images in blocks(geometry, -(-geometry.positions_width // 2)):
+        if images == 1:
+            yield width, height, rows, 1
+    for width, height, rows, images in blocks(geometry, geometry.positions_width):
+        yield width, height, rows, 2 * images
+
+
+def blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Width, height, rows of a thread and images of a block, of maps this wide; up to 1024 threads."""
+    height = geometry.positions_height
+    if geometry.is_pointwise:
+        widths, heights, rows_choices = {64, 128, 256, 512}, {1}, [1]
+    else:
+        widths, heights, rows_choices = {8, 16, 64}, {1, 2, 4, 7, 8, 14, 16, min(height, 32)}, [1, 2]
+    widths = {min(width, each) for each in (*widths, 32)} | {-(-width // 2), width}
+    if geometry.overlap:
+        widths, heights = _of_windows(geometry, widths | {width // 4}), _of_windows(geometry, heights)
+    for tile_width in sorted(widths):
+        for tile_height in sorted(heights):
+            if tile_width * tile_height < 32 and tile_height < height:
+                continue
+            for rows in rows_choices:
+                if tile_height * rows >= height + max(tile_height, rows):
+                    continue
+                whole = tile_width >= width and tile_height * rows >= height
+                for images in (1, 2, 4, 8, 16, 32) if whole else (1,):
+                    if tile_width * tile_height * images <= 1024:
+                        yield tile_width, tile_height, rows, images
+
+
+def _of_windows(geometry: Geometry, sizes: set[int]) -> set[int]:
+    """About these sizes of tiles: those of whole windows, with what the last one shares with the next tile."""
+    return {size // POOL_STRIDE * POOL_STRIDE + geometry.overlap for size in sizes if size >= POOL_STRIDE}
+
+
+def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
+    """Kernels of a stream and channels of a chunk."""
+    shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_kernels)
+    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
+    for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
+        for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
+            yield kernels, channels
+    for groups in (2, 4, 8, 16, 32):
+        if geometry.groups % groups == 0 and geometry.groups > 1:
+            yield groups * geometry.group_kernels, groups * geometry.group_channels

@@ -1,0 +1,316 @@
+"""Direct 2-D convolution, transposed or not: the generated parts of conv2d.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from codegen.ir.epilogue import POOL_STRIDE
+from codegen.ir.launch import GridSize, Launch, numbers_of, tensors_of
+from codegen.ir.layer_spec import is_bounded, is_pooled, prepares_inputs
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import weight_stream
+from codegen.kernels.block_order import order_parameters
+from codegen.kernels.candidate_blocks import blocks, divisions, paired_blocks
+from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
+from codegen.kernels.geometry import Geometry
+from codegen.kernels.lowering import LoweredConvolution, Tiled, TiledConvolution
+from codegen.kernels.max_pool import exchanged_by, pool_parameters, pooled_epilogue, stores_of, with_windows
+from codegen.kernels.output_region import Region
+from codegen.kernels.register_budget import carried, held, most_registers, resident_blocks, sum_registers
+from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent
+from codegen.kernels.weight_stream import Store, Tap
+from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
+
+KERNEL = "conv2d"
+SOURCE = "conv2d.cu"
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
+    """Tiles, images, K groups: the group is slowest so that all multiprocessors follow one stream at a time."""
+    spec, tiling = layer.spec, layer.tiling
+    down, across = layer.tiles
+    groups = layer.streams.count if part is None else part.end - part.first
+    return Launch(
+        kernel=KERNEL,
+        grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
+        block=(layer.threads, 1, 1),
+        shared_bytes=_shared_bytes(layer, tiling.stages),
+        arguments=(*tensors_of(spec), *numbers_of(spec)),
+        data_type=spec.data_type,
+        output_step=prod(spec.output_shape),
+        input_step=prod(spec.input_shape) if is_bounded(spec) else None,
+    )
+
+
+def _shared_bytes(layer: TiledConvolution, stages: int) -> int:
+    return 4 * with_gates(layer, _shared_words(layer, stages))
+
+
+def _shared_words(layer: TiledConvolution, stages: int) -> int:
+    """Chunks, or afterwards the sums that other threads or the other blocks of a cluster read; without gates."""
+    exchanged = layer.tiling.rows * layer.sums * layer.threads if layer.tiling.cluster > 1 else 0
+    return with_windows(layer, max(layer.input_tile.shared_words(stages), exchanged))
+
+
+def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
+    """What the block with this tile, number of images and K group computes; its images may reach beyond the batch."""
+    spec, geometry, tiling = layer.spec, layer.geometry, layer.tiling
+    tile, image, group = block
+    _, across = layer.tiles
+    kernel = layer.streams.first_kernel(group)
+    # A stream at the end of a span has fewer kernels than the others.
+    end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
+    window = POOL_STRIDE if is_pooled(spec) else 1
+    rows, columns = layer.tile_steps
+    columns *= layer.pairing.neighbours
+    return Region(
+        slice(image * tiling.images, (image + 1) * tiling.images),
+        slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
+        _outputs(tile // across, rows // window, geometry.phases[0], geometry.crop[0], spec.output_height),
+        _outputs(tile % across, columns // window, geometry.phases[1], geometry.crop[1], spec.output_width),
+    )
+
+
+def _outputs(tile: int, positions: int, phases: int, crop: int, outputs: int) -> slice:
+    start = tile * positions * phases - crop
+    return slice(max(start, 0), min(start + positions * phases, outputs))
+
+
+def sources(layer: TiledConvolution) -> dict[str, str]:
+    """The generated headers that conv2d.cu includes."""
+    stores = list(_stores(layer))
+    if layer.tiling.form == "full":
+        body, epilogue = "", weight_stream.full_streams(layer, stores, _address(layer))
+    else:
+        body = weight_stream.rolled_body(layer, _address(layer))
+        words = _shared_words(layer, layer.tiling.stages)
+        epilogue = (
+            pooled_epilogue(layer, stores, words) if is_pooled(layer.spec) else weight_stream.rolled_epilogue(stores)
+        )
+    return {
+        "parameters.h": _parameters(layer),
+        "copies.h": _copy_lines(layer),
+        "body.h": body,
+        "accumulate.h": weight_stream.accumulate(layer),
+        "epilogue.h": epilogue,
+    }
+
+
+def _address(layer: TiledConvolution) -> weight_stream.Address:
+    tile, geometry = layer.input_tile, layer.geometry
+
+    def address(tap: Tap) -> tuple[str, str]:
+        edge = tile.edge(tap.row, tap.kernel_column)
+        row, column = tap.row - geometry.pad_top + tile.rows_above, tap.column - geometry.pad_left * tile.whole_rows
+        pointer = "in" if edge is None else f"edge[{edge}]"
+        return pointer, f"{tap.channel} * CHANNEL_WORDS + ({row}) * ROW_WORDS + ({column})"
+
+    return address
+
+
+def _parameters(layer: TiledConvolution) -> str:
+    spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
+    edges = [(edge.row or 0, edge.column * geometry.dilation[1]) for edge in tile.edges]
+    values: dict[str, int | str] = {
+        "LOOPED": 0,
+        "IMAGES": tiling.images,
+        "SHARE_CHANNELS": layer.streams.channels,
+        "STORED_KERNELS": layer.streams.stored_kernels,
+        "RESIDENT_BLOCKS": resident_blocks(layer),
+        "PAIR_IMAGES": pair.images,
+        "PAIR_COLUMNS": pair.columns,
+        "NEIGHBOURS": pair.neighbours,
+        "HEIGHT": geometry.height,
+        "WIDTH": geometry.width,
+        "STRIDE_Y": geometry.stride[0],
+        "STRIDE_X": geometry.stride[1],
+        "STEP_Y": geometry.step[0],
+        "STEP_X": geometry.step[1],
+        "PAD_TOP": f"({tile.rows_above})",
+        "PAD_LEFT": f"({geometry.pad_left})",
+        "UP_Y": geometry.phases[0],
+        "UP_X": geometry.phases[1],
+        "CROP_Y": geometry.crop[0],
+        "CROP_X": geometry.crop[1],
+        "OUTPUT_HEIGHT": spec.output_height,
+        "OUTPUT_WIDTH": spec.output_width // pair.neighbours,
+        "TILES_X": layer.tiles[1],
+        "TILE_STEP_Y": layer.tile_steps[0],
+        "TILE_STEP_X": layer.tile_steps[1],
+        "WHOLE_ROWS": int(tile.whole_rows),
+        "ROW_STEP": geometry.row_step,
+        "CHANNEL_STEP": geometry.channel_step,
+        "IMAGE_ELEMENTS": geometry.image_elements,
+        "PATCH_GAP": tile.patch_gap,
+        "ROW_LENGTH": (geometry.channel_step * (tiling.chunk_channels if tile.merged else 1))
+        if tile.whole_rows
+        else geometry.width,
+        "ROW_WORDS": tile.row_words,
+        "CHANNEL_WORDS": tile.channel_words,
+        "IMAGE_WORDS": tile.image_words,
+        "STAGE": tile.stage_words,
+        "MARGIN": tile.margin,
+        "UNIT": tile.unit,
+        "ROW_UNITS": tile.row_units,
+        "CHANNEL_UNITS": tile.channel_units,
+        "IMAGE_UNITS": tile.image_units,
+        "POINTERS": tile.pointers,
+        "HELD": held(layer),
+        "ADVANCE": tiling.chunk_channels * geometry.channel_step,
+        "JUMP": geometry.channel_jump,
+        "JUMP_AFTER": geometry.patch_rows,
+        "PAIR_OFFSET": geometry.image_elements if pair.images == 2 else tiling.tile_width * geometry.stride[1],
+        "EDGES": len(tile.edges),
+        "EDGE_STARTS": "{" + ", ".join(str(column - geometry.pad_left) for _, column in edges) + "}",
+        "ROW_EDGES": int(any(edge.row is not None for edge in tile.edges)),
+        "EDGE_ROWS": "{" + ", ".join(str(row - geometry.pad_top) for row, _ in edges) + "}",
+        "ZERO_WORDS": tile.zero_words,
+        "ZEROS_BEFORE": tile.zeros_before,
+        **order_parameters(layer),
+        **pool_parameters(layer),
+        **gate_parameters(layer, _shared_words(layer, tiling.stages)),
+    }
+    return weight_stream.parameters(layer, values)
+
+
+def _copy_lines(layer: TiledConvolution) -> str:
+    tile = layer.input_tile
+    channels = range(0, layer.tiling.chunk_channels, tile.pass_channels)
+    return "".join(
+        f"COPY({j}, {i * tile.pointers + j}, {c}, {c} * CHANNEL_STEP, {c} * CHANNEL_WORDS)\n"
+        for i, c in enumerate(channels)
+        for j in range(tile.pointers)
+    )
+
+
+def _stores(layer: TiledConvolution) -> Iterator[Store]:
+    geometry, tiling, pair = layer.geometry, layer.tiling, layer.pairing
+    up_y, up_x = geometry.phases
+    window = POOL_STRIDE if is_pooled(layer.spec) else 1
+    for p in range(tiling.rows):
+        for q in range(pair.images * pair.columns):
+            image, column = (q, 0) if pair.images == 2 else (0, q)
+            for k in range(layer.streams.stored_kernels):
+                for phase in range(geometry.phase_count):
+                    down, across = p * up_y + phase // up_x, column * tiling.tile_width // window * up_x + phase % up_x
+                    yield Store(
+                        p * pair.images * pair.columns + q,
+                        k * geometry.phase_count + phase,
+                        f"IN_RANGE({image}, {down}, {across})",
+                        image,
+                        f"{down} * OUTPUT_WIDTH + {across} + {k} * OUTPUT_PLANE",
+                    )
+
+
+def work(layer: TiledConvolution) -> Work:
+    """What one stream does."""
+    spec, geometry, tiling, streams, tile, pair = (
+        layer.spec,
+        layer.geometry,
+        layer.tiling,
+        layer.streams,
+        layer.input_tile,
+        layer.pairing,
+    )
+    height, width = input_extent(geometry, tiling)
+    kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
+    taps = geometry.kernel_height * geometry.kernel_width
+    used_rows = min(
+        (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
+    )
+    sums = tiling.rows * layer.sums
+    outputs = spec.kernels * spec.output_height * spec.output_width
+    element = ELEMENT_BYTES[spec.data_type]
+    word = element * pair.neighbours
+    per_channel = tiling.rows * kernels * geometry.phase_count * taps
+    return Work(
+        streams=streams.count,
+        threads=layer.threads,
+        sums=sum_registers(layer),
+        terms=per_channel * streams.channels,
+        inputs=used_rows * geometry.kernel_width * streams.channels // tile.vector,
+        pointers=tile.pointers_held,
+        copies=tile.copies * streams.chunks,
+        chunks=streams.chunks,
+        prepared=used_rows * geometry.kernel_width * streams.channels if prepares_inputs(spec) else 0,
+        gate_loads=gate_loads(layer),
+        stores=stores_of(layer, sums * pair.halves // streams.shares)
+        + exchange_instructions(sums, tiling.cluster, pair.halves),
+        slots=per_channel * tiling.chunk_channels,
+        results=sums
+        * used_rows
+        * tiling.chunk_channels
+        // (weight_stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
+        tile_bytes=streams.channels * tiling.images * height * _row_bytes(geometry, tile, word * pair.columns, width),
+        input_bytes=word * geometry.image_elements,
+        output_bytes=element * outputs,
+        largest_offset_bytes=element
+        * max(
+            pair.images * outputs,
+            pair.neighbours
+            * ((pair.images - 1) * geometry.image_elements + tiling.chunk_channels * geometry.channel_step),
+        ),
+        conflicts=_conflicts(layer),
+        packed_sums=sums if layer.adds_up_in_float32 else 0,
+        held=carried(layer),
+        most_registers=most_registers(layer),
+        copy_instructions=_copy_instructions(layer),
+        exchanged=exchanged_by(layer, sums * pair.halves),
+    )
+
+
+def _copy_instructions(layer: TiledConvolution) -> float:
+    """Instructions per copy of 16-bit elements through registers: zeros and a load per output, packing, a store."""
+    if layer.spec.data_type == "float32" or layer.pairing.whole_words:
+        return ASYNCHRONOUS_COPY
+    return 1.5 + 2 * layer.pairing.halves + layer.input_tile.unit
+
+
+def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:
+    """What a row of the tile takes of memory: whole sectors of 32 bytes, which it starts in anywhere."""
+    if tile.whole_rows:
+        return element * geometry.width
+    return element * width * geometry.step[1] + 28
+
+
+def _conflicts(layer: TiledConvolution) -> float:
+    tiling, tile, (down, across) = layer.tiling, layer.input_tile, layer.geometry.tile_stride
+    steps = (tile.image_words, tiling.rows * down * tile.row_words, across + tile.patch_gap)
+    image_step, row_step, column_step = (step // tile.vector for step in steps)
+    shape = (layer.word_images, tiling.tile_height, tiling.tile_width)
+    return average_conflicts(shape, (image_step % BANKS, row_step % BANKS, column_step))
+
+
+def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
+    """Tilings worth a look, in a fixed order, whether they fit or not."""
+    geometry = layer.geometry
+    paired = layer.spec.data_type == "float16" and geometry.neighbours == 1
+    several = paired_blocks(geometry) if paired else blocks(geometry, geometry.positions_width)
+    for width, height, rows, images in several:
+        for kernels, channels in divisions(geometry):
+            two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
+            yield two
+            # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
+            chunks, divided = -(-geometry.group_channels // channels), Tiled(layer, two)
+            depths = (8, 4, 3) if channels <= 2 else (4, 3)
+            deepest = next((n for n in depths if _shared_bytes(divided, n) <= SHARED_BYTES and n <= chunks + 1), 2)
+            if deepest > 2:
+                yield Tiling(width, height, rows, kernels, channels, deepest, images=images)
+
+
+def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
+    """One output channel at a time: for what the limits leave no other tiling."""
+    geometry = layer.geometry
+    width = min(geometry.positions_width, 32)
+    for tile_width, tile_height in (
+        (width, min(geometry.positions_height, max(1, 64 // width))),
+        (min(width, 8), 1),
+        (1, 1),
+    ):
+        if is_pooled(layer.spec):
+            tile_width, tile_height = (
+                -(-size // POOL_STRIDE) * POOL_STRIDE + geometry.overlap for size in (tile_width, tile_height)
+            )
+        yield Tiling(tile_width, tile_height, 1, 1, 1, stages=2)

@@ -1,0 +1,78 @@
+// Fully connected layer: rows of inputs to rows of outputs, one set of weights in the instruction stream.
+//
+// One input element is multiplied into a whole group of outputs, whose weights stay where they are, in the instructions
+// (Shi et al., 2020: one input element times a weight row). A block computes THREADS * ROWS rows of
+// the batch (in float16 twice as many) for one group of GROUP_KERNELS outputs: blockIdx.x = rows, blockIdx.z = group. A
+// thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
+// are padded so that the lanes of a warp read distinct banks.
+//
+// For few rows the inputs may be split over the blocks of a cluster, as the channels are in cluster_conv2d.cu: blockIdx.z is
+// then group times CLUSTER, plus rank; the last ranks may have fewer inputs, or none.
+#include "parameters.h"
+#define THREADS TILE_WIDTH
+#define EDGES 0
+#define STAGE (THREADS * ROWS * ROW_WORDS)
+// The lower bits of `present` are the channels from this one to the end of the row, the upper ones say which halves.
+#if CHANNELS % CHUNK_CHANNELS == 0
+#define PRESENT(j, channel) (present[j] >> 24)
+#else
+#define PRESENT(j, channel) ((channel < (int)(present[j] & 0xFFFFFF)) * (present[j] >> 24))
+#endif
+#define ENABLED(channel, c) (channel < CHANNELS)
+#define GIVEN_UP_FIRST 0
+#define IMAGE_OUTPUTS 0
+#include "memory.cuh"
+
+#if CLUSTER > 1
+extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS) linear(PARAMETERS) {
+#else
+extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
+#endif
+    extern __shared__ __align__(16) float tile[];
+    const int thread = threadIdx.x;
+    const int first_row = blockIdx.x * (THREADS * ROWS * PAIRS);
+    const unsigned tile_address = __cvta_generic_to_shared(tile);
+    int group;
+    asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
+    group += blockIdx.z;
+    const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
+    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
+
+    Copies copies;
+#if LOOPED
+    // Rows from the first and from the upper halves' first on: two differences, or ptxas takes other instructions.
+    int upper_row = first_row + THREADS * ROWS;
+    asm("" : "+r"(upper_row));
+    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, images - upper_row, tile_address);
+#else
+#pragma unroll
+    for (int j = 0; j < POINTERS; ++j) {
+        const int word = (thread + j * THREADS) * UNIT;
+        const int row = word / CHUNK_CHANNELS, channel = word % CHUNK_CHANNELS;
+        const bool present = first_row + row < images;
+        copies.source[j] = input + (present ? (size_t)(first_row + row) * CHANNELS + channel : 0);
+        copies.present[j] = CHANNELS - channel | present << 24;
+        if (PAIRS == 2) copies.present[j] |= (first_row + row + THREADS * ROWS < images) << 25;
+        copies.inside[j] = word < THREADS * ROWS * CHUNK_CHANNELS;
+        copies.target[j] = tile_address + (row * ROW_WORDS + channel) * 4;
+    }
+#endif
+
+    const int row = first_row + thread;
+    const size_t first = (size_t)row * KERNELS + first_kernel;
+    Element* out[] = {output + first};
+#if HAS_RESIDUAL
+    const Element* residual = added + first;
+#endif
+#if LOOPED
+    // Rows that the batch has not are not copied: their threads read its last one.
+    const float* window = tile + min(thread, images - first_row - 1) * ROW_WORDS;
+#else
+    const float* window = tile + thread * ROW_WORDS;
+#endif
+#define IN_RANGE(rows) (row + (rows) < images)
+#include "chunk_loop.cuh"
+#if CLUSTER > 1
+    keep_until_read();
+#endif
+}

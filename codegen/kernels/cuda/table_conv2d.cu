@@ -1,0 +1,240 @@
+// Convolution of a few positions, its weights in a table beside the code.
+//
+// At small batches a GPU fetches the code of a layer for longer than it computes: 16 bytes for each weight, by every
+// multiprocessor. In the table a weight is 8 bytes, its value and where its input lies in the tile, and each block reads
+// those of its own kernels. The code is the same for every checkpoint: the rewriter puts in nothing but the table
+// (`farm.table`).
+//
+// A block has a tile of positions of one image, and GROUP_KERNELS kernels. LANES threads compute one kernel at the tile's
+// positions, ROWS each; there are SLICES of them, each with a part of the kernel's weights, whose sums meet in shared
+// memory in a fixed order. So do those of the blocks of a cluster, each of which has a share of the channels.
+//
+// The table: where the units of each kernel and chunk begin, the most units of any, the biases, then the units, four
+// weights each. A unit that is not full ends with weights of zero, whose inputs lie behind the tile and are zero.
+//
+// blockIdx.x = tile, blockIdx.y = image, blockIdx.z = K group times SHARES, plus rank.
+#include "parameters.h"
+#define GROUP_THREADS (LANES * GROUP_KERNELS)
+#define THREADS (GROUP_THREADS * SLICES)
+#define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
+#define IMAGE_OUTPUTS 0
+#define LOOPED 0
+#define POINTERS 1
+#define HELD 1
+#define ADVANCE 0
+#define JUMP 0
+#define JUMP_AFTER 1
+#define GIVEN_UP_FIRST 0
+#define PRESENT(j, channel) 0
+#define ENABLED(channel, c) 0
+#include "memory.cuh"
+
+#define COPIED_PLACES (PLANE / UNIT)
+#define CHANNELS_A_TURN (THREADS >= COPIED_PLACES ? THREADS / COPIED_PLACES : 1)
+#define SLOTS ((COPIED_PLACES + THREADS - 1) / THREADS)
+// From a thread's position to its next one, in the tile.
+#define NEXT_PLACE (ROW_Y * TILE_STRIDE_Y * ROW_PLACES + ROW_X * TILE_STRIDE_X)
+#define STORED (GROUP_KERNELS / SHARES)
+
+__device__ __forceinline__ void copy_16(unsigned target, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target), "l"(source) : "memory");
+}
+
+// Channels from `first` on, with zeros around the map.
+__device__ __forceinline__ void copy_chunk(unsigned target, const Element* image, int first, int tile_row, int tile_column) {
+    const int thread = threadIdx.x, count = min(CHUNK_CHANNELS, CHANNELS - first);
+#pragma unroll
+    for (int j = 0; j < SLOTS; ++j) {
+        const int place = SLOTS > 1 ? thread + j * THREADS : thread % COPIED_PLACES;
+        const int y = place * UNIT / ROW_PLACES, x = place * UNIT % ROW_PLACES;
+        const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y, in_x = tile_column * STRIDE_X - PAD_LEFT + x * STEP_X;
+        const bool present = (unsigned)in_y < HEIGHT && (unsigned)in_x < WIDTH;
+        const int bytes = present * 4 * UNIT;
+        const int channel = SLOTS > 1 ? 0 : thread / COPIED_PLACES;
+        const Element* source = image + (size_t)(first + channel) * CHANNEL_STEP + (present ? in_y * WIDTH + in_x : 0);
+        unsigned to = target + (channel * PLANE + place * UNIT) * 4;
+        if (SLOTS > 1 ? place < COPIED_PLACES : channel < CHANNELS_A_TURN) {
+#pragma unroll 4
+            for (int c = channel; c < count; c += CHANNELS_A_TURN) {
+#if UNIT == 4
+                asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" :: "r"(to), "l"(source), "r"(bytes) : "memory");
+#else
+                asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" :: "r"(to), "l"(source), "r"(bytes) : "memory");
+#endif
+                source += CHANNELS_A_TURN * CHANNEL_STEP;
+                to += CHANNELS_A_TURN * PLANE * 4;
+            }
+        }
+    }
+}
+
+// A thread's outputs: its own sums, or those that it adds up of other threads'.
+#if SLICES * SHARES == 1
+#define OUTPUTS ROWS
+#define OUTPUT_KERNEL(n) (first_kernel + of_group)
+#define OUTPUT_ROW(n) (n)
+#define OUTPUT_LANE(n) lane
+#define OUTPUT_EXISTS(n) true
+#else
+#define SUMS_LEFT (STORED * ROWS * LANES)
+#define OUTPUTS ((SUMS_LEFT + THREADS - 1) / THREADS)
+#define OUTPUT_KERNEL(n) (first_kernel + rank * STORED + (thread + (n) * THREADS) / (LANES * ROWS))
+#define OUTPUT_ROW(n) ((thread + (n) * THREADS) / LANES % ROWS)
+#define OUTPUT_LANE(n) ((thread + (n) * THREADS) % LANES)
+#define OUTPUT_EXISTS(n) (thread + (n) * THREADS < SUMS_LEFT)
+#endif
+#if HAS_RESIDUAL
+#undef GET_RESIDUAL
+#define GET_RESIDUAL "mov.f32 r,%4; "
+#undef RESIDUAL_OPERANDS
+#define RESIDUAL_OPERANDS(offset) , "f"(residuals[n])
+#endif
+// Where output n lies in its image, and whether there is one.
+#define LOCATE(n)                                                                                              \
+    const int kernel = OUTPUT_KERNEL(n), at = OUTPUT_LANE(n);                                                  \
+    const int out_y = tile_row + OUTPUT_ROW(n) * ROW_Y + at / TILE_WIDTH;                                      \
+    const int out_x = tile_column + OUTPUT_ROW(n) * ROW_X + at % TILE_WIDTH;                                   \
+    const long long place = (long long)kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;                   \
+    const bool is_output = OUTPUT_EXISTS(n) && at < TILE_WIDTH * TILE_HEIGHT && kernel < KERNELS &&            \
+                           out_y < OUTPUT_HEIGHT && out_x < OUTPUT_WIDTH;
+
+#if SHARES > 1
+#define CLUSTERED __cluster_dims__(1, 1, SHARES)
+#else
+#define CLUSTERED
+#endif
+
+// A kernel of a table may begin before the one ahead of it has ended: its weights are there already.
+#if __CUDA_ARCH__ >= 900
+#define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define LET_THE_NEXT_IN
+#define WAIT_FOR_THE_LAST
+#endif
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PARAMETERS, int output_step) {
+    extern __shared__ __align__(16) float tile[];
+    LET_THE_NEXT_IN;
+    const int thread = threadIdx.x, lane = thread % LANES;
+    const int of_group = thread / LANES % GROUP_KERNELS, slice = thread / GROUP_THREADS;
+    const int rank = blockIdx.z % SHARES, first_kernel = blockIdx.z / SHARES * GROUP_KERNELS;
+    const bool exists = first_kernel + of_group < KERNELS;
+    const int tile_column = blockIdx.x % TILES_X * TILE_COLUMNS, tile_row = blockIdx.x / TILES_X * TILE_ROWS;
+    const unsigned tile_address = __cvta_generic_to_shared(tile);
+    const Element* image = input + (size_t)blockIdx.y * IMAGE_ELEMENTS;
+    const unsigned* table;
+    asm volatile("mov.u64 %0,0; // farm.table" : "=l"(table));
+    const uint4* units = (const uint4*)(table + HEAD_WORDS);
+    const unsigned* starts = table + ((exists ? first_kernel + of_group : 0) * SHARES + rank) * CHUNKS;
+    const unsigned turns = (__ldg(table + MOST_WORD) + SLICES * BUFFER_UNITS - 1) / (SLICES * BUFFER_UNITS);
+    // Each LANES threads have a buffer for units behind the tile.
+    const int buffer_word = TILE_WORDS + thread / LANES * BUFFER_WORDS;
+    const uint4* buffer = (const uint4*)(tile + buffer_word);
+    const int position = lane < TILE_WIDTH * TILE_HEIGHT ? lane : 0;
+    const int row = position / TILE_WIDTH, column = position % TILE_WIDTH;
+    const char* window = (const char*)(tile + row * TILE_STRIDE_Y * ROW_PLACES + column * TILE_STRIDE_X);
+    float sums[ROWS] = {}, biases[OUTPUTS];
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) {
+        const unsigned* bias = table + BIAS_WORD + min(OUTPUT_KERNEL(n), KERNELS - 1);
+        asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(biases[n]) : "l"(bias));
+    }
+#if HAS_RESIDUAL
+    float residuals[OUTPUTS];
+#endif
+    for (int n = thread; n < ZEROS; n += THREADS) tile[CHUNK_CHANNELS * PLANE + n] = 0.f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (chunk) __syncthreads();
+        const unsigned begin = __ldg(starts + chunk), count = exists ? __ldg(starts + chunk + 1) - begin : 0;
+        unsigned unit = begin + count * slice / SLICES;
+        const unsigned end = begin + count * (slice + 1) / SLICES;
+#pragma unroll 1
+        for (unsigned turn = 0; turn < turns; ++turn) {
+            if (turn) __syncthreads();
+            const int here = min(end - unit, BUFFER_UNITS);
+            for (int i = lane; i < 2 * here; i += LANES)
+                copy_16(tile_address + buffer_word * 4 + i * 16, units + 2 * (size_t)unit + i);
+            if (turn == 0) {
+                if (chunk == 0) WAIT_FOR_THE_LAST;
+                copy_chunk(tile_address, image, (rank * CHUNKS + chunk) * CHUNK_CHANNELS, tile_row, tile_column);
+#if HAS_RESIDUAL
+                if (chunk == 0) {
+#pragma unroll
+                    for (int n = 0; n < OUTPUTS; ++n) {
+                        LOCATE(n)
+                        const Element* residual = added + (size_t)blockIdx.y * (KERNELS * OUTPUT_PLANE) + place;
+                        asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; mov.f32 %0,0f00000000; @p ld.global.nc.f32 %0,[%2]; }"
+                                     : "=&f"(residuals[n]) : "r"((int)is_output), "l"(residual) : "memory");
+                    }
+                }
+#endif
+            }
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            __syncthreads();
+#pragma unroll 2
+            for (int i = 0; i < here; ++i) {
+                const uint4 pairs[2] = {buffer[2 * i], buffer[2 * i + 1]};
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        sums[r] = fmaf(*(const float*)(window + pairs[j].y + r * (NEXT_PLACE * 4)), __uint_as_float(pairs[j].x), sums[r]);
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        sums[r] = fmaf(*(const float*)(window + pairs[j].w + r * (NEXT_PLACE * 4)), __uint_as_float(pairs[j].z), sums[r]);
+                }
+            }
+            unit += here;
+        }
+    }
+
+#if SLICES * SHARES > 1
+    // The sums take the tile's memory: [slice][kernel][row][lane].
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) tile[(thread / LANES * ROWS + r) * LANES + lane] = sums[r];
+#if SHARES > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+#endif
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) {
+#if SLICES * SHARES == 1
+        const float total = sums[n];
+#else
+        const int index = rank * SUMS_LEFT + min(thread + n * THREADS, SUMS_LEFT - 1);
+        float total = 0.f;
+#pragma unroll
+        for (int g = 0; g < SHARES; ++g) {
+#if SHARES > 1
+            unsigned there;
+            asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(tile_address + index * 4), "r"(g));
+#endif
+#pragma unroll
+            for (int s = 0; s < SLICES; ++s) {
+                float share;
+#if SHARES > 1
+                asm volatile("ld.shared::cluster.f32 %0,[%1];"
+                             : "=f"(share) : "r"(there + s * (GROUP_THREADS * ROWS * 4)) : "memory");
+#else
+                share = tile[s * (GROUP_THREADS * ROWS) + index];
+#endif
+                total = g + s == 0 ? share : total + share;
+            }
+        }
+#endif
+        LOCATE(n)
+        Element* out[] = {output + (long long)blockIdx.y * output_step + place};
+        FINISH(total + biases[n], 0, is_output, 0, 0);
+    }
+#if SHARES > 1
+    // Until the others have read its sums, a block's shared memory must stay.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}

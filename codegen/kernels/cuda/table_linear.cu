@@ -1,0 +1,177 @@
+// Fully connected layer for a few rows of a batch, its weights in a table beside the code.
+//
+// Each weight is used once for each row then. As an immediate it is 16 bytes of code, which a GPU fetches at a ninth of
+// the rate of data; in the table it is its value and its column, 6 bytes, or 4 of 16-bit types. What reads them is the
+// same for every checkpoint: the rewriter puts in nothing but the table (`farm.table`).
+//
+// A warp computes one output of IMAGES rows: blockIdx.x = rows, blockIdx.z = outputs. The inputs pass through shared
+// memory in chunks of CHUNK_CHANNELS columns, the rows of an input side by side. The table: where the units of each
+// output and chunk begin, the biases, then the units, 128 non-zeros each, four for each lane: as the lanes find them,
+// so that a load of all lanes is in one piece. Lanes without a weight have column CHUNK_CHANNELS, whose inputs are zero.
+#include "parameters.h"
+#define THREADS TILE_WIDTH
+#define WARPS GROUP_KERNELS
+#define LOOPED 0
+#define POINTERS 1
+#define HELD 1
+#define ADVANCE 0
+#define JUMP 0
+#define JUMP_AFTER 1
+#define GIVEN_UP_FIRST 0
+#define PRESENT(j, channel) 0
+#define ENABLED(channel, c) 0
+#define IMAGE_OUTPUTS 0
+#include "memory.cuh"
+
+#define LANES 32
+#define LOAD_ONCE "ld.global.nc.L1::no_allocate"
+
+#if DATA_TYPE == FLOAT32
+typedef uint4 Loaded;
+#define UNIT_QUADS 48
+__device__ __forceinline__ float value_of(Element bits) { return bits; }
+#else
+typedef uint2 Loaded;
+#define UNIT_QUADS 32
+__device__ __forceinline__ float value_of(Element bits) {
+    float value;
+#if DATA_TYPE == FLOAT16
+    asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
+#else
+    asm("mov.b32 %0,{%1,%2};" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
+#endif
+    return value;
+}
+#endif
+
+// Four weights of a lane.
+struct Weights {
+    float values[4];
+    unsigned columns[2];
+
+    __device__ __forceinline__ void load(const uint4* unit, int lane) {
+        uint4 quad;
+        asm volatile(LOAD_ONCE ".v4.u32 {%0,%1,%2,%3},[%4];"
+                     : "=r"(quad.x), "=r"(quad.y), "=r"(quad.z), "=r"(quad.w) : "l"(unit + lane));
+#if DATA_TYPE == FLOAT32
+        values[0] = __uint_as_float(quad.x), values[1] = __uint_as_float(quad.y);
+        values[2] = __uint_as_float(quad.z), values[3] = __uint_as_float(quad.w);
+        asm volatile(LOAD_ONCE ".v2.u32 {%0,%1},[%2];"
+                     : "=r"(columns[0]), "=r"(columns[1]) : "l"((const uint2*)(unit + LANES) + lane));
+#else
+        values[0] = value_of(quad.x & 0xFFFF), values[1] = value_of(quad.x >> 16);
+        values[2] = value_of(quad.y & 0xFFFF), values[3] = value_of(quad.y >> 16);
+        columns[0] = quad.z, columns[1] = quad.w;
+#endif
+    }
+    __device__ __forceinline__ void multiply(float (&sums)[IMAGES], const float* inputs) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* at = inputs + (columns[i / 2] >> i % 2 * 16 & 0xFFFF) * IMAGES;
+#pragma unroll
+            for (int n = 0; n < IMAGES; n += VECTOR) {
+#if VECTOR == 4
+                const float4 x = *(const float4*)(at + n);
+                sums[n] = fmaf(x.x, values[i], sums[n]), sums[n + 1] = fmaf(x.y, values[i], sums[n + 1]);
+                sums[n + 2] = fmaf(x.z, values[i], sums[n + 2]), sums[n + 3] = fmaf(x.w, values[i], sums[n + 3]);
+#elif VECTOR == 2
+                const float2 x = *(const float2*)(at + n);
+                sums[n] = fmaf(x.x, values[i], sums[n]), sums[n + 1] = fmaf(x.y, values[i], sums[n + 1]);
+#else
+                sums[n] = fmaf(at[n], values[i], sums[n]);
+#endif
+            }
+        }
+    }
+};
+
+// The value that the lane has whose number differs by these bits: a sum of both is the same for both.
+__device__ __forceinline__ float of_other_lane(float value, int bits) {
+    float other;
+    asm volatile("shfl.sync.bfly.b32 %0,%1,%2,31,-1;" : "=f"(other) : "f"(value), "r"(bits));
+    return other;
+}
+
+// The inputs of a chunk from column `first` on, of the rows from `image` on; rows that the batch has not are zero.
+__device__ __forceinline__ void copy(float* inputs, const Element* input, int first, int image, int images, int thread) {
+    const int count = min(CHUNK_CHANNELS, CHANNELS - first);
+    const Element* source = input + (size_t)image * CHANNELS + first;
+#if ASYNCHRONOUS && IMAGES == 1 && UNIT == 4
+    const unsigned target = __cvta_generic_to_shared(inputs);
+    for (int column = thread * UNIT; column < count; column += THREADS * UNIT)
+        asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target + column * 4), "l"(source + column) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#else
+#pragma unroll 4
+    for (int column = thread * UNIT; column < count; column += THREADS * UNIT)
+#pragma unroll
+        for (int n = 0; n < IMAGES; ++n) {
+            const Element* from = source + n * CHANNELS + column;
+            float* to = inputs + column * IMAGES + n;
+            const bool present = image + n < images;
+#if UNIT == 4
+            Loaded quad = {};
+            if (present) quad = __ldg((const Loaded*)from);
+            const Element* elements = (const Element*)&quad;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[i * IMAGES] = value_of(elements[i]);
+#else
+            to[0] = present ? value_of(__ldg(from)) : 0.f;
+#endif
+        }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
+    extern __shared__ __align__(16) float inputs[];
+    const int thread = threadIdx.x, lane = thread % LANES;
+    const int kernel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
+    const bool exists = kernel < KERNELS;
+    const unsigned* table;
+    asm volatile("mov.u64 %0,farm_table; // farm.table" : "=l"(table));
+    const unsigned* starts = table + (exists ? kernel : KERNELS) * CHUNKS;
+    const uint4* units = (const uint4*)(table + HEAD_WORDS);
+    unsigned unit = __ldg(starts), end = __ldg(starts + exists);
+    const float bias = __uint_as_float(__ldg(table + BIAS_WORD + min(kernel, KERNELS - 1)));
+    Weights held[AHEAD];
+    float sums[IMAGES] = {};
+// A warp's units follow each other: the first of a chunk are on their way before its inputs are there.
+#define LOAD_AHEAD                     \
+    _Pragma("unroll")                  \
+    for (int u = 0; u < AHEAD; ++u)    \
+        if (unit + u < end) held[u].load(units + (size_t)(unit + u) * UNIT_QUADS, lane);
+    LOAD_AHEAD
+    for (int n = thread; n < IMAGES; n += THREADS) inputs[CHUNK_CHANNELS * IMAGES + n] = 0.f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (chunk) __syncthreads();
+        copy(inputs, input, chunk * CHUNK_CHANNELS, image, images, thread);
+        const unsigned next = CHUNKS > 1 && exists && chunk + 1 < CHUNKS ? __ldg(starts + chunk + 2) : end;
+        __syncthreads();
+#pragma unroll 1
+        while (unit < end) {
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u)
+                if (unit + u < end) held[u].multiply(sums, inputs);
+            unit += AHEAD;
+            LOAD_AHEAD
+        }
+        unit = end;
+        end = next;
+        if (CHUNKS > 1) LOAD_AHEAD
+    }
+    float value = 0.f;
+#pragma unroll
+    for (int n = 0; n < IMAGES; ++n) {
+#pragma unroll
+        for (int step = LANES / 2; step; step /= 2) sums[n] += of_other_lane(sums[n], step);
+        if (lane == n) value = sums[n];
+    }
+    value += bias;
+    const size_t place = (size_t)(image + lane) * KERNELS + kernel;
+    Element* out[] = {output + place};
+#if HAS_RESIDUAL
+    const Element* residual = added + place;
+#endif
+    FINISH(value, 0, lane < IMAGES && exists && image + lane < images, 0, 0);
+}

@@ -1,0 +1,43 @@
+"""Pairing: which two outputs a lane of a float16 convolution computes at once, in the halves of its registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.ir.layer_spec import DataType
+from codegen.ir.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How many columns and how many images a word has, and how many neighbours; at most one of them is 2."""
+
+    columns: int
+    """As far apart as a tile is wide."""
+    images: int
+    neighbours: int = 1
+    """Columns side by side, as they lie in memory: the geometry counts them as one."""
+
+    @property
+    def halves(self) -> int:
+        """Outputs in a register."""
+        return self.columns * self.images * self.neighbours
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether the halves of a word are stored as one."""
+        return self.neighbours > 1
+
+
+_SINGLE, _IMAGES, _COLUMNS = Pairing(1, 1), Pairing(1, 2), Pairing(2, 1)
+
+
+def pairing(data_type: DataType, tiling: Tiling, neighbours: int = 1) -> Pairing:
+    """Neighbours, where the geometry has such words; else two images where a block has an even number of them: then
+    words lie as those of float32 do. Else two columns.
+    """
+    if data_type != "float16":
+        return _SINGLE
+    if neighbours > 1:
+        return Pairing(1, 1, neighbours)
+    return _IMAGES if tiling.images % 2 == 0 else _COLUMNS

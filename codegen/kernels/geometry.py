@@ -1,0 +1,349 @@
+"""Geometry: a layer as its kernel computes it, and how tilings divide its channels and kernels into streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.epilogue import POOL_STRIDE
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, MaxPool, Pair, is_pooled, prepares_inputs
+from codegen.ir.tiling import Tiling
+from codegen.kernels.phases import Phases
+
+QUAD = 4
+"""Channels of a stationary stream whose elements of one place lie side by side in shared memory."""
+LEAST_PATCH_ROWS = 4
+"""Of a kernel whose rows become channels: of a smaller one, chunks of whole channels take fewer copies."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution over a grid of positions; each position is `phases` outputs of every kernel.
+
+    An ordinary convolution has one phase. A transposed one with stride s is a convolution of stride 1 that computes
+    s x s outputs at each position, each with its own part of the kernel (Shi et al. 2016, arXiv 1609.07009). A linear
+    layer is a 1x1 convolution whose positions are the rows of the batch. Where a kernel moves down by its own height,
+    as that of a patch embedding does, each of its rows is a channel, so that a block has few of them at a time.
+    """
+
+    channels: int
+    kernels: int
+    groups: int = 1
+    height: int = 1
+    width: int = 1
+    kernel_height: int = 1
+    kernel_width: int = 1
+    stride: Pair = (1, 1)
+    dilation: Pair = (1, 1)
+    pad_top: int = 0
+    pad_left: int = 0
+    positions_height: int = 1
+    positions_width: int = 1
+    phases: Pair = (1, 1)
+    """Down and across."""
+    crop: Pair = (0, 0)
+    """Outputs of the first position that lie before the first output."""
+    patch_rows: int = 1
+    """Of the layer's kernel, each of which is a channel here, if no two positions share an input row."""
+    rows_left: int = 0
+    """Input rows of a channel below those of the last patch."""
+    is_linear: bool = False
+    """Whether the positions are the rows of a linear layer's batch."""
+    overlap: int = 0
+    """Positions that neighbouring tiles share, down and across, where windows of a pool overlap."""
+    neighbours: int = 1
+    """Columns that are one here, a word of float16: the map has so many times as many."""
+
+    @cached_property
+    def channel_step(self) -> int:
+        """Elements from a channel to the next: of the layer, or of the rows of a patch."""
+        return (1 if self.patch_rows > 1 else self.height) * self.width
+
+    @cached_property
+    def row_step(self) -> int:
+        """Elements from a row of a channel to the next."""
+        return self.patch_rows * self.width
+
+    @cached_property
+    def channel_jump(self) -> int:
+        """Elements from where the next channel would be after the last row of a patch to where it is."""
+        return ((self.height - 1) * self.patch_rows + self.rows_left) * self.width if self.patch_rows > 1 else 0
+
+    @cached_property
+    def image_elements(self) -> int:
+        return self.channels // self.patch_rows * (self.height * self.patch_rows + self.rows_left) * self.width
+
+    @cached_property
+    def has_patches_apart(self) -> bool:
+        """Whether no two positions share an input element."""
+        across = (self.stride[1], self.dilation[1], self.pad_left)
+        return self.patch_rows > 1 and across == (self.kernel_width, 1, 0)
+
+    @cached_property
+    def is_pointwise(self) -> bool:
+        """Whether each output needs one input of a channel, that at its own position."""
+        return (self.kernel_height, self.kernel_width, self.stride, self.phases) == (1, 1, (1, 1), (1, 1)) and (
+            (self.pad_top, self.pad_left, self.positions_height, self.positions_width)
+            == (0, 0, self.height, self.width)
+        )
+
+    @cached_property
+    def step(self) -> Pair:
+        """Input rows and columns from one of a tile to the next: where the kernel has one, only those it reads."""
+        return (
+            self.stride[0] if self.kernel_height == 1 else 1,
+            self.stride[1] if self.kernel_width == 1 else 1,
+        )
+
+    @cached_property
+    def tile_stride(self) -> Pair:
+        """Rows and columns of a tile from one position to the next."""
+        return self.stride[0] // self.step[0], self.stride[1] // self.step[1]
+
+    def step_of(self, positions: int) -> int:
+        """Positions from a tile of so many to the next, in one direction."""
+        return (positions - self.overlap) // POOL_STRIDE * POOL_STRIDE if self.overlap else positions
+
+    @cached_property
+    def phase_count(self) -> int:
+        return self.phases[0] * self.phases[1]
+
+    @cached_property
+    def group_channels(self) -> int:
+        return self.channels // self.groups
+
+    @cached_property
+    def group_kernels(self) -> int:
+        return self.kernels // self.groups
+
+
+def canonical(spec: LayerSpec) -> LayerSpec:
+    """The spec that the kernel is made for: a pointwise convolution does not care where the rows of its map end."""
+    if isinstance(spec, Conv2d) and not is_pooled(spec) and spec.height > 1 and geometry_of(spec).is_pointwise:
+        return replace(spec, height=1, width=spec.height * spec.width)
+    return spec
+
+
+@lru_cache(maxsize=256)
+def geometry_of(spec: LayerSpec) -> Geometry:
+    """The geometry of a layer."""
+    match spec:
+        case Linear():
+            return Geometry(spec.inputs, spec.outputs, is_linear=True)
+        case Conv2d() if _has_patch_rows(spec):
+            return Geometry(
+                spec.channels * spec.kernel_height,
+                spec.kernels,
+                height=spec.map_height,
+                width=spec.width,
+                kernel_width=spec.kernel_width,
+                stride=(1, spec.stride[1]),
+                dilation=(1, spec.dilation[1]),
+                pad_left=spec.padding[1],
+                positions_height=spec.map_height,
+                positions_width=spec.map_width,
+                patch_rows=spec.kernel_height,
+                rows_left=spec.height % spec.kernel_height,
+            )
+        case Conv2d():
+            geometry = Geometry(
+                spec.channels,
+                spec.kernels,
+                spec.groups,
+                spec.height,
+                spec.width,
+                spec.kernel_height,
+                spec.kernel_width,
+                spec.stride,
+                spec.dilation,
+                spec.padding[0],
+                spec.padding[1],
+                spec.map_height,
+                spec.map_width,
+            )
+            if spec.pool and spec.pool.window > POOL_STRIDE:
+                return _with_windows(geometry, spec, spec.pool)
+            return _in_words(geometry) if _has_words(spec, geometry) else geometry
+        case ConvTranspose2d():
+            down = Phases.of(spec.stride[0], spec.dilation[0], spec.kernel_height, spec.padding[0], spec.output_height)
+            across = Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
+            return Geometry(
+                spec.channels,
+                spec.kernels,
+                spec.groups,
+                spec.height,
+                spec.width,
+                down.extent,
+                across.extent,
+                pad_top=down.padding,
+                pad_left=across.padding,
+                positions_height=down.positions,
+                positions_width=across.positions,
+                phases=spec.stride,
+                crop=(down.crop, across.crop),
+            )
+        case _:
+            assert_never(spec)
+
+
+def _with_windows(geometry: Geometry, spec: Conv2d, pool: MaxPool) -> Geometry:
+    """The positions of all windows, from the first one on, those beside the map too: tiles begin where windows do."""
+    top, left = pool.padding[:2]
+    return replace(
+        geometry,
+        pad_top=geometry.pad_top + top * spec.stride[0],
+        pad_left=geometry.pad_left + left * spec.stride[1],
+        positions_height=(spec.output_height - 1) * POOL_STRIDE + pool.window,
+        positions_width=(spec.output_width - 1) * POOL_STRIDE + pool.window,
+        overlap=pool.window - POOL_STRIDE,
+    )
+
+
+def _has_words(spec: Conv2d, geometry: Geometry) -> bool:
+    """Whether two neighbouring columns of float16 are what one thread reads and writes, as they lie in memory."""
+    plain = spec.data_type == "float16" and not prepares_inputs(spec) and not is_pooled(spec)
+    return plain and geometry.is_pointwise and geometry.height == 1 and geometry.width % 2 == 0
+
+
+def _in_words(geometry: Geometry) -> Geometry:
+    width = geometry.width // 2
+    return replace(geometry, width=width, positions_width=width, neighbours=2)
+
+
+def _has_patch_rows(spec: Conv2d) -> bool:
+    down = (spec.stride[0], spec.dilation[0], spec.padding[0], spec.padding[2], spec.groups)
+    return (
+        spec.pool in (None, MaxPool())
+        and spec.kernel_height >= LEAST_PATCH_ROWS
+        and down == (spec.kernel_height, 1, 0, 0, 1)
+    )
+
+
+def phase_weights(spec: LayerSpec, weights: Weights) -> FloatArray:
+    """[kernels, phases, channels of a group, rows, columns]: the kernel of each phase; taps it has not are zero."""
+    geometry = geometry_of(spec)
+    shape = (geometry.kernels, geometry.group_channels, geometry.kernel_height, geometry.kernel_width)
+    if not isinstance(spec, ConvTranspose2d):
+        return weights.kernel.reshape(shape)[:, None]
+    parts = np.zeros((geometry.kernels, *geometry.phases, *shape[1:]), dtype=np.float32)
+    for r in range(spec.kernel_height):
+        j, phase_y = divmod(r * spec.dilation[0], spec.stride[0])
+        for s in range(spec.kernel_width):
+            i, phase_x = divmod(s * spec.dilation[1], spec.stride[1])
+            parts[:, phase_y, phase_x, :, -1 - j, -1 - i] = weights.kernel[:, :, r, s]
+    return parts.reshape(geometry.kernels, geometry.phase_count, *shape[1:])
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How a tiling cuts channels and kernels: a stream is the instructions of one K group.
+
+    A span is what streams share the channels of: one group of a grouped convolution or, where the groups are so small
+    that a stream serves several, as many of them.
+
+    A K group may have several streams, its shares: each has some of the channels of all its kernels, and stores some of
+    the kernels. They are neighbours.
+    """
+
+    span_channels: int
+    span_kernels: int
+    group_kernels: int
+    streams_per_span: int
+    spans: int
+    chunk_channels: int
+    chunks: int
+    """Turns of the loop over channels."""
+    shares: int = 1
+    """Streams of a K group."""
+
+    @staticmethod
+    def of(geometry: Geometry, tiling: Tiling) -> Streams:
+        groups = max(1, tiling.group_kernels // geometry.group_kernels) if geometry.groups > 1 else 1
+        span_channels, span_kernels = groups * geometry.group_channels, groups * geometry.group_kernels
+        channels = -(-span_channels // tiling.cluster)
+        return Streams(
+            span_channels=span_channels,
+            span_kernels=span_kernels,
+            group_kernels=tiling.group_kernels,
+            streams_per_span=-(-span_kernels // tiling.group_kernels),
+            spans=geometry.groups // groups,
+            chunk_channels=tiling.chunk_channels,
+            chunks=-(-channels // tiling.chunk_channels),
+            shares=tiling.cluster,
+        )
+
+    @property
+    def groups(self) -> int:
+        """K groups."""
+        return self.spans * self.streams_per_span
+
+    @property
+    def count(self) -> int:
+        return self.groups * self.shares
+
+    @property
+    def channels(self) -> int:
+        """Of a stream; the last shares of a linear layer may have fewer, or none."""
+        return -(-self.span_channels // self.shares)
+
+    @property
+    def stored_kernels(self) -> int:
+        """Kernels whose outputs a stream stores."""
+        return self.group_kernels // self.shares
+
+    def first_kernel(self, stream: int) -> int:
+        """The first that a stream stores."""
+        group, share = divmod(stream, self.shares)
+        span, within = divmod(group, self.streams_per_span)
+        return span * self.span_kernels + within * self.group_kernels + share * self.stored_kernels
+
+    def stored(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Values of the kernels [K] as [streams, stored_kernels], zero for kernels that do not exist."""
+        return self.by_stream(values).reshape(self.count, self.stored_kernels)
+
+    def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Values of the kernels [K, ...] as [K groups, group_kernels, ...], zero for kernels that do not exist.
+
+        A K group is one stream, if it has not several shares.
+        """
+        spans = values.reshape(self.spans, self.span_kernels, *values.shape[1:])
+        missing = self.streams_per_span * self.group_kernels - self.span_kernels
+        padded = np.pad(spans, ((0, 0), (0, missing), *((0, 0),) * (values.ndim - 1)))
+        return padded.reshape(self.groups, self.group_kernels, *values.shape[1:])
+
+
+def fits(geometry: Geometry, tiling: Tiling) -> bool:
+    """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
+
+    A chunk of the others has channels of one group only, and one of a patch rows of one channel. The blocks of a
+    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels; only of a linear
+    layer may the last have fewer channels.
+    """
+    if tiling.cluster > 1:
+        return (
+            geometry.groups == geometry.patch_rows == 1
+            and tiling.chunk_channels % QUAD == 0
+            and tiling.group_kernels % tiling.cluster == 0
+            and (_threads_reach(geometry, tiling) if geometry.is_linear else _shares_are_whole(geometry, tiling))
+        )
+    if geometry.groups == 1:
+        return geometry.patch_rows == 1 or geometry.patch_rows % tiling.chunk_channels == 0
+    if tiling.group_kernels <= geometry.group_kernels:
+        return tiling.chunk_channels <= geometry.group_channels
+    groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)
+    return rest == 0 and geometry.groups % groups == 0 and tiling.chunk_channels == groups * geometry.group_channels
+
+
+def _shares_are_whole(geometry: Geometry, tiling: Tiling) -> bool:
+    return geometry.channels % (tiling.cluster * tiling.chunk_channels) == 0
+
+
+def _threads_reach(geometry: Geometry, tiling: Tiling) -> bool:
+    """Whether the threads of a block copy a row of a chunk at once, and have a row of the batch each."""
+    unit = QUAD if geometry.channels % QUAD == 0 else 1
+    return tiling.rows == 1 and tiling.chunk_channels <= tiling.tile_width * unit

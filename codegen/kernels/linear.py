@@ -1,0 +1,182 @@
+"""Fully connected layers: the generated parts of linear.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codegen.ir.launch import GridSize, Launch, tensors_of
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import weight_stream
+from codegen.kernels.conv2d import ELEMENT_BYTES
+from codegen.kernels.epilogue_ptx import added_instructions
+from codegen.kernels.lowering import LoweredLinear, TiledLinear
+from codegen.kernels.output_region import Region
+from codegen.kernels.weight_stream import Store
+from codegen.kernels.workload import ASYNCHRONOUS_COPY, Work, bank_conflicts, exchange_instructions
+
+KERNEL = "linear"
+SOURCE = "linear.cu"
+
+
+LOOPED_CHANNELS = 64
+"""Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
+PAIR_COPY = 14.0
+"""Instructions of one of its copies in float16: two loads, what puts their halves together, a store, the addresses."""
+LOOP_INSTRUCTIONS = 20.0
+"""Code of that loop, with what is around it: counted in what ptxas makes of it."""
+
+
+def pairs(layer: TiledLinear) -> int:
+    """Rows of the batch that the halves of a register hold."""
+    return 2 if layer.spec.data_type == "float16" else 1
+
+
+def block_rows(layer: TiledLinear) -> int:
+    """Rows of the batch that a block computes."""
+    return layer.tiling.tile_width * layer.tiling.rows * pairs(layer)
+
+
+def unit(layer: TiledLinear) -> int:
+    """Words that one copy moves: four where chunks of rows begin at multiples of 16 bytes."""
+    aligned = layer.spec.inputs % 4 == layer.tiling.chunk_channels % 4 == 0
+    return 4 if aligned and (layer.spec.data_type == "float32" or is_looped(layer)) else 1
+
+
+def is_looped(layer: TiledLinear) -> bool:
+    """Whether the kernel copies in a loop: a thread then has the same elements of every so manieth row."""
+    tiling = layer.tiling
+    return tiling.rows == 1 and (tiling.chunk_channels >= LOOPED_CHANNELS or tiling.cluster > 1)
+
+
+def row_words(layer: TiledLinear) -> int:
+    """Words from a row to the next in shared memory: padded, so that the lanes' loads meet no bank twice."""
+    channels = layer.tiling.chunk_channels
+    if unit(layer) == 4:
+        return channels + (4 if channels % 8 == 0 else 0)
+    return channels | 1
+
+
+def shared_words(layer: TiledLinear) -> int:
+    """Chunks, or afterwards the sums of a block that others read."""
+    tiling = layer.tiling
+    stages = min(tiling.stages, layer.streams.chunks)
+    sums = tiling.group_kernels if tiling.cluster > 1 else 0
+    return tiling.tile_width * tiling.rows * max(stages * row_words(layer), sums)
+
+
+def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
+    """Rows of the batch, nothing, groups of outputs: the blocks of a cluster are neighbours there."""
+    spec, tiling = layer.spec, layer.tiling
+    groups = layer.streams.count if part is None else part.end - part.first
+    return Launch(
+        kernel=KERNEL,
+        grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
+        block=(tiling.tile_width, 1, 1),
+        shared_bytes=4 * shared_words(layer),
+        arguments=(*tensors_of(spec), "images"),
+        data_type=spec.data_type,
+    )
+
+
+def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
+    """What the block with this blockIdx.x and stream stores; it may reach beyond the batch."""
+    outputs, rows = layer.spec.outputs, block_rows(layer)
+    kernel = layer.streams.first_kernel(block[2])
+    end = kernel + layer.streams.stored_kernels
+    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(min(kernel, outputs), min(end, outputs)))
+
+
+def _copies(layer: TiledLinear) -> int:
+    """Of a thread, for one chunk."""
+    return -(-layer.tiling.rows * layer.tiling.chunk_channels // unit(layer))
+
+
+def sources(layer: TiledLinear) -> dict[str, str]:
+    """The generated headers that linear.cu includes."""
+    copies = _copies(layer)
+    values: dict[str, int | str] = {
+        "LOOPED": int(is_looped(layer)),
+        "ROW_WORDS": row_words(layer),
+        "UNIT": unit(layer),
+        "POINTERS": copies,
+        "HELD": copies * (2 if layer.spec.data_type == "float16" else unit(layer)),
+        "ADVANCE": layer.tiling.chunk_channels,
+        "SHARE_CHANNELS": layer.streams.chunks * layer.tiling.chunk_channels,
+        "STORED_KERNELS": layer.streams.stored_kernels,
+        "JUMP": 0,
+        "JUMP_AFTER": 1,
+        "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
+    }
+    return {
+        "parameters.h": weight_stream.parameters(layer, values),
+        "copies.h": "".join(f"COPY({j}, {j}, 0, 0, 0)\n" for j in range(copies)),
+        "body.h": weight_stream.rolled_body(
+            layer, lambda tap: ("in", f"{tap.row} * THREADS * ROW_WORDS + {tap.channel}")
+        ),
+        "accumulate.h": weight_stream.accumulate(layer),
+        "epilogue.h": weight_stream.rolled_epilogue(list(_stores(layer))),
+    }
+
+
+def _stores(layer: TiledLinear) -> Iterator[Store]:
+    tiling = layer.tiling
+    for p in range(tiling.rows):
+        for q in range(pairs(layer)):
+            rows = f"{p + q * tiling.rows} * THREADS"
+            for k in range(layer.streams.stored_kernels):
+                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * KERNELS + {k}")
+
+
+def work(layer: TiledLinear) -> Work:
+    """What one stream does."""
+    spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
+    sums, inputs = tiling.rows * tiling.group_kernels, layer.streams.channels
+    stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
+    exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
+    adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
+    element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
+    return Work(
+        streams=layer.streams.count,
+        threads=tiling.tile_width,
+        sums=sums * (3 if adds_up else 1),
+        terms=sums * inputs,
+        inputs=tiling.rows * -(-inputs // step),
+        pointers=1 if looped else _copies(layer),
+        copies=_copies(layer) * chunks,
+        chunks=chunks,
+        stores=exchanged + stored * (1 + added_instructions(spec.epilogue)),
+        slots=sums * tiling.chunk_channels,
+        results=sums * -(-tiling.chunk_channels // weight_stream.POINTWISE_CHANNELS),
+        tile_bytes=block_rows(layer) * chunks * (element * tiling.chunk_channels + 28),
+        input_bytes=element * spec.inputs,
+        output_bytes=element * spec.outputs,
+        largest_offset_bytes=element * block_rows(layer) * max(spec.inputs, spec.outputs),
+        conflicts=bank_conflicts(lane * row_words(layer) // step for lane in range(32 // step)),
+        packed_sums=sums if adds_up else 0,
+        copy_instructions=PAIR_COPY if looped and spec.data_type == "float16" else ASYNCHRONOUS_COPY,
+        loop_instructions=LOOP_INSTRUCTIONS if looped else 0,
+    )
+
+
+def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
+    """Tilings worth a look, in a fixed order, whether they fit or not."""
+    spec = layer.spec
+    shares = {-(-spec.outputs // share) for share in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+    groups = sorted({min(spec.outputs, size) for size in (16, 32, 64, 96)} | shares)
+    for threads in (32, 64, 128, 256):
+        for rows in (1, 2):
+            for kernels in groups:
+                for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
+                    yield Tiling(threads, 1, rows, kernels, channels, stages=2)
+    if spec.data_type != "bfloat16" and spec.inputs >= LOOPED_CHANNELS:
+        step = 4 if spec.inputs % 4 == 0 else 1
+        for threads in (32, 64, 128):
+            for channels in (64, 128, 256):
+                if threads % (channels // step) == 0:
+                    for kernels in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 40, 48))}):
+                        yield Tiling(threads, 1, 1, kernels, channels, stages=2)
+
+
+def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:
+    """One output at a time: for what the limits leave no other tiling."""
+    yield Tiling(32, 1, 1, 1, min(layer.spec.inputs, 8), stages=2)

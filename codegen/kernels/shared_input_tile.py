@@ -1,0 +1,247 @@
+"""The input of one block in shared memory: which words, where they lie, and how the threads copy them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from codegen.ir.layer_spec import Pair
+from codegen.ir.tiling import Tiling
+from codegen.kernels.fp16_packing import Pairing
+from codegen.kernels.geometry import Geometry
+
+BANKS = 32
+"""Words of shared memory that one access reaches."""
+MOST_EDGES = 8
+"""Of a tile without rows above and below the map: those of a 3x3 kernel. Each is a register for every stage."""
+
+
+class Edge(NamedTuple):
+    """What a position may read from beside the map, and then reads zeros for."""
+
+    row: int | None
+    """Of the thread's window; None for all rows, if those above and below the map are in shared memory."""
+    column: int
+    """Of the kernel."""
+
+
+@dataclass(frozen=True)
+class InputTile:
+    """One chunk of channels of the images of one block: [images][channels][rows][columns], pads included.
+
+    A word holds one element; in float16 it holds two, of two images, or of two columns as far apart as the tile is
+    wide. Where it holds those of two images, there are half as many [images] here as the block has.
+
+    Where a block computes whole rows, whole rows of the input lie there as they do in memory, without pads beside them:
+    copies are long, consecutive positions read consecutive banks. What a position at an edge reads from beside the map
+    it then reads from an area of zeros. Where a block has whole maps, that goes for rows above and below too, if then a
+    chunk is one piece.
+    """
+
+    whole_rows: bool
+    merged: bool
+    """Whether a chunk of an image is one piece: its channels follow each other as they do in memory."""
+    height: int
+    """Rows of a channel, halo included."""
+    row_words: int
+    """From a row to the next."""
+    channel_words: int
+    """From a channel to the next."""
+    image_words: int
+    """From an image to the next."""
+    stage_words: int
+    """From a chunk to the next."""
+    margin: int
+    """Words before the first that is read: copies begin at multiples of their size."""
+    patch_gap: int
+    """Words between the patches of a row: of positions that share no input, so that their loads meet no bank twice."""
+    vector: int
+    """Words that one load reads of a patch; 1 where inputs are read one by one."""
+    unit: int
+    """Words that one copy moves."""
+    row_units: int
+    """Copies of what lies in one piece in memory too."""
+    channel_units: int
+    image_units: int
+    """Copies of one pass."""
+    pass_channels: int
+    """Channels that a thread's pointers reach together; a chunk is copied in as many passes as that takes."""
+    passes: int
+    pointers: int
+    """Pointers per thread."""
+    rows_above: int
+    """Rows of zeros before the first row of the map that it has."""
+    edges: tuple[Edge, ...]
+    """What lies beside the map for some position: each has an address of its own."""
+    zero_words: int
+    """Words in the area of zeros, behind the stages."""
+    zeros_before: int
+    """How many of them lie before the address that takes the place of a position's own."""
+
+    @property
+    def copies(self) -> int:
+        """Copies per thread and chunk."""
+        return self.pointers * self.passes
+
+    @property
+    def pointers_held(self) -> int:
+        """Pointers per thread that take registers: those, and the addresses around whole maps, held for each stage."""
+        return self.pointers + (len(self.edges) // 2 if any(edge.row is not None for edge in self.edges) else 0)
+
+    def edge(self, row: int, column: int) -> int | None:
+        """The number of the edge that a row of the window and a column of the kernel are at; None of others."""
+        return next((i for i, each in enumerate(self.edges) if each in ((row, column), (None, column))), None)
+
+    def shared_words(self, stages: int) -> int:
+        return stages * self.stage_words + self.zero_words
+
+
+def input_extent(geometry: Geometry, tiling: Tiling) -> Pair:
+    """Rows and columns of a channel that the positions of one block read, halo included."""
+    height = (tiling.tile_height * tiling.rows - 1) * geometry.tile_stride[0]
+    width = (tiling.tile_width - 1) * geometry.tile_stride[1]
+    rows = (geometry.kernel_height - 1) * geometry.dilation[0] + 1
+    return height + rows, width + (geometry.kernel_width - 1) * geometry.dilation[1] + 1
+
+
+def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing) -> InputTile:
+    """The input of the blocks of a convolution whose streams read so many channels. Stages, kernels do not matter."""
+    height, width = input_extent(geometry, tiling)
+    plane = geometry.height * geometry.width
+    even = span_channels % tiling.chunk_channels == 0
+    images = tiling.images // pair.images
+    block_threads = tiling.tile_width * tiling.tile_height * images
+    one_row = tiling.tile_height * tiling.rows >= geometry.positions_height
+    whole_rows = (
+        tiling.tile_width == geometry.positions_width
+        and geometry.step == (1, 1)
+        and geometry.patch_rows == 1
+        and tiling.form == "rolled"
+        and pair.columns == 1
+    )
+    merged = False
+    rows_above = geometry.pad_top
+    edges: tuple[Edge, ...] = ()
+    gap, vector = 0, 1
+    if whole_rows:
+        row_words = geometry.width
+        merged = even and one_row and geometry.pad_top == 0 and height == geometry.height
+        chunk = tiling.chunk_channels * plane
+        long = chunk % 4 == geometry.group_channels * plane % 4 == 0
+        edges = tuple(Edge(None, s) for s in range(geometry.kernel_width) if _is_beside(geometry, 0, s, rows=False))
+        if not merged and long and even and _unit(plane, 0) == 1:
+            around = _around(geometry, tiling)
+            if around:
+                merged, height, rows_above, edges = True, geometry.height, 0, around
+        if merged and long:
+            unit, margin, channel_words = 4, 0, plane
+        elif merged:
+            unit, margin, channel_words = 1, 0, plane
+        else:
+            step = geometry.step_of(tiling.tile_height * tiling.rows) * geometry.stride[0] * geometry.width
+            unit = _unit(plane, 0 if one_row else step)
+            margin = -geometry.pad_top * geometry.width % unit
+            channel_words = _up(margin + height * geometry.width, unit)
+    else:
+        one_tile = tiling.tile_width >= geometry.positions_width and pair.columns == 1
+        across = 0 if one_tile else geometry.step_of(tiling.tile_width) * geometry.stride[1]
+        unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
+        margin = -geometry.pad_left % unit
+        if geometry.has_patches_apart:
+            # With an odd number of loads from a patch to the next, no two lanes meet in a bank.
+            vector = math.gcd(unit, geometry.kernel_width)
+            if geometry.kernel_width // vector % 2 == 0:
+                gap = unit = vector
+        row_units = _over(margin + width, unit)
+        row_words = row_units * unit + tiling.tile_width * gap
+        channel_words = height * row_words
+    if whole_rows:
+        row_units = (tiling.chunk_channels * plane if merged else channel_words) // unit
+    channel_units = row_units if whole_rows else height * row_units
+    pass_channels = tiling.chunk_channels if merged else _passes(tiling, images * channel_units, block_threads, even)
+    image_units = row_units if merged else pass_channels * channel_units
+    pointers = _over(images * image_units, block_threads)
+    image_words = tiling.chunk_channels * channel_words
+    if whole_rows and images > 1:
+        # The first position of an image reads the bank after that of the last position of the one before.
+        image_words += _up((tiling.tile_height * row_words - image_words) % BANKS, unit)
+    # Zeros lie in the banks of what they stand for, whatever the stage.
+    stage_words = _up(images * image_words, BANKS if edges else 1)
+    last_row = (tiling.rows - 1) * geometry.tile_stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0]
+    reach = (tiling.chunk_channels - 1) * channel_words + last_row * row_words
+    zeros_before = _up(max(geometry.pad_left, 0) + (geometry.pad_top - rows_above) * row_words, BANKS)
+    zeros = zeros_before + BANKS + reach + (geometry.kernel_width - 1) * geometry.dilation[1]
+    return InputTile(
+        whole_rows=whole_rows,
+        merged=merged,
+        height=height,
+        row_words=row_words,
+        channel_words=channel_words,
+        image_words=image_words,
+        stage_words=stage_words,
+        margin=margin,
+        patch_gap=gap,
+        vector=vector,
+        unit=unit,
+        row_units=row_units,
+        channel_units=channel_units,
+        image_units=image_units,
+        pass_channels=pass_channels,
+        passes=tiling.chunk_channels // pass_channels,
+        pointers=pointers,
+        rows_above=rows_above,
+        edges=edges,
+        zero_words=zeros if edges else 0,
+        zeros_before=zeros_before,
+    )
+
+
+def _passes(tiling: Tiling, channel_units: int, block_threads: int, even: bool) -> int:
+    """Channels of a pass: those for which a thread makes the fewest copies, then those with the fewest pointers.
+
+    A channel takes `channel_units` copies, of all images.
+    """
+
+    def cost(channels: int) -> tuple[int, int]:
+        pointers = _over(channels * channel_units, block_threads)
+        return pointers * (tiling.chunk_channels // channels), pointers
+
+    # A pass of several channels cannot end in the middle of a chunk.
+    divisors = [n for n in range(1, tiling.chunk_channels + 1) if tiling.chunk_channels % n == 0 and (even or n == 1)]
+    return min(divisors, key=cost)
+
+
+def _unit(length: int, step: int) -> int:
+    """The longest copy that begins at multiples of its size: in memory rows are `length` long, tiles `step` apart."""
+    return next(unit for unit in (4, 2, 1) if length % unit == step % unit == 0)
+
+
+def _around(geometry: Geometry, tiling: Tiling) -> tuple[Edge, ...]:
+    """The edges of a tile of whole maps without rows above and below them; empty where that is none for a block."""
+    if tiling.rows != 1 or tiling.tile_height != geometry.positions_height or geometry.pad_top < 0:
+        return ()
+    edges = tuple(
+        Edge(r * geometry.dilation[0], s)
+        for r in range(geometry.kernel_height)
+        for s in range(geometry.kernel_width)
+        if _is_beside(geometry, r, s, rows=True)
+    )
+    return edges if len(edges) <= MOST_EDGES else ()
+
+
+def _is_beside(geometry: Geometry, r: int, s: int, *, rows: bool) -> bool:
+    """Whether an element of the kernel lies beside the map for some position; above and below it if `rows` count."""
+    across = s * geometry.dilation[1] - geometry.pad_left
+    down = r * geometry.dilation[0] - geometry.pad_top
+    last_across = (geometry.positions_width - 1) * geometry.stride[1] + across
+    last_down = (geometry.positions_height - 1) * geometry.stride[0] + down
+    return across < 0 or last_across >= geometry.width or (rows and (down < 0 or last_down >= geometry.height))
+
+
+def _over(count: int, by: int) -> int:
+    return -(-count // by)
+
+
+def _up(count: int, unit: int) -> int:
+    return _over(count, unit) * unit

@@ -1,0 +1,296 @@
+"""Convolutions at few positions, whose weights are a table beside the code: it, and the parts of table_conv2d.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import GridSize, Launch, tensors_of
+from codegen.ir.layer_spec import Conv2d, LayerSpec, is_bounded, is_gated, is_pooled
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import weight_stream
+from codegen.kernels.conv2d import ELEMENT_BYTES
+from codegen.kernels.geometry import Geometry
+from codegen.kernels.lowering import AnyTiled, LoweredConvolution, TiledConvolution
+from codegen.kernels.output_region import Region
+from codegen.kernels.workload import Work, work_of_table
+
+KERNEL = "tabled_conv2d"
+SOURCE = "table_conv2d.cu"
+
+UNIT_WEIGHTS = 4
+UNIT_WORDS = 2 * UNIT_WEIGHTS
+"""A value and the place of its input each."""
+BUFFER_UNITS = 32
+"""Of a kernel on their way to shared memory at once."""
+BUFFER_WORDS = BUFFER_UNITS * UNIT_WORDS + 4
+"""Of a buffer: the kernels of a warp read theirs from other banks."""
+ALIGNED_WORDS = 32
+"""What the parts of a table begin at multiples of: 128 bytes."""
+WARP = 32
+MOST_THREADS = 1024
+MOST_SLICES = 8
+ROWS = (1, 2, 4, 7)
+LANES = (8, 16, 32, 64)
+CLUSTERS = (1, 2, 4, 8)
+BLOCKS = (132, 264)
+"""Of a layer, at most: those of an H100 or H200 at once, one or two of a multiprocessor."""
+MOST_ACROSS = 8
+"""Tiles beside each other."""
+CODE_INSTRUCTIONS = 800
+"""Of such a kernel, about: whatever the weights are."""
+
+
+def applies(spec: LayerSpec, geometry: Geometry) -> bool:
+    """Whether there is such a kernel for a layer."""
+    return (
+        isinstance(spec, Conv2d)
+        and spec.data_type == "float32"
+        and geometry.groups == geometry.patch_rows == 1
+        and not is_bounded(spec)
+        and not is_pooled(spec)
+        and not is_gated(spec)
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes, and of its input a chunk in shared memory: [channels][row][column], with pads."""
+
+    rows: int
+    columns: int
+    """Of positions."""
+    row_y: int
+    row_x: int
+    """From a position of a thread to its next one."""
+    input_rows: int
+    row_places: int
+    lanes: int
+    """Threads of a kernel, of which there may be more than positions."""
+    slices: int
+    """Of the weights of a kernel, each with lanes of its own."""
+
+    @property
+    def plane(self) -> int:
+        """Places of a channel."""
+        return self.input_rows * self.row_places
+
+
+def tile_of(layer: AnyTiled) -> Tile:
+    """What the blocks of a tiling have."""
+    geometry, tiling = layer.geometry, layer.tiling
+    row_y, row_x = (0, tiling.tile_width) if geometry.is_pointwise else (tiling.tile_height, 0)
+    rows = tiling.tile_height if geometry.is_pointwise else tiling.tile_height * tiling.rows
+    columns = tiling.tile_width * tiling.rows if geometry.is_pointwise else tiling.tile_width
+    stride = geometry.tile_stride
+    lanes = tiling.tile_width * tiling.tile_height
+    lanes = next((each for each in (8, 16) if lanes <= each), -(-lanes // WARP) * WARP)
+    slices = MOST_SLICES
+    while slices > 1 and slices * lanes * tiling.group_kernels > MOST_THREADS:
+        slices //= 2
+    return Tile(
+        rows,
+        columns,
+        row_y,
+        row_x,
+        (rows - 1) * stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0] + 1,
+        (columns - 1) * stride[1] + (geometry.kernel_width - 1) * geometry.dilation[1] + 1,
+        lanes,
+        slices,
+    )
+
+
+def threads_of(layer: AnyTiled) -> int:
+    """Of a block."""
+    tile = tile_of(layer)
+    return tile.lanes * tile.slices * layer.tiling.group_kernels
+
+
+def _copied(layer: AnyTiled) -> int:
+    """Words of a copy."""
+    geometry, tile = layer.geometry, tile_of(layer)
+    return 4 if geometry.is_pointwise and tile.columns % 4 == geometry.width % 4 == 0 else 1
+
+
+def _tile_words(layer: AnyTiled) -> int:
+    """Of a chunk and the zeros behind it, one for wherever a position of the tile would find the input of a weight."""
+    return -(-(layer.tiling.chunk_channels + 1) * tile_of(layer).plane // 4) * 4
+
+
+def shared_words(layer: AnyTiled) -> int:
+    """A chunk and the buffers of units; afterwards the sums."""
+    tile, tiling = tile_of(layer), layer.tiling
+    buffers = threads_of(layer) // tile.lanes * BUFFER_WORDS
+    return max(_tile_words(layer) + buffers, threads_of(layer) * tiling.rows)
+
+
+def _segments(layer: AnyTiled) -> int:
+    """Chunks of all blocks of a cluster together."""
+    return layer.streams.chunks * layer.tiling.cluster
+
+
+def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
+    """About how large the table is, were the non-zeros spread evenly."""
+    return 4 * _head_words(layer) + 4 * UNIT_WORDS / UNIT_WEIGHTS * nonzeros
+
+
+def _most_word(layer: AnyTiled) -> int:
+    return layer.geometry.kernels * _segments(layer) + 1
+
+
+def _bias_word(layer: AnyTiled) -> int:
+    return _aligned(_most_word(layer) + 1)
+
+
+def _head_words(layer: AnyTiled) -> int:
+    return _bias_word(layer) + _aligned(layer.geometry.kernels)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // ALIGNED_WORDS) * ALIGNED_WORDS
+
+
+def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
+    """The weights as table_conv2d.cu reads them; what is zero is not there."""
+    geometry, tile = layer.geometry, tile_of(layer)
+    size, segments, kernels = layer.tiling.chunk_channels, _segments(layer), geometry.kernels
+    kernel = weights.kernel.reshape(kernels, geometry.channels, geometry.kernel_height, geometry.kernel_width)
+    of, channel, row, column = np.nonzero(kernel)
+    segment = of * segments + channel // size
+    counts = np.bincount(segment, minlength=kernels * segments)
+    units = -(-counts // UNIT_WEIGHTS)
+    starts = np.concatenate([[0], np.cumsum(units)])
+    entries = np.zeros((int(starts[-1]) * UNIT_WEIGHTS, 2), dtype=np.uint32)
+    entries[:, 1] = size * tile.plane * 4
+    place = starts[segment] * UNIT_WEIGHTS + np.arange(len(of)) - (np.cumsum(counts) - counts)[segment]
+    entries[place, 0] = kernel[of, channel, row, column].view(np.uint32)
+    down, across = geometry.dilation
+    entries[place, 1] = 4 * (channel % size * tile.plane + row * down * tile.row_places + column * across)
+    head = np.zeros(_head_words(layer), dtype=np.uint32)
+    head[: len(starts)] = starts
+    head[_most_word(layer)] = max(1, units.max())  # also of a layer without weights a block does its turn
+    head[_bias_word(layer) :][:kernels] = weights.bias.astype(np.float32).view(np.uint32)
+    return np.concatenate([head, entries.ravel()]).view(np.uint64)
+
+
+def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
+    """Tiles, images, K groups: the blocks of a cluster are neighbours on z."""
+    spec = layer.spec
+    streams = layer.streams.count if part is None else part.end - part.first
+    return Launch(
+        kernel=KERNEL,
+        grid=(GridSize(prod(layer.tiles)), GridSize(images=1), GridSize(streams)),
+        block=(threads_of(layer), 1, 1),
+        shared_bytes=4 * shared_words(layer),
+        arguments=(*tensors_of(spec), "images", "output_step"),
+        data_type=spec.data_type,
+        output_step=prod(spec.output_shape),
+        waits=True,
+    )
+
+
+def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
+    """What the block with this tile, image and stream stores."""
+    spec, tile = layer.spec, tile_of(layer)
+    _, across = layer.tiles
+    kernel = layer.streams.first_kernel(block[2])
+    row, column = block[0] // across * tile.rows, block[0] % across * tile.columns
+    return Region(
+        slice(block[1], block[1] + 1),
+        slice(min(kernel, spec.kernels), min(kernel + layer.streams.stored_kernels, spec.kernels)),
+        slice(row, min(row + tile.rows, spec.output_height)),
+        slice(column, min(column + tile.columns, spec.output_width)),
+    )
+
+
+def sources(layer: TiledConvolution) -> dict[str, str]:
+    """The generated headers that table_conv2d.cu includes."""
+    spec, geometry, tile = layer.spec, layer.geometry, tile_of(layer)
+    values: dict[str, int | str] = {
+        "CLUSTER": 1,
+        "SHARES": layer.tiling.cluster,
+        "STAGE": 0,
+        "UNIT": _copied(layer),
+        "HEIGHT": geometry.height,
+        "WIDTH": geometry.width,
+        "STRIDE_Y": geometry.stride[0],
+        "STRIDE_X": geometry.stride[1],
+        "STEP_Y": geometry.step[0],
+        "STEP_X": geometry.step[1],
+        "TILE_STRIDE_Y": geometry.tile_stride[0],
+        "TILE_STRIDE_X": geometry.tile_stride[1],
+        "PAD_TOP": f"({geometry.pad_top})",
+        "PAD_LEFT": f"({geometry.pad_left})",
+        "OUTPUT_HEIGHT": spec.output_height,
+        "OUTPUT_WIDTH": spec.output_width,
+        "TILES_X": layer.tiles[1],
+        "TILE_ROWS": tile.rows,
+        "TILE_COLUMNS": tile.columns,
+        "ROW_Y": tile.row_y,
+        "ROW_X": tile.row_x,
+        "CHANNEL_STEP": geometry.channel_step,
+        "IMAGE_ELEMENTS": geometry.image_elements,
+        "ROW_PLACES": tile.row_places,
+        "PLANE": tile.plane,
+        "ZEROS": tile.plane,
+        "TILE_WORDS": _tile_words(layer),
+        "LANES": tile.lanes,
+        "SLICES": tile.slices,
+        "BUFFER_UNITS": BUFFER_UNITS,
+        "BUFFER_WORDS": BUFFER_WORDS,
+        "MOST_WORD": _most_word(layer),
+        "BIAS_WORD": _bias_word(layer),
+        "HEAD_WORDS": _head_words(layer),
+    }
+    return {"parameters.h": weight_stream.parameters(layer, values), "copies.h": ""}
+
+
+def work(layer: TiledConvolution) -> Work:
+    """The share of a stream in code that all run: no weights are in it."""
+    spec, tile = layer.spec, tile_of(layer)
+    element = ELEMENT_BYTES[spec.data_type]
+    return work_of_table(
+        streams=layer.streams.count,
+        threads=threads_of(layer),
+        sums=layer.tiling.rows,
+        instructions=CODE_INSTRUCTIONS,
+        tile_bytes=layer.streams.channels * tile.plane * element,
+        input_bytes=element * layer.geometry.image_elements,
+        output_bytes=element * spec.kernels * spec.output_height * spec.output_width,
+    )
+
+
+def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
+    """Tilings worth a look, in a fixed order: a block has all its channels at once, and a GPU all blocks."""
+    geometry = layer.geometry
+    for width, height, rows in _tiles(geometry):
+        for cluster in CLUSTERS:
+            share = -(-geometry.channels // cluster)
+            found = set()
+            for blocks in BLOCKS:
+                tiling = Tiling(width, height, rows, cluster, share, 1, form="table", cluster=cluster)
+                groups = max(1, blocks // (prod(layer.tiled(tiling).tiles) * cluster))
+                kernels = -(-geometry.kernels // (groups * cluster)) * cluster
+                found.add(min(kernels, MOST_THREADS // tile_of(layer.tiled(tiling)).lanes // cluster * cluster))
+            for kernels in sorted(found):
+                yield Tiling(width, height, rows, kernels, share, 1, form="table", cluster=cluster)
+
+
+def _tiles(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
+    """Columns, rows and positions of the threads of a kernel: most of a group's lanes have some."""
+    high, wide = geometry.positions_height, geometry.positions_width
+    for rows in ROWS:
+        for lanes in LANES:
+            if geometry.is_pointwise:
+                width = -(-wide // (-(-wide // (lanes * rows)) * rows))
+                yield (-(-width // 4) * 4 if wide % 4 == 0 else width), 1, rows
+                continue
+            for across in range(1, MOST_ACROSS + 1):
+                width = -(-wide // across)
+                if width <= lanes < 2 * width * min(high, lanes // width):
+                    yield width, min(high, lanes // width), rows

@@ -1,0 +1,194 @@
+"""Fully connected layers for a few rows, with weights in a table beside the code: table_linear.cu and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import from_float32
+from codegen.ir.launch import GridSize, Launch, tensors_of
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import weight_stream
+from codegen.kernels.conv2d import ELEMENT_BYTES
+from codegen.kernels.geometry import Geometry
+from codegen.kernels.lowering import AnyTiled, LoweredLinear, TiledLinear
+from codegen.kernels.output_region import Region
+from codegen.kernels.workload import SHARED_BYTES, Work, work_of_table
+
+KERNEL = "tabled"
+SOURCE = "table_linear.cu"
+
+LANES = 32
+"""Threads of a warp, which computes one output."""
+OF_LANE = 4
+"""Weights of a lane in a unit of the table: what one load of 16 bytes brings of them."""
+UNIT_WEIGHTS = LANES * OF_LANE
+COLUMN_BYTES = 2
+ALIGNED_WORDS = 32
+"""What the parts of a table begin at multiples of: 128 bytes."""
+AHEAD = 4
+"""Units of a warp on their way at once."""
+WARPS = (4, 8, 16)
+IMAGES = (1, 2, 4)
+"""Rows of the batch for which a block reads its weights once."""
+CODE_INSTRUCTIONS = 600
+"""Of such a kernel, about: whatever the weights are."""
+SLICE_WEIGHTS = 2**22
+"""Dense weights that are put into the table at a time: their places take several times their memory."""
+
+
+def applies(_spec: LayerSpec, geometry: Geometry) -> bool:
+    """Whether there is such a kernel for a layer."""
+    return geometry.is_linear
+
+
+def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
+    """About how large the table is, were the non-zeros spread evenly."""
+    segments = layer.geometry.kernels * layer.streams.chunks
+    units = segments * -(-nonzeros // (segments * UNIT_WEIGHTS)) if nonzeros else 0
+    return 4 * _head_words(layer) + units * _unit_bytes(layer)
+
+
+def _unit_bytes(layer: AnyTiled) -> int:
+    return UNIT_WEIGHTS * (ELEMENT_BYTES[layer.spec.data_type] + COLUMN_BYTES)
+
+
+def _bias_word(layer: AnyTiled) -> int:
+    """Before it are the places of the units."""
+    return _aligned(layer.geometry.kernels * layer.streams.chunks + 1)
+
+
+def _head_words(layer: AnyTiled) -> int:
+    return _bias_word(layer) + _aligned(layer.geometry.kernels)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // ALIGNED_WORDS) * ALIGNED_WORDS
+
+
+def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
+    """The weights as table_linear.cu reads them; what is zero in the layer's data type is not there.
+
+    The columns of an output go to the lanes by the bank of shared memory that their inputs lie in, so that the lanes of
+    a warp seldom meet in one.
+    """
+    outputs, inputs = layer.geometry.kernels, layer.geometry.channels
+    size, chunks = layer.tiling.chunk_channels, layer.streams.chunks
+    counts = np.zeros((outputs, chunks), dtype=np.int64)
+    slices = [slice(i, i + max(1, SLICE_WEIGHTS // inputs)) for i in range(0, outputs, max(1, SLICE_WEIGHTS // inputs))]
+    for rows in slices:
+        present = _bits(layer, weights.kernel[rows])[1]
+        for chunk in range(chunks):
+            counts[rows, chunk] = np.count_nonzero(present[:, chunk * size : (chunk + 1) * size], axis=1)
+    units = -(-counts // UNIT_WEIGHTS)
+    starts = np.concatenate([[0], np.cumsum(units)])
+    # Of each unit the weights, then their columns; for the lanes, one after the other, four each.
+    bits = np.zeros((int(starts[-1]), LANES, OF_LANE), dtype=_bits(layer, weights.kernel[:1])[0].dtype)
+    columns = np.full(bits.shape, size, dtype=np.uint16)
+    for rows in slices:
+        values, present = _bits(layer, weights.kernel[rows])
+        row, column = np.nonzero(present)
+        segment = (row + rows.start) * chunks + column // size
+        order = np.argsort(segment * LANES + column % size % LANES, kind="stable")
+        row, column, segment = row[order], column[order], segment[order]
+        count = counts.ravel()[segment]
+        first = np.searchsorted(segment, segment)
+        rank = np.arange(len(segment)) - first
+        lane = ((rank + 1) * LANES - 1) // np.maximum(count, 1)
+        of_lane = rank - lane * count // LANES
+        place = starts[segment] + of_lane // OF_LANE, lane, of_lane % OF_LANE
+        bits[place] = values[row, column]
+        columns[place] = column % size
+    return np.concatenate([_head(layer, starts, weights), _joined(bits, columns)]).view(np.uint64)
+
+
+def _bits(layer: AnyTiled, kernel: NDArray[np.float32]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.bool_]]:
+    """The weights in the layer's data type as their bits, and which are none of them zero."""
+    rounded = from_float32(kernel, layer.spec.data_type)
+    bits = rounded.view(f"u{rounded.itemsize}")
+    return bits, (bits << 1).astype(bits.dtype) != 0  # -0.0 is zero
+
+
+def _head(layer: AnyTiled, starts: NDArray[np.int64], weights: Weights) -> NDArray[np.uint32]:
+    head = np.zeros(_head_words(layer), dtype=np.uint32)
+    head[: len(starts)] = starts
+    head[_bias_word(layer) :][: layer.geometry.kernels] = weights.bias.astype(np.float32).view(np.uint32)
+    return head
+
+
+def _joined(bits: NDArray[np.unsignedinteger], columns: NDArray[np.uint16]) -> NDArray[np.uint32]:
+    """The units: of 16-bit types a lane's weights and columns side by side, else all weights before all columns."""
+    if bits.itemsize == COLUMN_BYTES:
+        return np.concatenate([bits, columns], axis=2).view(np.uint32).ravel()
+    parts = [
+        np.ascontiguousarray(each).view(np.uint32).reshape(len(bits), UNIT_WEIGHTS * each.itemsize // 4)
+        for each in (bits, columns)
+    ]
+    return np.concatenate(parts, axis=1).ravel()
+
+
+def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
+    """Rows of the batch, nothing, outputs."""
+    tiling = layer.tiling
+    groups = layer.streams.count if part is None else part.end - part.first
+    return Launch(
+        kernel=KERNEL,
+        grid=(GridSize(images=tiling.images), GridSize(), GridSize(groups)),
+        block=(tiling.tile_width, 1, 1),
+        shared_bytes=4 * tiling.images * (tiling.chunk_channels + 1),
+        arguments=(*tensors_of(layer.spec), "images"),
+        data_type=layer.spec.data_type,
+    )
+
+
+def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
+    """What the block with these rows and outputs stores; it may reach beyond the batch."""
+    images, kernels = layer.tiling.images, layer.tiling.group_kernels
+    first = block[2] * kernels
+    return Region(
+        slice(block[0] * images, (block[0] + 1) * images), slice(first, min(first + kernels, layer.spec.outputs))
+    )
+
+
+def sources(layer: TiledLinear) -> dict[str, str]:
+    """The generated headers that table_linear.cu includes."""
+    images = layer.tiling.images
+    values: dict[str, int | str] = {
+        "STAGE": 0,
+        "UNIT": 4 if layer.spec.inputs % 4 == 0 else 1,
+        "IMAGES": images,
+        "VECTOR": min(images, 4),
+        "AHEAD": AHEAD,
+        "BIAS_WORD": _bias_word(layer),
+        "HEAD_WORDS": _head_words(layer),
+    }
+    return {"parameters.h": weight_stream.parameters(layer, values), "copies.h": ""}
+
+
+def work(layer: TiledLinear) -> Work:
+    """The share of a warp's group in code that all run: no weights are in it."""
+    spec = layer.spec
+    element = ELEMENT_BYTES[spec.data_type]
+    return work_of_table(
+        streams=layer.streams.count,
+        threads=layer.tiling.tile_width,
+        sums=layer.tiling.images,
+        instructions=CODE_INSTRUCTIONS,
+        tile_bytes=layer.tiling.images * element * spec.inputs,
+        input_bytes=element * spec.inputs,
+        output_bytes=element * spec.outputs,
+    )
+
+
+def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
+    """Tilings worth a look, in a fixed order, all of which fit."""
+    for images in IMAGES:
+        most = SHARED_BYTES // (4 * images) // LANES * LANES - LANES
+        chunks = -(-layer.spec.inputs // most)
+        size = -(-layer.spec.inputs // (chunks * LANES)) * LANES
+        for warps in WARPS:
+            yield Tiling(LANES * warps, 1, 1, warps, size, stages=1, images=images, form="table")

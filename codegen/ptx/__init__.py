@@ -1,0 +1,1 @@
+"""PTX: one instruction, a module, the template of a shape, and its specialisation to one set of weights."""

@@ -1,0 +1,94 @@
+"""Multiply-adds of float16, two at once: which unit takes each, and how their sums are added to those of float32."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES, control
+from codegen.sass.isa import encoding
+from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
+from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
+
+_HALF, _MATRIX, _FLOAT = (UNITS.index(name) for name in ("half", "matrix", "float"))
+HALF_FMA = encoding.HFMA2_IMMEDIATE | encoding.ALWAYS << 12
+MATRIX_FMA = encoding.HFMA2_MMA_IMMEDIATE | encoding.ALWAYS << 12
+ZERO_ADDEND = 1 << 82 - 64
+"""Of HFMA2 that adds nothing: the lower half of RZ, twice."""
+_TO_FLOAT = 0x230 | encoding.ALWAYS << 12 | ZERO_REGISTER << 24
+_TO_FLOAT_HIGH = 1 << 78 - 64 | 1 << 72 - 64
+"""HADD2.F32 d, -RZ, b: a half as float32."""
+_PARTS = (2, 3)
+"""The lower and the upper half of its operand, at bit 60."""
+_ADD = 0x221 | encoding.ALWAYS << 12
+_HALF_TO_FLOAT = int(REGISTER_CYCLES[_HALF, _FLOAT])
+_MATRIX_CYCLES = 11
+"""From a result of the tensor cores' unit to whatever reads it."""
+
+
+def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[instructions]: which multiply-adds go to the tensor cores' unit, so that both units have half of them.
+
+    Results come later from there: it takes those whose sum is not added to again soon, nor read soon after one of the
+    `ends`. `result` and `addend` are registers, of what is no multiply-add numbers that nothing else has.
+    """
+    alone = result >= 0
+    soon = int(REGISTER_CYCLES[_MATRIX, [_HALF, _MATRIX]].max())
+    for distance in range(1, soon):
+        same = result[:-distance] == addend[distance:]
+        alone[:-distance] &= ~same
+        if distance < REGISTER_CYCLES[_HALF, _MATRIX]:
+            alone[distance:] &= ~same
+    for distance in range(_MATRIX_CYCLES):
+        alone[np.maximum(ends - distance, 0)] = False
+    # Of neighbours that may go there, every other one.
+    chosen = np.flatnonzero(alone)
+    multiply_adds = np.cumsum(result >= 0)
+    starts = np.append(True, np.diff(multiply_adds[chosen]) > 1)[: len(chosen)]
+    within = np.arange(len(chosen))
+    within -= np.maximum.accumulate(np.where(starts, within, 0))
+    matrix = np.zeros(len(result), dtype=np.bool_)
+    matrix[chosen[within % 2 == 0]] = True
+    return matrix
+
+
+def reused(matrix: NDArray[np.bool_], load: NDArray[np.int64], element: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[multiply-adds]: which keep their input for the next one of their unit.
+
+    Each unit has a cache of its own. What is kept and not fetched by the next one stays there: were its register loaded
+    again in between, a later one would find the old input. So the next one has to multiply the same element of a load.
+    """
+    keeps = np.zeros(len(matrix), dtype=np.bool_)
+    for unit in (matrix, ~matrix):
+        places = np.flatnonzero(unit)
+        here, following = places[:-1], places[1:]
+        keeps[here] = (load[here] == load[following]) & (element[here] == element[following])
+    return keeps
+
+
+def added_up(
+    packed: NDArray[np.int64], wide: NDArray[np.int64], first: NDArray[np.bool_], free: NDArray[np.int64]
+) -> Words:
+    """Adds packed sums [sums] to those of float32 [sums, 2]; to zero where it is the `first` time [sums].
+
+    `free` are registers that hold nothing, at least two.
+    """
+    at_once = len(free) // 2
+    low, high, stall = [], [], []
+    for begin in range(0, len(packed), at_once):
+        chosen = slice(begin, begin + at_once)
+        halves, sums = np.repeat(packed[chosen], 2), wide[chosen].ravel()
+        addends = np.where(np.repeat(first[chosen], 2), ZERO_REGISTER, sums)
+        count = len(halves)
+        between = free[:count]
+        low += [_TO_FLOAT | between << 16 | halves << 32 | np.tile(_PARTS, count // 2) << 60]
+        low += [_ADD | sums << 16 | addends << 24 | between << 32]
+        high += [np.full(count, _TO_FLOAT_HIGH), np.zeros(count, dtype=np.int64)]
+        stalls = np.ones(2 * count, dtype=np.int64)
+        stalls[count - 1] = max(1, _HALF_TO_FLOAT + 1 - count)
+        stall.append(stalls)
+    stall[-1][-1] = RESULT_CYCLES
+    cycles = np.concatenate(stall)
+    none = np.zeros(len(cycles), dtype=np.int64)
+    upper = np.concatenate(high) | control(cycles, none + NO_SCOREBOARD, none, none)
+    return np.stack([np.concatenate(low).view(np.uint64), upper.view(np.uint64)], axis=1)

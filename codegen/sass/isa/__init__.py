@@ -1,0 +1,1 @@
+"""The instruction set: encoding, opcodes, operands and latencies."""

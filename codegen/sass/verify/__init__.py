@@ -1,0 +1,1 @@
+"""The hazard checker: what it accepts cannot read a register too early."""

@@ -1,0 +1,223 @@
+"""What is under way where a branch is taken, followed to where the branch goes; all branches of a kernel at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.sass.isa.encoding import SCOREBOARDS
+from codegen.sass.isa.latencies import LONGEST
+from codegen.sass.isa.opcodes import PREDICATES
+from codegen.sass.isa.operands import Accesses
+from codegen.sass.verify.program import Finding, Places, Program, resource_name
+
+_RESULT, _CYCLES, _OPERAND = range(3)
+"""Why a register is not ready: its value comes after a time that nobody knows, or that is known, or its old value is
+still being read.
+"""
+_WORD_BITS, _RESOURCE_BITS = 32, 16
+"""Of a number that stands for both."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """Registers that are not ready when a branch is taken, [pending] each."""
+
+    kind: NDArray[np.int64]
+    word: Places
+    """Who made it so."""
+    resource: NDArray[np.int64]
+    scoreboards: NDArray[np.int64]
+    """Bits: to wait for any of them is enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    """Where something is pending, [states] each."""
+
+    pending: NDArray[np.int64]
+    """An index into a `_Pending`."""
+    elapsed: NDArray[np.int64]
+    """Cycles since its word issued; 0 where they do not matter."""
+    start: Places
+    """Where the code goes on."""
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _States:
+        return _States(self.pending[chosen], self.elapsed[chosen], self.start[chosen])
+
+    def keys(self, length: int) -> NDArray[np.int64]:
+        """Of code of this length: a number for each state, another one for another."""
+        return (self.pending * LONGEST + self.elapsed) * length + self.start
+
+
+def pending_on_branches(code: Program) -> Iterator[Finding]:
+    """What the code at a branch's target uses although it is not ready when the branch is taken."""
+    if not len(code.branches):
+        return
+    branches, targets = code.branches.T
+    ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
+    pending, waiting = _at_branches(code, branches, targets)
+    backwards = targets <= branches
+    seen = np.zeros(0, dtype=np.int64)
+    while len(waiting):
+        end = ends[np.searchsorted(ends, waiting.start)]
+        kind, resource = pending.kind[waiting.pending], pending.resource[waiting.pending]
+        use = code.used.writes.following(resource, waiting.start)
+        results = np.flatnonzero(kind != _OPERAND)
+        reads = code.used.reads.following(resource[results], waiting.start[results])
+        use[results] = np.minimum(use[results], reads)
+        cleared = _first_wait(code, pending.scoreboards[waiting.pending], waiting.start)
+        last = np.minimum(np.minimum(end, use - 1), cleared - 1)
+        used = np.flatnonzero((use <= end) & (use < cleared))
+        if len(used):
+            wrong = used[_wrong(code, pending, waiting.at(used), use[used])]
+            yield from _findings(code, pending, waiting.at(wrong), use[wrong])
+            last[wrong] = -1
+        state, branch = _pairs(branches, waiting.start, last + 1)
+        passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
+        passed[kind[state] != _CYCLES] = 0
+        after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
+        soon = np.flatnonzero(after.elapsed < LONGEST)
+        after, branch = after.at(soon), branch[soon]
+        keys, first = np.unique(after.keys(len(code)), return_index=True)
+        new = np.ones(len(first), dtype=np.bool_)
+        # Only by branches backwards may the code come again to where it was.
+        again = np.flatnonzero(backwards[branch[first]])
+        if len(again):
+            new[again] &= ~np.isin(keys[again], seen, assume_unique=True)
+            seen = np.concatenate([seen, keys[again[new[again]]]])
+        waiting = after.at(first[new])
+
+
+def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All pairs of a range, first <= place < end, and a place in it, as indices."""
+    low = np.searchsorted(sorted_places, first)
+    count = np.maximum(np.searchsorted(sorted_places, end) - low, 0)
+    owner = np.repeat(np.arange(len(first)), count)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(count) - count - low, count)
+
+
+def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) -> Places:
+    """For each set of scoreboards the first word, from `start` on, that waits for one of them."""
+    found = np.full(len(start), len(code))
+    for board, places in enumerate(code.waits):
+        chosen = np.flatnonzero(scoreboards >> board & 1)
+        if len(chosen) and len(places):
+            following = np.append(places, len(code))[np.searchsorted(places, start[chosen])]
+            found[chosen] = np.minimum(found[chosen], following)
+    return found
+
+
+def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pending, _States]:
+    """What the words before each branch leave under way, and where it is when the branch has been taken."""
+    writes, reads = code.used.writes, code.used.reads
+    variable = code.variable[writes.word]
+    late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
+    found = [
+        _unfinished(code, branches, writes.where(variable)),
+        _recent(code, branches, writes.where(~variable)),
+        _unread(code, branches, reads.where(late)),
+    ]
+    kind, word, resource, scoreboards, elapsed, branch = (np.concatenate(each) for each in zip(*found, strict=True))
+    keys = (kind << _WORD_BITS | word) << _RESOURCE_BITS | resource
+    _, one, which = np.unique(keys << SCOREBOARDS | scoreboards, return_index=True, return_inverse=True)
+    pending = _Pending(kind[one], word[one], resource[one], scoreboards[one])
+    return pending, _States(which, elapsed, targets[branch])
+
+
+_Found = tuple[NDArray[np.int64], ...]
+"""The arrays of a `_Pending`, cycles elapsed, and the branch, as an index."""
+
+
+def _before_branches(
+    code: Program, branches: Places, accesses: Accesses, end: Places
+) -> tuple[Places, NDArray[np.int64], NDArray[np.int64]]:
+    """Accesses before a branch of their own segment that is before `end`: the words, resources, and branches."""
+    segment_ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
+    last = segment_ends[code.segment[accesses.word]]
+    access, branch = _pairs(branches, accesses.word + 1, np.minimum(last + 1, end))
+    return accesses.word[access], accesses.resource[access], branch
+
+
+def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
+    """Results of an unknown latency."""
+    word, resource, branch = _before_branches(code, branches, writes, code.done[writes.word])
+    last = _is_last(code, word, resource, branches[branch])
+    word, resource, branch = word[last], resource[last], branch[last]
+    cover = code.covering[word]
+    board = np.where(cover <= branches[branch], code.write_scoreboard[cover], SCOREBOARDS + 1)
+    scoreboards = np.where(board < SCOREBOARDS, 1 << board, 0)
+    return np.full(len(word), _RESULT), word, resource, scoreboards, np.zeros(len(word), np.int64), branch
+
+
+def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
+    """Results of a known latency that may be longer than what has passed."""
+    after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
+    in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + LONGEST)]
+    word, resource, branch = _before_branches(code, branches, writes, in_time)
+    last = _is_last(code, word, resource, branches[branch])
+    word, resource, branch = word[last], resource[last], branch[last]
+    elapsed = after[branch] - code.cycles[word]
+    return np.full(len(word), _CYCLES), word, resource, np.zeros(len(word), np.int64), elapsed, branch
+
+
+def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
+    """Operands that are still being read; any later word of the same unit tells that they have been."""
+    word, resource, branch = _before_branches(code, branches, reads, code.released[reads.word])
+    scoreboards = np.zeros(len(word), dtype=np.int64)
+    for unit in np.unique(code.units[word]).tolist():
+        of_unit = np.flatnonzero(code.units[word] == unit)
+        alike = code.asynchronous & (code.units == unit)
+        for board in range(SCOREBOARDS):
+            sets = np.flatnonzero(alike & ((code.read_scoreboard == board) | (code.write_scoreboard == board)))
+            next_set = np.append(sets, len(code))[np.searchsorted(sets, word[of_unit])]
+            scoreboards[of_unit] |= (next_set < branches[branch[of_unit]]).astype(np.int64) << board
+    return np.full(len(word), _OPERAND), word, resource, scoreboards, np.zeros(len(word), np.int64), branch
+
+
+def _is_last(code: Program, word: Places, resource: NDArray[np.int64], place: Places) -> NDArray[np.bool_]:
+    """Whether what a word writes may still be there at a place: all who write it after are guarded by predicates."""
+    following: Places = code.certain_writes.following(resource, word + 1)
+    return following >= place
+
+
+def _wrong(code: Program, pending: _Pending, states: _States, use: Places) -> NDArray[np.bool_]:
+    """Whether a word may not use a register yet."""
+    kind = pending.kind[states.pending]
+    wrong = np.where(kind == _OPERAND, ~code.asynchronous[use], kind == _RESULT)
+    cycles = np.flatnonzero(kind == _CYCLES)
+    elapsed, needed = _cycles_of(code, pending, states.at(cycles), use[cycles])
+    wrong[cycles] = elapsed < needed
+    return wrong
+
+
+def _cycles_of(
+    code: Program, pending: _Pending, states: _States, use: Places
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many cycles after the word that writes a register it is used, and how many it takes."""
+    elapsed = states.elapsed + code.cycles[use] - code.cycles[states.start]
+    writer, resource = pending.word[states.pending], pending.resource[states.pending]
+    reads = code.used.reads.following(resource, use) == use
+    by_reading = code.needed(writer, use, resource, writing=False)
+    return elapsed, np.where(reads, by_reading, code.needed(writer, use, resource, writing=True))
+
+
+def _findings(code: Program, pending: _Pending, states: _States, use: Places) -> Iterator[Finding]:
+    elapsed, needed = _cycles_of(code, pending, states, use)
+    for i, place in enumerate(use.tolist()):
+        which = int(states.pending[i])
+        name, word = resource_name(int(pending.resource[which])), pending.word[which]
+        yield Finding(
+            place,
+            (
+                f"uses {name} before word {word}, from which a branch leads here, is waited for",
+                f"uses {name} {elapsed[i]} cycles after word {word}, not {needed[i]}",
+                f"overwrites {name} before word {word}, which branches here, has read it",
+            )[pending.kind[which]],
+        )

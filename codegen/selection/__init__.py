@@ -1,0 +1,1 @@
+"""Selection: the tiling of a layer, by predicted time, and its split into kernels."""

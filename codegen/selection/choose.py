@@ -1,0 +1,204 @@
+"""Chooses the tiling of a layer: every candidate that fits, the one predicted to be fastest; and cuts it into parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.errors import TilingError
+from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
+from codegen.ir.tiling import Accumulator, Form, Part, Tiling
+from codegen.kernels import AnyTiled, Lowered, lower, tiled
+from codegen.kernels.max_pool import has_whole_windows
+from codegen.kernels.weight_stream import PRODUCTS_TOGETHER
+from codegen.kernels.workload import SHARED_BYTES
+from codegen.selection.code_size import layer_instructions, stream_instructions, stream_nonzeros
+from codegen.selection.feasibility import block_fits, comes_out_even
+from codegen.selection.kernel_split import cut
+from codegen.selection.ranking import Ranking, ranking_of, stream_limits
+
+UNEVEN = 1.25
+"""How much more than those limits the largest K group of weights pruned unevenly may have."""
+CODE_BYTES = 16_000_000
+"""Machine code of one layer, unless the caller says otherwise."""
+BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
+DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+
+
+def choose_tiling(
+    spec: LayerSpec,
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    *,
+    form: Form = "rolled",
+    accumulate: Accumulator = "float32",
+    code_limit_bytes: int = CODE_BYTES,
+    clusters: bool = False,
+    tables: bool = True,
+    ranking: Ranking = ranking_of,
+) -> Tiling:
+    """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
+
+    `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
+    has them; `tables`: whether the weights of a layer may be one. `ranking`: who puts a layer's tilings in order.
+
+    Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
+    with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
+    nothing fits: the layer's code is too large with any tiling, or a kernel larger than shared memory, or the form
+    does not do for the layer.
+    """
+    layer = lower(spec)
+    _check_form(layer, form)
+    least_bytes = math.inf
+    special = {"clusters": clusters and form == "rolled", "tables": tables and form == "rolled"}
+    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, ranking=ranking, **special):
+        if code_bytes <= code_limit_bytes:
+            return tiling if form == "rolled" else replace(tiling, form=form)
+        least_bytes = min(least_bytes, code_bytes)
+    if least_bytes < math.inf:
+        each, needed = least_bytes / max(1, int(nonzeros.sum())), _size(least_bytes)
+        raise TilingError(
+            f"its code would be {needed}, {each:.0f} bytes a non-zero weight, and the limit is "
+            f"{_size(code_limit_bytes)}: raise it with --max-code-size {needed.replace(' ', '')}, "
+            "or prune the layer further"
+        )
+    raise TilingError(
+        f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
+        "shared memory"
+    )
+
+
+def ranked_tilings(
+    spec: LayerSpec,
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator = "float32",
+    *,
+    code_limit_bytes: int = CODE_BYTES,
+    clusters: bool = False,
+    tables: bool = True,
+) -> tuple[Tiling, ...]:
+    """All tilings that fit a layer with these non-zeros per kernel [K], the one predicted to be fastest first.
+
+    That is the one that `choose_tiling` takes. Empty where that raises TilingError.
+    """
+    fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters=clusters, tables=tables)
+    return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
+
+
+def misfit_of(
+    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
+) -> str:
+    """Why a tiling that was measured does not do for a layer with these non-zeros per kernel, in words, or empty."""
+    layer = tiled(spec, tiling)
+    if not has_whole_windows(layer):
+        return "its blocks have no whole windows of the pool"
+    within = comes_out_even(layer) and block_fits(layer, measured=True)
+    if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
+        return "it needs more threads, registers or shared memory than there are"
+    if spec.data_type == "float16" and _too_long(tiling, nonzeros):
+        return "a kernel of these weights has more products than the blocks of its cluster add up in float16"
+    streams = layer_instructions(layer, nonzeros)
+    if not _streams_fit(layer, nonzeros, streams):
+        return "a K group of these weights has too much code for it"
+    code_bytes = 16 * float(streams.sum())
+    if code_bytes > code_limit_bytes:
+        return f"the code would be {_size(code_bytes)} and the limit is {_size(code_limit_bytes)}"
+    return ""
+
+
+def _size(count_bytes: float) -> str:
+    """In whole KB or MB, rounded up, so that a limit of that size suffices."""
+    unit, name = (1e6, "MB") if count_bytes >= 1e6 else (1e3, "KB")
+    return f"{math.ceil(count_bytes / unit)} {name}"
+
+
+def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
+    """Bands of batch size and density (non-zeros / weights): layers in the same bands get the same tiling."""
+    return _batch_band(batch), _density_band(nonzeros / spec.weights_count)
+
+
+def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[np.integer]) -> Accumulator:
+    """What the sums of a layer with these non-zeros per kernel are added up in: float16 is for float16 layers only.
+
+    Such a layer's sums are made in float16 throughout, whatever is asked for, if each has no more products than
+    are added up in float16 anyway.
+    """
+    if spec.data_type != "float16":
+        return "float32"
+    return "float16" if int(nonzeros.max()) <= PRODUCTS_TOGETHER else accumulate
+
+
+def _fitting(
+    layer: Lowered[LayerSpec],
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator,
+    *,
+    clusters: bool,
+    tables: bool,
+    ranking: Ranking = ranking_of,
+) -> Iterator[tuple[Tiling, float]]:
+    """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
+    kind = accumulator_of(layer.spec, accumulate, nonzeros)
+    bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
+    ranked = ranking(layer, *bands, kind, clusters=clusters, tables=tables)
+    for tiling in chain(ranked, _last_resort(layer, kind)):
+        if layer.spec.data_type == "float16" and _too_long(tiling, nonzeros):
+            continue
+        divided = layer.tiled(tiling)
+        streams = layer_instructions(divided, nonzeros)
+        if _streams_fit(divided, nonzeros, streams):
+            yield tiling, 16 * float(streams.sum())
+
+
+def _too_long(tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
+    """Whether the blocks of a cluster have more products of a kernel each than are added up in float16."""
+    kept = tiling.cluster > 1 and tiling.accumulate == "float32"
+    return kept and int(nonzeros.max()) > PRODUCTS_TOGETHER * tiling.cluster
+
+
+def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
+    """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
+    streams = stream_instructions(spec, tiling, nonzeros)
+    # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
+    whole = tiling.form != "rolled" or tiling.listed or tiling.order != "group"
+    return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
+
+
+def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
+    geometry, spec = layer.geometry, layer.spec
+    ordinary = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"
+    alone = not prepares_inputs(spec) and not is_pooled(spec)
+    if form == "full" and not (ordinary and isinstance(spec, Conv2d) and alone):
+        raise TilingError(
+            "the full form is made of ordinary float32 convolutions in one group only, without gates, without a "
+            "normalisation before and a pool behind them: leave out --template full"
+        )
+
+
+def _batch_band(batch: int) -> int:
+    return min(BATCH_BANDS, key=lambda band: abs(math.log(band / batch)))
+
+
+def _density_band(density: float) -> float:
+    # Pruning to 0.9 leaves a few weights more or less than a tenth: those belong to the same band.
+    return next((band for band in DENSITY_BANDS if density <= band * 1.05), 1.0)
+
+
+def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
+    return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
+
+
+def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
+    if layer.tiling.group_kernels == 1 or layer.tiling.form == "table":
+        return True  # there is nothing smaller, or no code of weights
+    largest = int(stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
+    multiply_adds, code_bytes = stream_limits(layer)
+    return largest <= UNEVEN * multiply_adds and 16 * float(streams.max()) <= UNEVEN * code_bytes

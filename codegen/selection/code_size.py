@@ -1,0 +1,45 @@
+"""How much code a tiling makes of a layer with given weights, stream by stream: predicted, in machine instructions."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Tiling
+from codegen.kernels import AnyTiled, tiled
+from codegen.selection.cost_model import Stream
+
+DIRECT_INSTRUCTIONS = 1_000_000
+"""Most instructions of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""
+
+
+def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
+    """[K groups]: predicted machine instructions of each, of 16 bytes, for these non-zeros per kernel [K]."""
+    return layer_instructions(tiled(spec, tiling), nonzeros)
+
+
+def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> float:
+    """Predicted machine instructions of a K group, were the layer's non-zeros spread evenly."""
+    return Stream.of(tiled(spec, tiling).work, nonzeros / spec.weights_count).code
+
+
+def stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
+    """[streams]: the non-zeros of each, those of a cluster's blocks spread evenly over them."""
+    by_stream = layer.streams.by_stream(nonzeros)
+    sums: NDArray[np.int64] = np.asarray(by_stream, dtype=np.int64).sum(axis=1)
+    return np.repeat(sums // layer.streams.shares, layer.streams.shares)
+
+
+def layer_instructions(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
+    """[streams]: machine instructions of each K group of these very weights, pruned unevenly as they may be."""
+    average = Stream.of(layer.work, float(nonzeros.sum()) / layer.spec.weights_count)
+    if layer.tiling.form == "table":
+        return np.full(layer.streams.count, average.code)
+    multiply_adds = stream_nonzeros(layer, nonzeros) * layer.tiling.rows
+    return np.asarray(average.code - average.multiply_adds + multiply_adds, dtype=np.float64)
+
+
+def fits_one_cubin(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
+    """Whether a layer may be one cubin where ptxas does not make it."""
+    return float(stream_instructions(spec, tiling, nonzeros).sum()) <= DIRECT_INSTRUCTIONS

@@ -1,0 +1,61 @@
+"""Limits: whether the sums of a tiling come out even, and its blocks fit a multiprocessor and its compiler."""
+
+from __future__ import annotations
+
+from codegen.ir.layer_spec import Conv2d
+from codegen.kernels import AnyTiled
+from codegen.kernels.geometry import fits
+from codegen.kernels.max_pool import has_whole_windows
+from codegen.kernels.register_budget import REGISTERS
+from codegen.kernels.workload import BLOCK_SHARED_BYTES, CLUSTER_SHARED_BYTES, SHARED_BYTES
+from codegen.selection.cost_model import registers_of
+
+OFFSET_BYTES = 2**31
+"""What an address in PTX may add to a register."""
+REGISTERS_OVER = 8
+"""By which a kernel that ran may be over the limit by estimate: sums may lie apart from ptxas's registers."""
+SUMS = 128
+"""Registers of a thread that hold sums."""
+BODY_SLOTS = 7_000
+"""Multiply-adds of one turn of the loop."""
+BODY_RESULTS = 1_600
+"""Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
+
+
+def comes_out_even(layer: AnyTiled) -> bool:
+    """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
+    tiling = layer.tiling
+    if tiling.form == "table":  # its threads have a sum for each of their rows, its units any of the channels
+        return layer.layer.tabled is not None and tiling.group_kernels % tiling.cluster == 0
+    return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
+
+
+def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
+    """Threads, registers, shared memory, and the size of the loop body.
+
+    A tiling that a GPU has run may have more shared memory than is chosen without measuring, and more registers by
+    this estimate.
+    """
+    if not layer.tiling.stages and layer.layer.unstaged is None:
+        return False
+    table = layer.tiling.form == "table"
+    if layer.tiling.cluster > 1 and not table and (layer.layer.stationary is None or layer.tiling.stages < 2):
+        return False
+    work = layer.work
+    return (
+        work.threads <= 1024
+        and work.sums <= SUMS
+        and registers_of(work) <= min(200, REGISTERS // (-(-work.threads // 32) * 32)) + measured * REGISTERS_OVER
+        and work.slots <= BODY_SLOTS
+        and work.results <= BODY_RESULTS
+        and work.largest_offset_bytes < OFFSET_BYTES
+        and layer.launch.shared_bytes <= _shared_limit(layer, measured)
+    )
+
+
+def _shared_limit(layer: AnyTiled, measured: bool) -> int:
+    if layer.tiling.form == "table" and isinstance(layer.spec, Conv2d):
+        return BLOCK_SHARED_BYTES
+    if measured:
+        return BLOCK_SHARED_BYTES
+    return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES

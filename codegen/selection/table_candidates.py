@@ -1,0 +1,50 @@
+"""Tilings whose weights are a table, among the others of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import Lowered, lower
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.feasibility import block_fits, comes_out_even
+
+TABLE_GAIN = 1.2
+"""How much faster a table must be predicted than code, which a small layer has in the caches' reach."""
+
+
+def with_tables(
+    layer: Lowered[LayerSpec],
+    batch: int,
+    density: float,
+    accumulate: Accumulator,
+    ranking: tuple[Tiling, ...],
+    *,
+    clusters: bool,
+) -> tuple[Tiling, ...]:
+    """The ranking of a layer, for these bands, with its tilings of that kind; `clusters`: whether the GPU has them."""
+    if layer.tabled is None:
+        return ranking
+    if not layer.geometry.is_linear:
+        return (*ranking, *_of_convolution(layer.spec, density)) if clusters and batch == 1 else ranking
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.tabled.candidates(layer)]
+    times = {tiling: predict_microseconds(layer.tiled(tiling), batch, density) for tiling in (*tilings, *ranking[:1])}
+    tables = sorted(tilings, key=lambda tiling: times[tiling])
+    if ranking and TABLE_GAIN * times[tables[0]] > times[ranking[0]]:
+        return (*ranking, *tables)
+    return (*tables, *ranking)
+
+
+@lru_cache(maxsize=1024)
+def _of_convolution(spec: LayerSpec, density: float) -> tuple[Tiling, ...]:
+    """For tuning and its records: the prediction puts them in order, and says too little of them beside code."""
+    layer = lower(spec)
+    every = (layer.tiled(tiling) for tiling in (layer.tabled.candidates(layer) if layer.tabled else ()))
+    times = {
+        each.tiling: predict_microseconds(each, 1, density)
+        for each in every
+        if comes_out_even(each) and block_fits(each)
+    }
+    return tuple(sorted(times, key=lambda tiling: times[tiling]))

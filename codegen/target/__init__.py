@@ -1,0 +1,1 @@
+"""Targets: GPU architectures, and the GPUs that have them."""

@@ -1,0 +1,1 @@
+"""The CUDA tools: where they are, and running them within limits."""

@@ -1,0 +1,1 @@
+"""`farm bench graphchallenge`: the Sparse DNN Graph Challenge."""

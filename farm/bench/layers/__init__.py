@@ -1,0 +1,1 @@
+"""`farm bench run`: single layers against cuDNN, cuBLAS, cuSPARSE and others."""

@@ -1,0 +1,51 @@
+"""Cases on their way to another machine: their weights travel through the store, as those of builds do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.ir.checkpoint import Weights
+from codegen.ir.layer_spec import LayerSpec
+from farm.cuda.measure.workload import Case, CaseKey
+from farm.errors import BlobLostError
+from farm.store.contract import Store
+
+
+@dataclass(frozen=True)
+class StoredCase:
+    """A Case whose weights are in the store."""
+
+    key: CaseKey
+    spec: LayerSpec
+    weights: str
+    """Their digest."""
+    rows: int
+    peers_only: bool
+    others_bytes: int | None
+
+
+def stored_cases(cases: Sequence[Case], store: Store) -> list[StoredCase]:
+    """Puts the weights into the store. Raises StoreError."""
+    return [
+        StoredCase(
+            case.key, case.spec, store.put(case.weights.to_bytes()), case.rows, case.peers_only, case.others_bytes
+        )
+        for case in cases
+    ]
+
+
+def loaded_cases(cases: Sequence[Case | StoredCase], store: Store) -> list[Case]:
+    """With their weights. Raises StoreError, and BlobLostError where the store has them not."""
+    return [case if isinstance(case, Case) else _loaded(case, store) for case in cases]
+
+
+def _loaded(case: StoredCase, store: Store) -> Case:
+    data = store.get(case.weights)
+    if data is None:
+        raise BlobLostError(
+            f"the store {store.describe()} has not the weights of {case.key.operator}: "
+            "the machine that asks and the machines of the cluster must use the same store"
+        )
+    weights = Weights.from_bytes(case.spec, data)
+    return Case(case.key, case.spec, weights, case.rows, case.peers_only, case.others_bytes)

@@ -1,0 +1,1 @@
+"""`farm bench network`: whole networks against dense ones in PyTorch."""

@@ -1,0 +1,173 @@
+"""Which networks are measured: models and bundles, each bundle checked to be of its model; half-precision models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.checkpoint import Checkpoint
+from farm.bundle.reader import Bundle
+from farm.cuda.measure.workload import CaseKey
+from farm.errors import BlobLostError, UsageError
+from farm.store.contract import Store
+
+Source = Path | str
+"""A file here, or the digest of its bytes in the store."""
+
+
+@dataclass(frozen=True)
+class NetworkModel:
+    """A model to be measured, as it was named, and what was read of it."""
+
+    name: str
+    path: Path
+    checkpoint: Checkpoint
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of inputs that the file leaves open."""
+
+    @property
+    def data_type(self) -> str:
+        """Of most of its layers."""
+        kinds = [layer.spec.data_type for layer in self.checkpoint.layers]
+        return max(dict.fromkeys(kinds), key=kinds.count)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros in the weights of its layers."""
+        weights = [layer.weights for layer in self.checkpoint.layers]
+        return round(1 - sum(each.nonzeros for each in weights) / sum(each.kernel.size for each in weights), 4)
+
+    def key(self, batch: int) -> CaseKey:
+        return CaseKey(self.name, batch, self.sparsity, self.data_type)
+
+
+@dataclass(frozen=True)
+class NetworkCase:
+    """One network at one batch size."""
+
+    key: CaseKey
+    model: Source
+    bundle: Source
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    compile_seconds: float | None = None
+    """What the farm took to make the bundle; None of one that was given."""
+    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    """What was read of the model; it does not travel."""
+
+
+def bundles_for(models: Sequence[NetworkModel], batches: Sequence[int], paths: Sequence[Path]) -> dict[CaseKey, Path]:
+    """Which of the bundles is measured in which case; cases of models without any are not among them.
+
+    A bundle is for the batch that it was compiled for. Raises UsageError for one that is of none of the models, that
+    two others equal, and for a model with bundles for some of the batches only.
+    """
+    found: dict[CaseKey, Path] = {}
+    for path in paths:
+        bundle = Bundle(path)
+        model = _model_of(bundle, models)
+        key = model.key(int(bundle.manifest["batch"]))
+        if key in found:
+            raise UsageError(f"{found[key]} and {path} are both of {model.name} at batch {key.batch}: give one of them")
+        found[key] = path
+    for model in models:
+        had = [key.batch for key in found if key in (model.key(batch) for batch in (key.batch,))]
+        lacking = [batch for batch in batches if model.key(batch) not in found]
+        if had and lacking:
+            raise UsageError(
+                f"of {model.name} there are bundles for batch {', '.join(map(str, sorted(had)))} and none for "
+                f"{', '.join(map(str, lacking))}: say --batch {','.join(map(str, sorted(had)))}, or compile it with "
+                f"--batch {lacking[0]}"
+            )
+    return {key: path for key, path in found.items() if key.batch in batches}
+
+
+def _model_of(bundle: Bundle, models: Sequence[NetworkModel]) -> NetworkModel:
+    reasons = []
+    for model in models:
+        reason = difference(bundle, model.checkpoint)
+        if not reason:
+            return model
+        reasons.append(f"{model.name}: {reason}")
+    raise UsageError(f"{bundle.path} is of none of the models ({'; '.join(reasons)}): fetch the bundle of one of them")
+
+
+def difference(bundle: Bundle, checkpoint: Checkpoint) -> str:
+    """Why a bundle is not of this model, in words; empty where all of its layers have the model's weights."""
+    layers = {layer.name: layer for layer in checkpoint.layers}
+    for value in bundle.manifest["layers"]:
+        layer = layers.get(value["name"])
+        if layer is None:
+            return f"it has no layer {value['name']}"
+        if layer.weights.digest != value["weights"]["sha256"]:
+            return f"its layer {layer.name} has other weights"
+    return ""
+
+
+def check_arch(bundle: Bundle, arch: str) -> None:
+    """Raises UsageError where a layer has nothing that runs on such a GPU."""
+    for layer in bundle.layers.values():
+        if not layer.cubins_for(arch):
+            raise UsageError(
+                f"{bundle.path} has {', '.join(bundle.archs)} and the GPU is of {arch}, which runs none of it: "
+                f"compile the model with --arch {arch}"
+            )
+
+
+def input_shapes(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]], batch: int) -> list[tuple[int, ...]]:
+    """Of a call on a batch: the first size of every input is the number of images. Raises UsageError."""
+    shapes = []
+    for tensor in tensors:
+        known = given.get(tensor.name, tensor.shape)
+        first, *others = known or (None,)
+        fixed = first if tensor.name not in given else None
+        if isinstance(fixed, int) and fixed != batch:
+            raise UsageError(f"the model's input {tensor.name} is for {fixed} images only: say --batch {fixed}")
+        sizes = [size for size in others if isinstance(size, int)]
+        if len(sizes) < len(others):
+            shown = ",".join("1" if not isinstance(size, int) else str(size) for size in known)
+            raise UsageError(
+                f"the model leaves the shape of {tensor.name} open: say --input-shape {tensor.name}:{shown}"
+            )
+        shapes.append((batch, *sizes))
+    return shapes
+
+
+def inputs_of(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
+    """Of the whole model. Raises UsageError for a checkpoint that has no network."""
+    if checkpoint.rest is None:
+        raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
+    return read_network(checkpoint.rest.without(checkpoint.layers)).inputs
+
+
+def sent_cases(cases: Sequence[NetworkCase], store: Store) -> list[NetworkCase]:
+    """On their way to another machine: models and bundles through the store. Raises StoreError and UsageError."""
+    return [
+        replace(case, model=_put(case.model, store), bundle=_put(case.bundle, store), checkpoint=None) for case in cases
+    ]
+
+
+def received(source: Source, name: str, folder: Path, store: Store) -> Path:
+    """The file of a source, here or below this folder. Raises BlobLostError."""
+    if isinstance(source, Path):
+        return source
+    path = folder / name
+    if not path.exists():
+        data = store.get(source)
+        if data is None:
+            raise BlobLostError(
+                f"the store {store.describe()} has not {name}: the machine that asks and the machines of the cluster "
+                "must use the same store"
+            )
+        path.write_bytes(data)
+    return path
+
+
+def _put(source: Source, store: Store) -> Source:
+    if isinstance(source, str):
+        return source
+    if source.is_dir():
+        raise UsageError(f"{source} is a folder, and the GPU is of another machine: fetch the bundle as one file.farm")
+    return store.put(source.read_bytes())

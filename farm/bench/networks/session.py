@@ -1,0 +1,245 @@
+"""A session of whole networks: ours and the dense ones, each checked against float64, then timed. Needs no import of
+torch: what it does with tensors, `farm.bench.networks.torch_timing` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from codegen.errors import CodegenError
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.checkpoint import Checkpoint
+from farm.bench.layers.contenders import GENERATED
+from farm.bench.layers.results import WRONG, Measurement
+from farm.bench.networks.breakdown import LayerKernels, breakdown, median_of
+from farm.bench.networks.cases import input_shapes, inputs_of
+from farm.bundle.reader import Bundle
+from farm.cuda.measure.workload import CaseKey
+from farm.errors import FarmError
+
+PRECISIONS = ("fp32", "tf32", "fp16")
+MODES = {
+    "eager": "",
+    "compile": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",  # the graph is captured here, as for all
+}
+"""How PyTorch runs the dense network, by name: what torch.compile is told; empty where it is not asked."""
+LAYOUTS = {"fp32": ("",), "tf32": ("", "channels last"), "fp16": ("channels last",)}
+"""Of eager's activations and weights: the faster one counts. torch.compile chooses layouts itself."""
+TOLERANCES = {"fp32": 1e-4, "tf32": 5e-2, "fp16": 5e-2}
+"""Norm of the error over norm of the float64 reference: beyond this a network is wrong, its time void.
+
+Wider than for one layer: rounding errors grow from layer to layer.
+"""
+OWN_TOLERANCES = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 2e-1}
+INPUT_SETS = 4
+"""Calls with different inputs, in turn."""
+REFERENCE_IMAGES = 16
+"""Of one slice in float64."""
+OVER = "not measured: the time that --seconds gives was over"
+
+
+class Gpu(Protocol):
+    """What `farm.bench.networks.torch_timing.NetworkGpu` does."""
+
+    @property
+    def arch(self) -> str: ...
+    def allow_tf32(self, allowed: bool) -> None: ...
+    def load(self, bundle: Path) -> Any: ...
+    def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> Any: ...
+    def compiled(self, network: Any, mode: str) -> Any: ...
+    def references(self, checkpoint: Checkpoint, inputs: Sequence[Any], at_once: int) -> Any: ...
+    def inputs(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], sets: int, seed: int) -> Any: ...
+    def as_for(self, inputs: Sequence[Any], precision: str, layout: str) -> Any: ...
+    def outputs(self, call: Any, inputs: Sequence[Any]) -> Any: ...
+    def compare(self, outputs: Any, references: Any) -> Any: ...
+    def time(self, call: Any, inputs: Sequence[Any]) -> Any: ...
+    def trace(self, call: Any, inputs: Sequence[Any]) -> Any: ...
+    def release(self) -> None: ...
+    def reason(self, error: Exception) -> str: ...
+
+
+@dataclass(frozen=True)
+class LoadedNetwork:
+    """A case with its files read."""
+
+    key: CaseKey
+    checkpoint: Checkpoint
+    bundle: Bundle
+    shapes: dict[str, tuple[int, ...]]
+    compile_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class NetworkRules:
+    """How a session measures."""
+
+    modes: tuple[str, ...] = tuple(MODES)
+    precisions: tuple[str, ...] = PRECISIONS
+    seed: int = 0
+    seconds: float | None = None
+    """After which nothing more is begun."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    inputs: Any
+    references: Any
+
+
+class NetworkSession:
+    """Measures cases on one GPU: first ours and eager's for all, then what has to be compiled by torch."""
+
+    def __init__(self, gpu: Gpu, rules: NetworkRules, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gpu = gpu
+        self._rules = rules
+        self._clock = clock
+        self._deadline = float("inf") if rules.seconds is None else clock() + rules.seconds
+        self._data: dict[CaseKey, _Data] = {}
+
+    def run(self, cases: Sequence[LoadedNetwork]) -> Iterator[Measurement]:
+        """Each contender's measurement as it comes. What goes wrong is a measurement's reason."""
+        quick = [mode for mode in self._rules.modes if not MODES[mode]]
+        for case in cases:
+            yield self._guarded(case, GENERATED, partial(self._own, case))
+            for mode in quick:
+                yield from self._peers(case, mode)
+        for mode in self._rules.modes:
+            if mode not in quick:
+                for case in cases:
+                    yield from self._peers(case, mode)
+
+    def _peers(self, case: LoadedNetwork, mode: str) -> Iterator[Measurement]:
+        for precision in self._rules.precisions:
+            yield self._guarded(
+                case,
+                peer_name(mode, precision),
+                partial(self._peer, case, mode, precision),
+            )
+
+    def _guarded(self, case: LoadedNetwork, contender: str, measure: Callable[[], Measurement]) -> Measurement:
+        if self._clock() > self._deadline:
+            return Measurement(case.key, contender, None, OVER)
+        try:
+            return measure()
+        except _WrongError as error:
+            return Measurement(case.key, contender, None, str(error), relative_error=error.relative_error)
+        except (FarmError, CodegenError) as error:
+            return Measurement(case.key, contender, None, str(error))
+        except (RuntimeError, MemoryError) as error:  # torch's are RuntimeErrors, those of its compilers too
+            return Measurement(case.key, contender, None, self._gpu.reason(error))
+        finally:
+            self._gpu.allow_tf32(False)
+            self._gpu.release()
+
+    def _prepared(self, case: LoadedNetwork) -> _Data:
+        """Inputs and what the model gives for them; once for a case."""
+        if case.key not in self._data:
+            tensors = inputs_of(case.checkpoint)
+            shapes = input_shapes(tensors, case.shapes, case.key.batch)
+            inputs = self._gpu.inputs(tensors, shapes, INPUT_SETS, self._rules.seed)
+            fixed = any(isinstance(tensor.shape[0], int) for tensor in tensors if tensor.shape)
+            at_once = case.key.batch if fixed else REFERENCE_IMAGES
+            self._data[case.key] = _Data(inputs, self._gpu.references(case.checkpoint, inputs, at_once))
+        return self._data[case.key]
+
+    def _own(self, case: LoadedNetwork) -> Measurement:
+        data = self._prepared(case)
+        begun = self._clock()
+        network = self._gpu.load(case.bundle.path)
+        facts: dict[str, Any] = {
+            "load_seconds": round(self._clock() - begun, 3),
+            "compile_seconds": case.compile_seconds,
+            "job": case.bundle.manifest["job"]["id"],
+            "layers": len(case.bundle.layers),
+            "launches": sum(len(each.kernels) for each in layer_kernels(case.bundle, self._gpu.arch)),
+            "code_bytes": code_bytes(case.bundle, self._gpu.arch),
+        }
+        tolerance = OWN_TOLERANCES[case.key.data_type]
+        return self._measured(case, GENERATED, network, data.inputs, tolerance, facts, traced=True)
+
+    def _peer(self, case: LoadedNetwork, mode: str, precision: str) -> Measurement:
+        data = self._prepared(case)
+        self._gpu.allow_tf32(precision == "tf32")
+        contender, tolerance = peer_name(mode, precision), TOLERANCES[precision]
+        found = []
+        for layout in LAYOUTS[precision] if not MODES[mode] else LAYOUTS[precision][:1]:
+            network = self._gpu.dense(case.checkpoint, precision, layout)
+            begun = self._clock()
+            call = self._gpu.compiled(network, MODES[mode]) if MODES[mode] else network
+            inputs = self._gpu.as_for(data.inputs, precision, layout)
+            measured = self._measured(case, contender, call, inputs, tolerance, {}, note=layout)
+            if MODES[mode]:
+                measured = replace(
+                    measured, facts={**measured.facts, "compile_seconds": round(self._clock() - begun, 1)}
+                )
+            found.append(measured)
+        return min(found, key=lambda each: each.microseconds or float("inf"))
+
+    def _measured(
+        self,
+        case: LoadedNetwork,
+        contender: str,
+        call: Any,
+        inputs: Any,
+        tolerance: float,
+        facts: dict[str, Any],
+        *,
+        note: str = "",
+        traced: bool = False,
+    ) -> Measurement:
+        compared = self._gpu.compare(self._gpu.outputs(call, inputs), self._prepared(case).references)
+        if not compared.relative_error <= tolerance:
+            raise _WrongError(compared.relative_error, tolerance)
+        timing = self._gpu.time(call, inputs)
+        facts = {
+            **facts,
+            "images_per_second": round(case.key.batch / timing.period * 1e6, 1),
+            "period_microseconds": timing.period,
+            "cpu_microseconds": timing.cpu,
+            "top1": compared.top1,
+        }
+        if traced:
+            facts |= self._traced(case, call, inputs)
+        return Measurement(
+            case.key, contender, timing.latency, note=note, relative_error=compared.relative_error, facts=facts
+        )
+
+    def _traced(self, case: LoadedNetwork, call: Any, inputs: Any) -> dict[str, Any]:
+        layers = layer_kernels(case.bundle, self._gpu.arch)
+        try:
+            traces = self._gpu.trace(call, inputs)
+        except (RuntimeError, OSError, ValueError) as error:  # no profiler here, or it wrote no file, or not JSON
+            return {"no_breakdown": self._gpu.reason(error)}
+        found = median_of(breakdown(spans, layers) for spans in traces)
+        return {"breakdown": found.to_json()} if found else {"no_breakdown": "the profiler saw no kernel"}
+
+
+def peer_name(mode: str, precision: str) -> str:
+    """The contender's name."""
+    return f"{mode}-{precision}"
+
+
+def layer_kernels(bundle: Bundle, arch: str) -> list[LayerKernels]:
+    """What each layer launches on such a GPU, in the order in which they run."""
+    names = [node.layer for node in bundle.network.nodes if node.layer]
+    return [
+        LayerKernels(name, tuple(each.launch.kernel for each in bundle.layers[name].cubins_for(arch))) for name in names
+    ]
+
+
+def code_bytes(bundle: Bundle, arch: str) -> int:
+    """Size of the cubins that a GPU loads."""
+    return sum(len(bundle.cubin(each)) for layer in bundle.layers.values() for each in layer.cubins_for(arch))
+
+
+class _WrongError(Exception):
+    """A network's outputs are not those of the model."""
+
+    def __init__(self, relative_error: float, tolerance: float) -> None:
+        super().__init__(f"{WRONG}relative error {relative_error:.1e}, {tolerance:.0e} is allowed")
+        self.relative_error = relative_error

@@ -1,0 +1,128 @@
+"""A compiled layer as PyTorch computes it without the farm: dense, with the same folded weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, assert_never
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from codegen.ir.checkpoint import Layer
+from codegen.ir.epilogue import POOL_STRIDE
+from codegen.ir.layer_spec import (
+    AddResidual,
+    Clip,
+    Conv2d,
+    ConvTranspose2d,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    Linear,
+    MaxPool,
+    Mish,
+    Sigmoid,
+    Step,
+    Swish,
+    Tanh,
+)
+from farm.torch.layer import output_shape
+from farm.torch.windows import convolution, transposed_convolution
+
+
+class DenseLayer(nn.Module):
+    """What the kernels of a layer compute, zero weights included; takes the layer's input, its residual and its gate.
+
+    In the data type that its buffers have, so `half()` and `double()` work on it.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._spec = layer.spec
+        kernel = torch.from_numpy(layer.weights.kernel.copy())
+        if isinstance(layer.spec, ConvTranspose2d):
+            kernel = channels_first(layer.spec, kernel)
+        self.register_buffer("kernel", kernel, persistent=False)
+        self.register_buffer("bias", torch.from_numpy(layer.weights.bias.copy()), persistent=False)
+        bounds = None if layer.weights.bounds is None else torch.from_numpy(layer.weights.bounds.copy())
+        self.register_buffer("bounds", bounds, persistent=False)
+        self.kernel: torch.Tensor
+        self.bias: torch.Tensor
+        self.bounds: torch.Tensor | None
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See the class."""
+        spec = self._spec
+        shape = output_shape(spec, x.shape)
+        if gate is not None:
+            x = x * gate.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+        if self.bounds is not None:
+            low, high = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in self.bounds.unbind(1))
+            x = x.clamp(low, high)
+        if isinstance(spec, Linear):
+            values = functional.linear(x, self.kernel, self.bias)
+        else:
+            images = x if x.ndim == 4 else x.unsqueeze(2)
+            apply = convolution if isinstance(spec, Conv2d) else transposed_convolution
+            values = apply(images, self.kernel, self.bias, **_attributes(spec))
+            values = values if x.ndim == 4 else values.squeeze(2)
+        for step in spec.epilogue:
+            if not isinstance(step, AddResidual):
+                values = applied(step, values)
+            elif residual is not None:
+                values = values + (residual if list(residual.shape) == shape else residual.reshape(shape))
+        return values
+
+
+def channels_first(spec: ConvTranspose2d, kernel: torch.Tensor) -> torch.Tensor:
+    """Weights of a transposed convolution as PyTorch takes them: the spec has output channels first."""
+    groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups
+    size = kernel.shape[2:]
+    return kernel.reshape(groups, k, c, *size).transpose(1, 2).reshape(groups * c, k, *size).contiguous()
+
+
+def _attributes(spec: Conv2d | ConvTranspose2d) -> dict[str, Any]:
+    """As ONNX has them."""
+    found: dict[str, Any] = {
+        "strides": list(spec.stride),
+        "pads": list(spec.padding),
+        "dilations": list(spec.dilation),
+        "group": spec.groups,
+    }
+    return found | ({"output_padding": list(spec.output_padding)} if isinstance(spec, ConvTranspose2d) else {})
+
+
+def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
+    """A step of an epilogue, in the values' data type; not the addition of a residual."""
+    match step:
+        case Clip(0, None):
+            return values.relu()
+        case Clip(low, high):
+            return values if low is None and high is None else values.clamp(low, high)
+        case LeakyRelu(slope):
+            return functional.leaky_relu(values, slope)
+        case Sigmoid():
+            return values.sigmoid()
+        case HardSigmoid(alpha, beta):
+            return (alpha * values + beta).clamp(0, 1)
+        case HardSwish(alpha, beta):
+            return values * (alpha * values + beta).clamp(0, 1)
+        case Swish(alpha):
+            return functional.silu(values) if alpha == 1 else values * (alpha * values).sigmoid()
+        case Gelu(approximate):
+            return functional.gelu(values, approximate=approximate)
+        case Tanh():
+            return values.tanh()
+        case Mish():
+            return functional.mish(values)
+        case MaxPool(window, (top, left, bottom, right)):
+            padded = functional.pad(values, (left, right, top, bottom), value=-math.inf)
+            return functional.max_pool2d(padded, window, POOL_STRIDE)
+        case AddResidual():
+            raise ValueError("the addition of a residual takes two tensors")
+        case _:
+            assert_never(step)

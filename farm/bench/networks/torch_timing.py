@@ -1,0 +1,329 @@
+"""What whole networks take on a GPU: a network's call as one CUDA graph, replayed, timed and traced."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from codegen.errors import DeviceError
+from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.checkpoint import Checkpoint
+from codegen.toolchain.temp_folders import ScratchFolder
+from farm.bench.networks.torch_dense import DenseLayer
+from farm.bench.networks.torch_traces import TracedKernel, read_trace
+from farm.bundle.reader import BundledLayer
+from farm.cuda.device import IDLE_SECONDS, WAKE_SECONDS
+from farm.cuda.graph import Gate, rest
+from farm.errors import UsageError
+from farm.torch.code_prefetch import code_fetched_ahead
+from farm.torch.layer import no_gpu_way_out
+from farm.torch.module import load, module_of
+
+Inputs = tuple[torch.Tensor, ...]
+"""Of one call."""
+Call = Callable[..., Any]
+"""A network: the tensors of its inputs to its output, or a tuple of them."""
+
+WARM_CALLS = 3
+"""Before a capture: cuDNN tries its algorithms, the allocator finds its sizes."""
+MEASURED_MICROSECONDS = 150_000.0
+"""Of one measurement, about."""
+FEWEST_REPLAYS, MOST_REPLAYS = 15, 200
+CPU_CALLS = 7
+TRACES = 3
+"""Replays that are traced; the median one counts."""
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+"""By precision: of activations and weights."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """In microseconds."""
+
+    latency: float
+    """Median of single replays, each on other inputs than the one before."""
+    period: float
+    """Of replays one right after the other: what the throughput comes from."""
+    cpu: float
+    """Until a call without a graph returns: what the CPU does to launch it all."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outputs against the references, over all sets of inputs."""
+
+    relative_error: float
+    """Norm of the difference over norm of the references; NaN where anything is NaN."""
+    top1: float | None
+    """Share of places, an image or a pixel of one, whose largest channel is that of the reference."""
+
+
+class NetworkGpu:
+    """The current GPU. Raises DeviceError where there is none."""
+
+    _device = "cuda"
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise DeviceError(f"PyTorch finds no GPU here: {no_gpu_way_out()}")
+        self._stream = torch.cuda.Stream()
+        flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._gate = Gate(self._stream.cuda_stream, flag.numpy().view(np.uint32), flag.data_ptr())
+        self._awake_at = -IDLE_SECONDS
+        """When it was last seen to be awake."""
+        torch.backends.cudnn.benchmark = True
+        self.allow_tf32(False)
+
+    @property
+    def arch(self) -> str:
+        """As in sm_90."""
+        major, minor = torch.cuda.get_device_capability()
+        return f"sm_{major}{minor}"
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be known of the GPU, as plain JSON values; `id` is what nvidia-smi takes."""
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "name": found.name,
+            "arch": self.arch,
+            "multiprocessors": found.multi_processor_count,
+            "memory_bytes": found.total_memory,
+            "l2_bytes": found.L2_cache_size,
+            "id": f"GPU-{found.uuid}",
+        }
+
+    def versions(self) -> dict[str, str]:
+        """Of PyTorch and its libraries."""
+        number = torch.backends.cudnn.version() or 0
+        cudnn = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return {"torch": torch.__version__, "torch_cuda": str(torch.version.cuda), "cudnn": cudnn}
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """For cuDNN and cuBLAS alike."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch renames these switches, and has both
+            torch.backends.cudnn.allow_tf32 = allowed
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    def load(self, bundle: Path) -> nn.Module:
+        """The compiled network. Raises as `farm.torch.load`."""
+        return load(bundle)
+
+    def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> nn.Module:
+        """The network with all layers dense, their weights folded as in the compiled ones."""
+        kind = torch.channels_last if layout == "channels last" else torch.contiguous_format
+        network = dense_network(checkpoint, [each.name for each in checkpoint.layers])
+        return network.to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
+
+    def compiled(self, network: nn.Module, mode: str) -> Call:
+        """By torch.compile, in one of its modes; nothing of what was compiled before is kept."""
+        torch._dynamo.reset()
+        call: Call = torch.compile(network, mode=mode, dynamic=False)
+        return call
+
+    def references(self, checkpoint: Checkpoint, inputs: Sequence[Inputs], at_once: int) -> list[torch.Tensor]:
+        """The model's first output in float64, nothing folded; so many images at a time."""
+        network = dense_network(checkpoint, ()).to(dtype=torch.float64).to(self._device)
+        torch.backends.cudnn.benchmark = False
+        try:
+            with torch.inference_mode():
+                return [torch.cat([first_of(network(*slices)) for slices in _sliced(each, at_once)]) for each in inputs]
+        finally:
+            torch.backends.cudnn.benchmark = True
+
+    def inputs(
+        self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], sets: int, seed: int
+    ) -> list[Inputs]:
+        """Sets of random inputs, of the types that the model has."""
+        random = np.random.default_rng(seed)
+        return [
+            tuple(_random(random, each, shape).to(self._device) for each, shape in zip(tensors, shapes, strict=True))
+            for _ in range(sets)
+        ]
+
+    def as_for(self, inputs: Sequence[Inputs], precision: str, layout: str) -> list[Inputs]:
+        """The inputs of a dense network in that precision and layout."""
+        return [tuple(_converted(each, TYPES[precision], layout) for each in of_call) for of_call in inputs]
+
+    def outputs(self, call: Call, inputs: Sequence[Inputs]) -> list[torch.Tensor]:
+        """The first output for each set of inputs."""
+        with torch.inference_mode():
+            return [first_of(call(*each)).clone() for each in inputs]
+
+    def compare(self, outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> Comparison:
+        """Of the same sets of inputs."""
+        pairs = list(zip(outputs, references, strict=True))
+        difference = sum(float((output.double() - reference).square().sum()) for output, reference in pairs)
+        scale = sum(float(reference.square().sum()) for reference in references)
+        top1 = None
+        if all(reference.ndim > 1 and reference.shape[1] > 1 for reference in references):
+            equal = [(output.argmax(1) == reference.argmax(1)).double().mean() for output, reference in pairs]
+            top1 = float(sum(equal) / len(equal))
+        return Comparison((difference / (scale or 1.0)) ** 0.5, top1)
+
+    def time(self, call: Call, inputs: Sequence[Inputs]) -> Timing:
+        """Of the call on these sets of inputs in turn."""
+        with self._captured(call, inputs[0]) as replay:
+            self._wake(replay)  # the driver may wait for the GPU in the first one: no gate
+            guess = max(1.0, self._elapsed(replay.again))
+            replays = int(min(MOST_REPLAYS, max(FEWEST_REPLAYS, MEASURED_MICROSECONDS / guess)))
+            times = []
+            for i in range(replays):
+                replay.give(inputs[i % len(inputs)])
+                times.append(self._elapsed(replay.again))
+                rest(times[-1])
+            few = max(FEWEST_REPLAYS, replays // 4)
+            together = self._elapsed(partial(replay.again, few), gated=False)
+            self._awake_at = time.monotonic()
+        return Timing(float(statistics.median(times)), together / few, self._cpu_microseconds(call, inputs[0]))
+
+    def trace(self, call: Call, inputs: Sequence[Inputs]) -> list[list[TracedKernel]]:
+        """What the GPU did in some replays, each by itself, in the order of its beginning."""
+        from torch.profiler import ProfilerActivity, profile
+
+        found = []
+        with self._captured(call, inputs[0]) as replay, ScratchFolder("trace") as folder:
+            for i in range(1 + TRACES):
+                replay.give(inputs[i % len(inputs)])
+                torch.cuda.synchronize()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # one cycle of events is all that is wanted
+                    with profile(activities=[ProfilerActivity.CUDA]) as profiler, torch.cuda.stream(self._stream):
+                        replay.again()
+                        torch.cuda.synchronize()
+                profiler.export_chrome_trace(str(folder / "trace.json"))
+                found.append(read_trace((folder / "trace.json").read_text()))
+        return found[1:]  # the profiler starts up in the first
+
+    def release(self) -> None:
+        """Gives cached memory back to the driver."""
+        torch.cuda.empty_cache()
+
+    def reason(self, error: Exception) -> str:
+        """What went wrong in a network, in words."""
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return "out of GPU memory"
+        lines = str(error).strip().splitlines()
+        return lines[0][:200] if lines else type(error).__name__
+
+    @contextmanager
+    def _captured(self, call: Call, inputs: Inputs) -> Iterator[_Replay]:
+        held = tuple(each.clone() for each in inputs)
+        with torch.inference_mode():
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_CALLS):
+                    call(*held)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream), code_fetched_ahead():
+                output = call(*held)
+            with torch.cuda.stream(self._stream):
+                yield _Replay(graph, held, output)
+            torch.cuda.synchronize()
+
+    def _wake(self, replay: _Replay) -> None:
+        """Replays until the GPU's clock is up, or once if it has just been."""
+        start = time.monotonic()
+        idle = start - self._awake_at >= IDLE_SECONDS
+        replay.again()
+        self._stream.synchronize()
+        while idle and time.monotonic() - start < WAKE_SECONDS:
+            replay.again()
+            self._stream.synchronize()
+
+    def _elapsed(self, enqueue: Callable[[], object], *, gated: bool = True) -> float:
+        """Microseconds of the GPU for what is enqueued; if gated, it begins when all of it is.
+
+        Much that is enqueued must not be gated: a full queue would wait for the GPU, and the GPU for the gate.
+        """
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._stream.synchronize()
+        with self._gate.closed() if gated else nullcontext():
+            begin.record(self._stream)
+            enqueue()
+            end.record(self._stream)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def _cpu_microseconds(self, call: Call, inputs: Inputs) -> float:
+        times = []
+        with torch.inference_mode():
+            for _ in range(CPU_CALLS):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call(*inputs)
+                times.append((time.perf_counter() - start) * 1e6)
+            torch.cuda.synchronize()
+        return float(statistics.median(times))
+
+
+class _Replay:
+    """A captured call; on the current stream."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, held: Inputs, output: object) -> None:
+        self._graph = graph
+        self._held = held
+        self._output = output
+        """Its memory is the graph's."""
+
+    def give(self, inputs: Inputs) -> None:
+        """Other inputs from now on."""
+        for held, new in zip(self._held, inputs, strict=True):
+            held.copy_(new)
+
+    def again(self, times: int = 1) -> None:
+        """One more time, or several."""
+        for _ in range(times):
+            self._graph.replay()
+
+
+def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
+    """A checkpoint's network in which these layers are dense, with folded weights. Raises UsageError."""
+    if checkpoint.rest is None:
+        raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
+    layers = [each for each in checkpoint.layers if each.name in set(names)]
+    bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in layers}
+    dense = {each.name: DenseLayer(each) for each in layers}
+    return module_of(read_network(checkpoint.rest.without(layers)), bundled, dense).eval()
+
+
+def first_of(output: Any) -> torch.Tensor:
+    """The first of a network's outputs."""
+    first: torch.Tensor = output[0] if isinstance(output, tuple | list) else output
+    return first
+
+
+def _converted(x: torch.Tensor, kind: torch.dtype, layout: str) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    last = layout == "channels last" and x.ndim == 4
+    return x.to(kind, memory_format=torch.channels_last) if last else x.to(kind)
+
+
+def _random(random: np.random.Generator, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    kind = np.dtype(tensor.dtype)
+    if kind.kind in "fV":  # ml_dtypes' bfloat16 is of kind V
+        return torch.from_numpy(random.standard_normal(shape, np.float32)).to(getattr(torch, tensor.dtype))
+    return torch.from_numpy(random.integers(0, 2, shape).astype(kind))
+
+
+def _sliced(inputs: Inputs, at_once: int) -> Iterator[Inputs]:
+    """The same images of all inputs, in float64."""
+    for first in range(0, len(inputs[0]), at_once):
+        yield tuple(
+            (each[first : first + at_once].double() if each.is_floating_point() else each[first : first + at_once])
+            for each in inputs
+        )

@@ -1,0 +1,1 @@
+"""Bundles: cubins, manifest and network of a job, written and read."""

@@ -1,0 +1,106 @@
+"""What a bundle holds, in numbers: what is compiled, and what is left to whatever runs the rest of the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.ir.layer_spec import LIKELY_ROWS
+from farm.bundle.reader import Bundle, BundledLayer
+
+
+@dataclass(frozen=True)
+class LayerContents:
+    """A compiled layer."""
+
+    layer: BundledLayer
+    bytes_by_arch: Mapping[str, int]
+    """Of its cubins, and of PTX by its virtual architecture."""
+    multiply_adds: int
+    """For each image, if no weight were zero."""
+    share: float | None
+    """Of the network's multiply-adds; None where those are not known."""
+
+    @property
+    def nonzeros(self) -> int:
+        return int(self.layer.weights["nonzeros"])
+
+    @property
+    def sparsity(self) -> float:
+        return 1 - self.nonzeros / int(self.layer.weights["count"])
+
+
+@dataclass(frozen=True)
+class SkippedContents:
+    """A layer with weights that is not compiled."""
+
+    name: str
+    operator: str
+    reason: str
+    multiply_adds: int | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Of a whole bundle."""
+
+    layers: tuple[LayerContents, ...]
+    skipped: tuple[SkippedContents, ...]
+    rest: Mapping[str, int]
+    """How many nodes of each of ONNX's operators the network has beside the layers; the skipped ones among them."""
+    constants_bytes: int
+    """That the rest of the network reads."""
+    left_share: float | None
+    """Of the multiply-adds, what is not compiled; None where it is not known."""
+
+
+def contents_of(bundle: Bundle) -> Contents:
+    """Raises UsageError where its network is missing or damaged."""
+    skipped = [_numbers(each) for each in bundle.manifest["skipped"]]
+    compiled = {name: multiply_adds_of(layer) for name, layer in bundle.layers.items()}
+    known = not bundle.missing and None not in skipped
+    whole = sum(compiled.values()) + sum(each or 0 for each in skipped)
+
+    def share(multiply_adds: int | None) -> float | None:
+        return None if multiply_adds is None or not known or not whole else multiply_adds / whole
+
+    layers = tuple(
+        LayerContents(layer, _bytes_by_arch(layer), compiled[name], share(compiled[name]))
+        for name, layer in bundle.layers.items()
+    )
+    rest: Counter[str] = Counter()
+    constants = 0
+    if bundle.has_network:
+        network = bundle.network
+        rest.update(node.operator for node in network.nodes if not node.layer)
+        constants = sum(each.nbytes for each in network.constants.values())
+    return Contents(
+        layers,
+        tuple(
+            SkippedContents(each["name"], each["operator"], each["reason"], number, share(number))
+            for each, number in zip(bundle.manifest["skipped"], skipped, strict=True)
+        ),
+        dict(sorted(rest.items())),
+        constants,
+        share(sum(each or 0 for each in skipped)),
+    )
+
+
+def multiply_adds_of(layer: BundledLayer) -> int:
+    """For each image, if no weight were zero; a sequence of unknown length is taken for a likely one."""
+    return layer.spec.multiply_adds * (layer.rows_per_image or LIKELY_ROWS)
+
+
+def _numbers(skipped: Mapping[str, Any]) -> int | None:
+    number = skipped.get("multiply_adds")
+    return None if number is None else int(number)
+
+
+def _bytes_by_arch(layer: BundledLayer) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for each in (*layer.cubins, *layer.ptx):
+        counts[each.arch] += each.bytes
+    return dict(counts)

@@ -1,0 +1,109 @@
+"""What a compiled model is to a program: cubins and how to launch them, by layer and architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import LayerSpec, SkippedLayer
+from farm.bundle.writer import read_cubin
+from farm.errors import CancelledError, JobFailedError, UnfinishedError, UsageError
+from farm.jobs.model import Build, BuildResult, JobDetail, Status
+from farm.store.contract import Store
+
+
+@dataclass(frozen=True)
+class CompiledPart:
+    """One kernel of a layer: most layers have one, a large one has several, each for output channels of its own."""
+
+    cubin: bytes
+    """Machine code, for cuModuleLoadData."""
+    launch: Launch
+    """Name, grid, block, shared memory and arguments of the kernel."""
+    registers: int
+    """Per thread."""
+    spill_bytes: int
+    """Per thread."""
+
+
+@dataclass(frozen=True)
+class CompiledLayer:
+    """A layer for one architecture."""
+
+    name: str
+    arch: str
+    spec: LayerSpec
+    """Its shape and data type."""
+    parts: tuple[CompiledPart, ...]
+    """Launch them all, in any order or at once."""
+
+    @property
+    def cubin(self) -> bytes:
+        """The layer's only cubin. Raises UsageError if it has several: see `parts`."""
+        return self._only().cubin
+
+    @property
+    def launch(self) -> Launch:
+        """How its only kernel is launched. Raises UsageError if it has several: see `parts`."""
+        return self._only().launch
+
+    def _only(self) -> CompiledPart:
+        if len(self.parts) > 1:
+            raise UsageError(f"{self.name} has {len(self.parts)} cubins for {self.arch}: launch all of its `parts`")
+        return self.parts[0]
+
+
+class CompiledModel(Mapping[str, Mapping[str, CompiledLayer]]):
+    """The layers of a job that succeeded, in graph order: `model["conv1"]["sm_90"]` is a CompiledLayer."""
+
+    def __init__(self, job_id: str, layers: Mapping[str, Mapping[str, CompiledLayer]], skipped: Sequence[SkippedLayer]):
+        self.job_id = job_id
+        self.skipped = tuple(skipped)
+        """Nodes with weights that were not compiled, each with the reason."""
+        self._layers = layers
+
+    def __getitem__(self, layer: str) -> Mapping[str, CompiledLayer]:
+        try:
+            return self._layers[layer]
+        except KeyError:
+            raise KeyError(f"job {self.job_id} has no layer '{layer}', it has {', '.join(self._layers)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def check_succeeded(detail: JobDetail) -> None:
+    """Raises UnfinishedError, CancelledError, JobFailedError or, without what a fetch needs, UsageError."""
+    job = detail.job
+    if not job.status.final:
+        raise UnfinishedError(f"job {job.id} is {job.status}: wait for it, or run farm compile again")
+    if job.status is Status.CANCELLED:
+        raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
+    if job.status is not Status.SUCCEEDED:
+        raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
+    if any(result.launch is None for result in detail.results):
+        raise UsageError(
+            f"job {job.id} was compiled by an older version of farm, which did not keep how its kernels are "
+            "launched: run farm compile again"
+        )
+
+
+def compiled_model(detail: JobDetail, store: Store) -> CompiledModel:
+    """Reads the cubins of a job that succeeded. Raises BlobLostError if the store has lost one."""
+    layers: dict[str, dict[str, CompiledLayer]] = {}
+    for build in detail.builds:
+        results = detail.results_of(build)
+        for arch in build.archs(detail.job.options):
+            parts = tuple(_part(detail, build, each, store) for each in results if each.arch == arch)
+            layers.setdefault(build.layer, {})[arch] = CompiledLayer(build.layer, arch, build.spec, parts)
+    return CompiledModel(detail.job.id, layers, detail.job.skipped)
+
+
+def _part(detail: JobDetail, build: Build, result: BuildResult, store: Store) -> CompiledPart:
+    return CompiledPart(
+        read_cubin(store, detail.job, build, result), result.known_launch, result.registers, result.spill_bytes
+    )

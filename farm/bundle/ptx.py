@@ -1,0 +1,70 @@
+"""The PTX of a job's kernels: made again of the stored templates and weights, for GPUs later than its cubins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from codegen.errors import TemplateError
+from codegen.ir.checkpoint import Weights
+from codegen.kernels import is_newest
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.target.arch import arch_number, virtual_arch
+from farm.errors import BlobLostError, UsageError
+from farm.jobs.model import Build, BuildResult, JobDetail
+from farm.store.contract import Store, blob_digest
+from farm.worker.cache_lookup import find_template
+
+
+@dataclass(frozen=True)
+class KernelPtx:
+    """The PTX that a cubin was assembled from."""
+
+    result: BuildResult
+    virtual_arch: str
+    text: bytes
+
+
+def newest_ptx(detail: JobDetail, store: Store) -> list[KernelPtx]:
+    """For each layer that of its newest virtual architecture, of all parts; of several tilings the newest GPU's.
+
+    Raises BlobLostError if the store has lost a template or weights, UsageError if the rewriter gives other PTX than
+    was assembled.
+    """
+    return [
+        kernel
+        for _, builds in groupby(detail.builds, key=lambda build: build.position)
+        for kernel in _of_layer(list(builds), {build.id: detail.results_of(build) for build in detail.builds}, store)
+    ]
+
+
+def _of_layer(
+    builds: Iterable[Build], results: Mapping[int, Iterable[BuildResult]], store: Store
+) -> Iterator[KernelPtx]:
+    of_arch = {result.arch: build for build in builds for result in results[build.id]}
+    newest = max(of_arch, key=lambda arch: (arch_number(arch), not arch[-1].isalpha()))
+    build = of_arch[newest]
+    data = store.get(build.weights)
+    if data is None:
+        raise BlobLostError(f"{build.layer}: the store has lost its weights: run farm compile again")
+    weights = Weights.from_bytes(build.spec, data)
+    for result in results[build.id]:
+        if result.arch != newest:
+            continue
+        ptx = find_template(store, result.template_key)
+        if ptx is None:
+            raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
+        try:
+            made = rewrite(Template.from_ptx(ptx), weights, build.parts_of(newest)[result.part]).ptx
+        except TemplateError as error:
+            raise UsageError(
+                f"{build.layer}: its stored template is of no use ({error}): run farm compile again"
+            ) from None
+        if blob_digest(made) != result.ptx:
+            raise UsageError(
+                f"{build.layer}: the rewriter gives other PTX than was assembled (it has changed): "
+                "run farm compile again"
+            )
+        yield KernelPtx(result, virtual_arch(newest, clusters=is_newest(build.spec, build.tiling)), made)

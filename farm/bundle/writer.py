@@ -1,0 +1,346 @@
+"""What `farm fetch` writes: the cubins of a job, and a manifest with all that a program needs to launch them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile, ZipInfo
+
+from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
+from farm.bundle.ptx import KernelPtx
+from farm.bundle.reader import CONSTANTS, MANIFEST, NETWORK, PLAN, REST, layers_of, with_digest
+from farm.errors import BlobLostError, UsageError
+from farm.jobs.completeness import MissingLayer
+from farm.jobs.model import Build, BuildResult, Job
+from farm.runtime.plan_files import network_files
+from farm.store.contract import Store, blob_digest
+
+SCHEMA_VERSION = 2
+"""Version of the manifest; raised whenever a reader of the old one would be misled."""
+VERSION_OF_TILINGS = 3
+"""Version of a manifest in which architectures of one layer have launches of their own."""
+VERSION_OF_ACTIVATIONS = 4
+"""Version of a manifest in which an epilogue has steps that version 3 does not know; otherwise it is 3 or 2."""
+VERSION_OF_PARTIAL = 5
+"""Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
+VERSION_OF_PLACES = 6
+"""Version of a manifest in which a launch has an argument `output_step`; whether it is of a part, `missing` says."""
+VERSION_OF_GATES = 7
+"""Version of a manifest in which a launch has an argument `gate` too."""
+VERSION_OF_CONSTANTS_BESIDE = 8
+"""Version of a manifest whose network has constants in the file of those that the plan reads."""
+VERSION_OF_POOLS = 9
+"""Version of a manifest in which an epilogue has the step `max_pool`."""
+VERSION_OF_INPUT_PLACES = 10
+"""Version of a manifest in which a launch has an argument `input_step`."""
+VERSION_OF_WINDOWS = 11
+"""Version of a manifest in which a step `max_pool` has windows of 3x3."""
+STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
+ARCHIVE_SUFFIX = ".farm"
+"""Suffix of a bundle in one file: an uncompressed zip archive."""
+
+
+def write_bundle(
+    directory: Path,
+    job: Job,
+    builds: Sequence[Build],
+    results: Sequence[BuildResult],
+    toolchain: Mapping[str, str],
+    store: Store,
+    missing: Sequence[MissingLayer] = (),
+    ptx: Sequence[KernelPtx] = (),
+) -> Path:
+    """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
+    parts, and the manifest; gives the manifest's path.
+
+    With the model's network around them (`network.onnx`), where the job has it. A directory whose name ends in
+    `.farm` is one file instead, an archive of the same; its path is what is given then.
+
+    `toolchain` has the version of each tool. With `missing` layers the bundle is a part: its manifest lists them, and
+    it has no network, which would ask for them. `ptx` is written as `<layer>/compute_80.ptx` and so on, and is in the
+    launch of the cubins that were made from it. A bundle that lies there already is replaced. Raises UsageError if
+    the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
+    """
+    of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
+    for result in sorted(results, key=lambda each: job.options.archs.index(each.arch)):
+        of_build[result.build].append(result)
+    files: dict[str, bytes] = {}
+    layers = []
+    of_layer = [list(same) for _, same in groupby(builds, key=lambda build: build.position)]
+    for same, folder in zip(of_layer, safe_names([same[0].layer for same in of_layer]), strict=True):
+        entry = _layer(job, same, of_build, folder)
+        layers.append(entry)
+        for build in same:
+            for result in of_build[build.id]:
+                files[_path(build, result, folder)] = read_cubin(store, job, build, result)
+            for kernel in ptx:
+                if kernel.result.build == build.id:
+                    path = _ptx_path(build, kernel, folder)
+                    files[path] = kernel.text
+                    _add_ptx(entry, kernel, path)
+    manifest = _manifest(job, layers, toolchain, missing)
+    if job.network is not None and not missing:
+        whole = _network(store, job, job.network)
+        found = network_files(layers_of(layers), whole)
+        files |= {NETWORK: found.network, **found.others}
+        manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
+        if found.network != whole:
+            manifest["schema_version"] = max(VERSION_OF_CONSTANTS_BESIDE, manifest["schema_version"])
+    files[MANIFEST] = with_digest(manifest)
+    if directory.suffix == ARCHIVE_SUFFIX:
+        _write_archive(directory, files)
+        return directory
+    _replace(directory, files)
+    return directory / MANIFEST
+
+
+def _path(build: Build, result: BuildResult, folder: str) -> str:
+    """Path of a cubin within the bundle; parts count from 1 there."""
+    part = f".part{result.part + 1}" if len(build.parts_of(result.arch)) > 1 else ""
+    return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
+
+
+def _ptx_path(build: Build, kernel: KernelPtx, folder: str) -> str:
+    part = f".part{kernel.result.part + 1}" if len(build.parts_of(kernel.result.arch)) > 1 else ""
+    return f"{folder}/{kernel.virtual_arch}{part}.ptx"
+
+
+def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str) -> None:
+    """To the launch whose cubins it is of."""
+    result = kernel.result
+    for launch in layer["launches"]:
+        if launch["cubins"].get(result.arch, {}).get("cubin_key") == result.cubin_key:
+            digest, count = blob_digest(kernel.text), len(kernel.text)
+            launch["ptx"] = {"path": path, "sha256": digest, "bytes": count, "arch": kernel.virtual_arch}
+
+
+def read_cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
+    """One cubin of a job that succeeded. Raises BlobLostError if the store has lost it."""
+    data = store.get(result.cubin) if result.cubin is not None else None
+    if data is None:
+        name = build.cubin_name(result.arch, result.part)
+        raise BlobLostError(f"job {job.id}: {store.describe()} has lost the cubin {name}: run farm compile again")
+    return data
+
+
+def _network(store: Store, job: Job, digest: str) -> bytes:
+    data = store.get(digest)
+    if data is None:
+        raise BlobLostError(
+            f"job {job.id}: {store.describe()} has lost the network around the layers: run farm compile again"
+        )
+    return data
+
+
+def _network_entry(network: bytes) -> dict[str, Any]:
+    inputs, outputs = interface_of(network)
+
+    def shown(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+        return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
+
+    return {"path": NETWORK, "sha256": blob_digest(network), "inputs": shown(inputs), "outputs": shown(outputs)}
+
+
+def _manifest(
+    job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str], missing: Sequence[MissingLayer]
+) -> dict[str, Any]:
+    launches = [launch for layer in layers for launch in layer["launches"]]
+    steps = {step["step"] for layer in layers for step in layer["spec"]["epilogue"]}
+    activated = not steps <= STEPS_OF_BEFORE
+    differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
+    version = VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION
+    arguments = {argument["name"] for launch in launches for argument in launch["arguments"]}
+    version = VERSION_OF_PARTIAL if missing else version
+    version = VERSION_OF_PLACES if "output_step" in arguments else version
+    version = VERSION_OF_GATES if "gate" in arguments else version
+    version = VERSION_OF_POOLS if "max_pool" in steps else version
+    version = VERSION_OF_INPUT_PLACES if "input_step" in arguments else version
+    wide = any("window" in step for layer in layers for step in layer["spec"]["epilogue"])
+    return {
+        "schema_version": VERSION_OF_WINDOWS if wide else version,
+        "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
+        "model": {"file": Path(job.model).name, "sha256": job.model_digest},
+        "archs": list(job.options.archs),
+        "batch": job.options.batch,
+        "toolchain": dict(toolchain),
+        "layers": layers,
+        "skipped": [_skipped_entry(each) for each in job.skipped],
+        **({"missing": [{**asdict(each), "archs": list(each.archs)} for each in missing]} if missing else {}),
+    }
+
+
+def _skipped_entry(layer: SkippedLayer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "operator": layer.operator,
+        "reason": layer.reason,
+        "weights": layer.weights,
+        "multiply_adds": layer.multiply_adds,
+    }
+
+
+def _layer(
+    job: Job, builds: Sequence[Build], results: Mapping[int, Sequence[BuildResult]], folder: str
+) -> dict[str, Any]:
+    """A layer with its builds, which differ in tiling, parts and architectures only."""
+    build = builds[0]
+    spec = build.spec
+    tensors = {
+        "input": _tensor(build.input, spec, spec.input_shape),
+        "output": _tensor(build.output, spec, spec.output_shape),
+    }
+    if build.residual:
+        tensors["residual"] = _tensor(build.residual, spec, spec.output_shape)
+    if build.gate:
+        tensors["gate"] = _tensor(build.gate, spec, (spec.input_shape[0], 1, 1))
+    tilings = [{"archs": list(each.archs(job.options)), "tiling": each.tiling.to_json()} for each in builds]
+    return {
+        "name": build.layer,
+        "spec": spec.to_json(),
+        "folded": list(build.folded),
+        "rows_per_image": build.rows,
+        "tensors": tensors,
+        "weights": {
+            "sha256": build.weights,
+            "count": spec.weights_count,
+            "nonzeros": build.nonzeros,
+            "sparsity": round(1 - build.nonzeros / spec.weights_count, 6),
+        },
+        **({"tiling": build.tiling.to_json()} if len(builds) == 1 else {"tilings": tilings}),
+        "launches": [launch for each in builds for launch in _launches(each, results[each.id], folder)],
+    }
+
+
+def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iterator[dict[str, Any]]:
+    """One for each part, as its cubins' records have it; several where architectures differ."""
+    for number in range(len(build.parts)):
+        cubins: dict[Launch, dict[str, Any]] = {}
+        for result in results:
+            if result.part == number:
+                entry = _cubin_entry(result, _path(build, result, folder))
+                cubins.setdefault(result.known_launch, {})[result.arch] = entry
+        for launch, of_arch in cubins.items():
+            yield {**launch.to_json(), "images_limit": launch.images_limit, "cubins": of_arch}
+
+
+def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "sha256": result.cubin,
+        "bytes": result.cubin_bytes,
+        "optimisation": result.optimisation,
+        "assembler": result.assembler,
+        "registers": result.registers,
+        "spill_bytes": result.spill_bytes,
+        "ptx_sha256": result.ptx,
+        "cubin_key": result.cubin_key,
+        "template_key": result.template_key,
+    }
+
+
+def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any]:
+    """`batch` in a shape stands for the number of images, `rows` for that of rows."""
+    layout, first = ("NC", "rows") if isinstance(spec, Linear) else ("NCHW", "batch")
+    return {"name": name, "dtype": spec.data_type, "layout": layout, "shape": [first, *shape]}
+
+
+def safe_names(names: Sequence[str]) -> list[str]:
+    """Names for files, one for each: no separators, not hidden, all different on any file system."""
+    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, REST}
+    safe = []
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
+        candidate, number = stem, 1
+        while candidate.lower() in taken:
+            number += 1
+            candidate = f"{stem}-{number}"
+        taken.add(candidate.lower())
+        safe.append(candidate)
+    return safe
+
+
+def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files beside the directory, then moves them in, the manifest last."""
+    directory = directory.absolute()
+    fresh = directory.parent / f".{directory.name}-{uuid.uuid4().hex[:8]}"
+    try:
+        old = _bundle_files(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for name, data in files.items():
+                _write(fresh / name, data)
+            if not directory.exists():
+                fresh.rename(directory)
+                return
+            for path in sorted(old, key=lambda path: path.name != MANIFEST):
+                path.unlink()
+            for path in {path.parent for path in old} - {directory}:
+                path.rmdir()
+            for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == MANIFEST):
+                entry.rename(directory / entry.name)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written ({error.strerror}): name another directory") from None
+
+
+def _write_archive(path: Path, files: Mapping[str, bytes]) -> None:
+    """The same bytes for the same files. Raises UsageError."""
+    path = path.absolute()
+    fresh = path.parent / f".{path.name}-{uuid.uuid4().hex[:8]}"
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: a bundle whose name ends in {ARCHIVE_SUFFIX} is one file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with ZipFile(fresh, "w") as archive:
+                for name in sorted(files):
+                    archive.writestr(ZipInfo(name), files[name])  # of 1980: no time of today in it
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _bundle_files(directory: Path) -> list[Path]:
+    """What lies in the directory if that is nothing or a bundle; raises UsageError if it is anything else."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: name another directory")
+    files = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    if foreign := sorted(set(files) - {directory / path for path in _listed(directory / MANIFEST)}):
+        raise UsageError(f"{directory} holds {foreign[0].name}, which is not of a bundle: name an empty directory")
+    return files
+
+
+def _listed(manifest: Path) -> set[str]:
+    """The files of the bundle, if this is the manifest of one."""
+    try:
+        content = json.loads(manifest.read_text())
+        launches = [launch for layer in content["layers"] for launch in layer["launches"]]
+        network = {content["network"]["path"]} if "network" in content else set()
+        kernels = [kernel for each in launches for kernel in (*each["cubins"].values(), each.get("ptx")) if kernel]
+        runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, REST}
+        return {MANIFEST} | runtime | network | {str(kernel["path"]) for kernel in kernels}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return set()

@@ -1,0 +1,1 @@
+"""Configuration: the settings, their units, and the digest of this build."""

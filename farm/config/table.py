@@ -1,0 +1,321 @@
+"""Every setting once: its name, variable, place in the configuration file, type, default, and what it is.
+
+Settings are read from this table, `farm config show` prints it, and cli/README.md repeats it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
+
+LEAST_LIMIT_SECONDS = 3600.0
+"""The shortest age after which something may be removed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of value: its name in the documentation, how it is read and how it is shown."""
+
+    name: str
+    read: Callable[[Any], Any]
+    """Raises ValueError, which says what is allowed."""
+    show: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    """In Settings."""
+    variable: str
+    section: str
+    key: str
+    kind: Kind
+    sentence: str
+    default: Callable[[], Any]
+    default_text: str
+    """For the documentation: a default may depend on the machine."""
+
+    @property
+    def place(self) -> str:
+        """In the configuration file, as in [store] url."""
+        return f"[{self.section}] {self.key}"
+
+    def shown(self, value: Any) -> str:
+        """The value in its unit, as in 10 GiB or 90 d; empty where there is none."""
+        return "" if value is None else self.kind.show(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _optional(value: Any) -> str | None:
+    return None if value == "" else _text(value)
+
+
+def _path(value: Any) -> Path | None:
+    return None if value == "" else Path(_text(value)).expanduser()
+
+
+def _flag(value: Any) -> bool:
+    words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("", "0", "false", "no", "off"), False)
+    flag = words.get(str(value).lower())
+    if flag is None:
+        raise ValueError("true or false")
+    return flag
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)) or int(value) < least:
+            raise ValueError(f"a whole number of at least {least}")
+        return int(value)
+
+    return read
+
+
+def _size(value: Any) -> int:
+    size = read_bytes(str(value))
+    if size < 1:
+        raise ValueError(f"{SIZES}, above 0")
+    return size
+
+
+def _size_or_0(value: Any) -> int:
+    try:
+        return read_bytes(str(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from None
+
+
+def _size_limit(value: Any) -> int | None:
+    return None if value == "" else _size(value)
+
+
+def _duration(least_seconds: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        seconds = read_seconds(str(value))
+        if seconds < least_seconds:
+            raise ValueError(f"{DURATIONS}, of at least {format_seconds(least_seconds)}")
+        return seconds
+
+    return read
+
+
+def _age_limit(value: Any) -> float | None:
+    return None if value == "" else _duration(LEAST_LIMIT_SECONDS)(value)
+
+
+def _store_url(value: Any) -> str:
+    text = _text(value)
+    if text.startswith("/"):
+        text = f"file://{text}"
+    if not re.fullmatch(r"file:///.*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.-]+)*/?", text, re.DOTALL):
+        raise ValueError("file:///an/absolute/folder or s3://bucket/prefix")
+    return text
+
+
+def _endpoint(value: Any) -> str | None:
+    text = _optional(value)
+    if text is not None and not re.fullmatch(r"https?://[^/@\s]+/?", text):
+        raise ValueError("http://host:port or https://host, without a user or a path")
+    return text
+
+
+_POSTGRESQL = re.compile(
+    r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)"
+)
+"""As libpq takes it, with a database's name: its server may stand in ?host=."""
+
+
+def _database_url(value: Any) -> str:
+    text = _text(value)
+    if match := _POSTGRESQL.fullmatch(text):
+        return f"postgresql+psycopg://{match[1]}"
+    if not re.fullmatch(r"sqlite:////[^?]+", text):
+        raise ValueError("sqlite:////an/absolute/file.db or postgresql://user@host/database")
+    return text
+
+
+def _executor(value: Any) -> str:
+    if value not in ("auto", "ray", "processes", "inline"):
+        raise ValueError("auto, ray, processes or inline")
+    return str(value)
+
+
+def _data_folder() -> Path:
+    return Path(platformdirs.user_data_dir("farm"))
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return f"user-{os.getuid()}"
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _flag_text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+TEXT = Kind("text", _text)
+OPTIONAL_TEXT = Kind("text", _optional)
+FILE = Kind("path", _path)
+FLAG = Kind("true or false", _flag, _flag_text)
+SIZE = Kind("size", _size, format_bytes)
+SIZE_OR_0 = Kind("size", _size_or_0, format_bytes)
+SIZE_LIMIT = Kind("size", _size_limit, format_bytes)
+DURATION = Kind("duration", _duration(1), format_seconds)
+DURATION_OR_0 = Kind("duration", _duration(0), format_seconds)
+AGE_LIMIT = Kind("duration", _age_limit, format_seconds)
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "store_url", "FARM_STORE", "store", "url", Kind("URL", _store_url),
+        "Where templates, cubins and weights are kept: `file:///folder` or `s3://bucket/prefix`.",
+        lambda: f"file://{_data_folder() / 'store'}", "`$XDG_DATA_HOME/farm/store`",
+    ),
+    Setting(
+        "s3_endpoint", "FARM_S3_ENDPOINT", "store", "s3_endpoint", Kind("URL", _endpoint),
+        "An S3 server other than Amazon's, as in `https://host:9000`.",
+        _nothing, "Amazon's",
+    ),
+    Setting(
+        "s3_region", "FARM_S3_REGION", "store", "s3_region", OPTIONAL_TEXT,
+        "The bucket's region.",
+        _nothing, "what boto3 finds",
+    ),
+    Setting(
+        "cache_dir", "FARM_CACHE_DIR", "store", "cache_dir", FILE,
+        "Where each machine keeps copies of what it read from S3.",
+        _nothing, "`$XDG_CACHE_HOME/farm/store`",
+    ),
+    Setting(
+        "cache_bytes", "FARM_CACHE_SIZE", "store", "cache_size", SIZE_OR_0,
+        "How much of S3 each machine keeps at most; `0` keeps nothing.",
+        lambda: "10GiB", "10 GiB",
+    ),
+    Setting(
+        "store_bytes", "FARM_STORE_SIZE", "store", "size", SIZE_LIMIT,
+        "`farm serve` keeps the store below this size; what was unused for longest goes first.",
+        _nothing, "no limit",
+    ),
+    Setting(
+        "store_age_seconds", "FARM_STORE_AGE", "store", "age", AGE_LIMIT,
+        "`farm serve` removes from the store what was not used for this long; at least 1 h.",
+        _nothing, "no limit",
+    ),
+    Setting(
+        "read_only", "FARM_READ_ONLY", "store", "read_only", FLAG,
+        "Write nothing to the store.",
+        lambda: False, "false",
+    ),
+    Setting(
+        "recache", "FARM_RECACHE", "store", "recache", FLAG,
+        "Build everything again, even what the cache holds.",
+        lambda: False, "false",
+    ),
+    Setting(
+        "namespace", "FARM_NAMESPACE", "store", "namespace", TEXT,
+        "The team or project that new templates and cubins belong to, for `farm cache ls` and `gc --namespace`.",
+        lambda: "default", "`default`",
+    ),
+    Setting(
+        "database_url", "FARM_DATABASE_URL", "database", "url", Kind("URL", _database_url),
+        "The ledger: `sqlite:////file.db` or `postgresql://user@host/database`.",
+        lambda: f"sqlite:///{_data_folder() / 'farm.db'}", "`$XDG_DATA_HOME/farm/farm.db`",
+    ),
+    Setting(
+        "ledger_age_seconds", "FARM_LEDGER_AGE", "database", "age", AGE_LIMIT,
+        "`farm serve` forgets jobs this long after their end; at least 1 h.",
+        _nothing, "no limit",
+    ),
+    Setting(
+        "ray_address", "FARM_RAY_ADDRESS", "ray", "address", OPTIONAL_TEXT,
+        "The Ray cluster that builds, as in `host:6379`.",
+        _nothing, "Ray on this machine",
+    ),
+    Setting(
+        "executor", "FARM_EXECUTOR", "ray", "executor", Kind("auto, ray, processes or inline", _executor),
+        "`processes` builds on this machine without Ray, `inline` in the command's own process, one at a time; `auto` "
+        "takes Ray for a cluster and for work of minutes, else `processes`.",
+        lambda: "auto", "`auto`",
+    ),
+    Setting(
+        "jobs", "FARM_JOBS", "ray", "jobs", Kind("number", _whole(1)),
+        "Builds at once where there is no cluster; `-j` overrides it.",
+        lambda: len(os.sched_getaffinity(0)), "all CPUs",
+    ),
+    Setting(
+        "job_timeout_seconds", "FARM_JOB_TIMEOUT", "ray", "job_timeout", DURATION,
+        "A job that runs for longer has CRASHED.",
+        lambda: "1d", "1 d",
+    ),
+    Setting(
+        "max_retries", "FARM_MAX_RETRIES", "ray", "max_retries", Kind("number", _whole(0)),
+        "How often a build is tried again after its worker died.",
+        lambda: 2, "2",
+    ),
+    Setting(
+        "away_seconds", "FARM_AWAY_TIMEOUT", "ray", "away_timeout", DURATION_OR_0,
+        "How long a coordinator waits for a store or a database that does not answer.",
+        lambda: "5min", "5 min",
+    ),
+    Setting(
+        "worker_wait_seconds", "FARM_WORKER_WAIT", "ray", "worker_wait", DURATION_OR_0,
+        "How long a command waits for a Ray cluster with an autoscaler to start a machine; `farm serve` waits forever.",
+        lambda: "10min", "10 min",
+    ),
+    Setting(
+        "submitter", "FARM_SUBMITTER", "ray", "submitter", TEXT,
+        "The name that jobs are submitted under.",
+        _login_name, "the login name",
+    ),
+    Setting(
+        "nvcc", "FARM_NVCC", "toolchain", "nvcc", FILE,
+        "The nvcc of a system CUDA, with the ptxas beside it.",
+        _nothing, "the pinned wheel's",
+    ),
+    Setting(
+        "ptxas", "FARM_PTXAS", "toolchain", "ptxas", FILE,
+        "Another ptxas than the one beside nvcc.",
+        _nothing, "the one beside nvcc",
+    ),
+    Setting(
+        "runtime_dir", "FARM_RUNTIME_DIR", "toolchain", "runtime_dir", FILE,
+        "Where commands on one machine see which of its cores are in use; users who name one folder share them.",
+        _nothing, "`/tmp/farm-UID`",
+    ),
+    Setting(
+        "tool_timeout_seconds", "FARM_TOOL_TIMEOUT", "toolchain", "timeout", DURATION,
+        "One run of nvcc or ptxas is killed after this.",
+        lambda: "10min", "10 min",
+    ),
+    Setting(
+        "tool_memory_bytes", "FARM_TOOL_MEMORY", "toolchain", "memory", SIZE,
+        "Address space of one run of nvcc or ptxas at most.",
+        lambda: "8GiB", "8 GiB",
+    ),
+    Setting(
+        "tool_memory_most_bytes", "FARM_TOOL_MEMORY_MOST", "toolchain", "memory_most", SIZE,
+        "A tool that ran out of memory gets twice as much once, but never more than this.",
+        lambda: "16GiB", "16 GiB",
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Measuring kernels on a GPU: layers, their data, timing."""

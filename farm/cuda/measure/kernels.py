@@ -1,0 +1,290 @@
+"""The kernels to be measured, built by the farm's worker through its store: what is there is not made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from queue import LifoQueue
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from codegen.errors import CodegenError
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator, Part, Tiling
+from codegen.kernels import is_newest, template_cost, tiled
+from codegen.keys import cubin_key, template_key
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, AssemblerChoice, assembler_for
+from codegen.selection.choose import choose_parts
+from codegen.selection.code_size import fits_one_cubin
+from codegen.selection.cost_model import predict_microseconds
+from codegen.target.arch import has_clusters, virtual_arch
+from codegen.toolchain.ptxas import ptxas_options
+from codegen.toolchain.tools import Toolchain
+from farm.config.settings import Settings
+from farm.cuda.measure.code_sizes import machine_instructions, ptx_instructions
+from farm.cuda.measure.workload import Case
+from farm.errors import FarmError
+from farm.executors.processes import WorkerProcess
+from farm.jobs.model import BuildOptions, TilingChoice
+from farm.store.contract import Store
+from farm.store.memory import MemoryStore
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.worker.build import Worker
+from farm.worker.cache_lookup import find_template
+from farm.worker.messages import (
+    CubinFacts,
+    CubinRequest,
+    CubinResult,
+    Failure,
+    Fault,
+    Request,
+    Result,
+    TemplateRequest,
+    failed,
+)
+
+Made = TypeVar("Made")
+GIVEN_UP = "it was given up"
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltLayer:
+    """All kernels of one layer, ready to be loaded."""
+
+    tiling: Tiling
+    kernels: tuple[tuple[bytes, Launch], ...]
+    """Cubin and launch of each part."""
+    predicted_microseconds: float
+    """With the code in the caches, as it is measured."""
+    facts: dict[str, Any]
+    """For the JSON document."""
+
+
+class NotBuiltError(Exception):
+    """Why there is no kernel, in words."""
+
+
+class _PartsNeededError(NotBuiltError):
+    """The layer cannot be one cubin."""
+
+
+class KernelPool:
+    """Builds layers for one architecture on all CPUs. Use it in a `with` block."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        toolchain: Toolchain,
+        arch: str,
+        optimisation: int = 3,
+        *,
+        with_ptx: bool = False,
+        book: TuningBook = NO_RECORDS,
+        assembler: AssemblerChoice = "ptxas",
+        admissions: Admissions = NOTHING_ADMITTED,
+    ) -> None:
+        """`book` has the records that tilings come from where a layer has one.
+
+        `admissions` say for whom `assembler` auto needs no ptxas, as for `farm compile`.
+        """
+        self._settings = settings
+        self._store = store
+        self._toolchain = toolchain
+        self._arch = arch
+        self._optimisation = optimisation
+        self._book = book
+        self._with_ptx = with_ptx
+        self._assembler: AssemblerChoice = assembler
+        self._admissions = admissions
+        self._lock = Lock()
+        self._templates: dict[str, Future[None]] = {}
+        self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
+        """Each waits for its tools, so that the parts of a large layer are made side by side."""
+        self._tools = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
+        count = 0 if isinstance(store, MemoryStore) else settings.jobs  # other processes do not see such a store
+        theirs = replace(settings, database_url="", nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+        self._processes = [WorkerProcess(theirs) for _ in range(count)]
+        """One for each of those threads: Python assembles on one core only."""
+        self._idle: LifoQueue[WorkerProcess] = LifoQueue()
+        """The last to build is the next: so no more are started than are at work at once."""
+        for process in self._processes:
+            self._idle.put(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pool in (self._layers, self._tools):
+            pool.shutdown(wait=error is None, cancel_futures=True)  # Ctrl-C waits for no tool
+        for process in self._processes:
+            process.end() if error is None else process.kill()
+
+    def begin(self, compile_peer: Callable[[str, Toolchain], Made]) -> Future[Made]:
+        """Runs something else on the pool's threads, for its architecture and with its tools: a peer's own kernels."""
+        return self._tools.submit(compile_peer, self._arch, self._toolchain)
+
+    @property
+    def workers(self) -> int:
+        """Builds at once."""
+        return self._settings.jobs
+
+    def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
+        """Who makes a layer's machine code."""
+        version, level = self._toolchain.ptxas_version, self._optimisation
+        choice, admissions = self._assembler, self._admissions
+        return assembler_for(choice, spec, tiling, self._arch, version, admissions, optimisation=level)[0]
+
+    def submit(
+        self,
+        case: Case,
+        accumulate: Accumulator = "float32",
+        tiling: Tiling | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Future[BuiltLayer]:
+        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError.
+
+        Once it is not wanted any more, it ends before its next kernel.
+        """
+        return self._layers.submit(self._build, case, accumulate, tiling, wanted)
+
+    def _build(
+        self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool]
+    ) -> BuiltLayer:
+        spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+        try:
+            options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
+            choice = TilingChoice(self._arch)
+            if tiling is None:
+                [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
+            parts = choose_parts(spec, tiling, nonzeros)
+            newest = is_newest(spec, tiling) or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
+            virtual = virtual_arch(self._arch, clusters=newest)
+            key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
+            template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
+            self._make_template(template)
+            weights = self._store.put(case.weights.to_bytes())
+            made = self._make_cubins(case, template, weights, parts, wanted)
+            cubins = [self._store.get(each.cubin) for each in made]
+        except (CodegenError, FarmError) as error:
+            raise NotBuiltError(str(error)) from None
+        if None in cubins:
+            raise NotBuiltError("the store has lost a cubin that was just made")
+        density = case.weights.nonzeros / spec.weights_count
+        predicted = predict_microseconds(tiled(spec, tiling), case.images, density, cold=False)
+        kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True) if cubin is not None)
+        facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
+        facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
+        if self._with_ptx:
+            facts |= self._ptx_facts(key, case, parts)
+        return BuiltLayer(tiling, kernels, predicted, facts)
+
+    def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
+        """Facts about the assembled PTX; the store keeps only cubins, so it is made again."""
+        text = find_template(self._store, template_key)
+        if text is None:
+            return {}
+        template = Template.from_ptx(text)
+        ptx = [rewrite(template, case.weights, part).ptx for part in parts]
+        return {"ptx_bytes": sum(map(len, ptx)), "ptx_instructions": sum(map(ptx_instructions, ptx))}
+
+    def _make_template(self, request: TemplateRequest) -> None:
+        """Once for all cases that share it: the first thread makes it, the others wait."""
+        with self._lock:
+            future = self._templates.get(request.key)
+            mine = future is None
+            if future is None:
+                future = self._templates[request.key] = Future()
+        if mine:
+            try:
+                failure = self._tools.submit(self._done, request).result().failure
+                why = "" if failure is None else failure.message
+            except (CancelledError, RuntimeError):  # the pool has ended: those who wait for this one must end too
+                why = GIVEN_UP
+            if why:
+                future.set_exception(NotBuiltError(why))
+            else:
+                future.set_result(None)
+        future.result()
+
+    def _make_cubins(
+        self,
+        case: Case,
+        template: TemplateRequest,
+        weights: str,
+        parts: Sequence[Part],
+        wanted: Callable[[], bool],
+    ) -> list[CubinFacts]:
+        """One where ptxas is not needed, else one for each part, side by side."""
+        spec, tiling = template.spec, template.tiling
+        assembler = self.assembler_of(spec, tiling)
+
+        def make(part: Part, whole: bool) -> Future[CubinFacts]:
+            return self._tools.submit(self._make_cubin, template, weights, part, wanted, assembler, whole)
+
+        if assembler == "direct" and len(parts) > 1 and fits_one_cubin(spec, tiling, case.weights.nonzeros_per_kernel):
+            try:
+                return [make(Part(parts[0].first, parts[-1].end), whole=True).result()]
+            except _PartsNeededError:
+                pass
+        return [each.result() for each in [make(part, whole=False) for part in parts]]
+
+    def _make_cubin(
+        self,
+        template: TemplateRequest,
+        weights: str,
+        part: Part,
+        wanted: Callable[[], bool],
+        assembler: Assembler,
+        whole: bool,
+    ) -> CubinFacts:
+        if not wanted():
+            raise NotBuiltError(GIVEN_UP)
+        options = ptxas_options(
+            self._optimisation, clusters=template.tiling.cluster > 1 and template.tiling.form == "rolled"
+        )
+        version = self._toolchain.ptxas_version
+        key = cubin_key(template.key, weights, part, self._arch, options, version, made_by=assembler)
+        request = CubinRequest(
+            template, weights, part, self._arch, options, key.digest, 0, assembler=assembler, whole=whole
+        )
+        match self._done(request):
+            case CubinResult(made=CubinFacts() as made):
+                return made
+            case CubinResult(made=Failure(fault=Fault.PARTS) as failure):
+                raise _PartsNeededError(failure.message)
+            case result:
+                raise NotBuiltError(result.failure.message if result.failure else GIVEN_UP)
+
+    def _done(self, request: Request) -> Result:
+        """What comes of a request: in a process that has nothing else to do, or here."""
+        if not self._processes:
+            return Worker.of(self._settings, self._store, self._toolchain).build(request)
+        process = self._idle.get()
+        try:
+            process.start()
+            return process.build(request)
+        except OSError as error:
+            return failed(request, Failure(Fault.CRASH, f"its worker cannot be started: {error}"))
+        finally:
+            self._idle.put(process)
+
+
+def _facts(tiling: Tiling, made: Sequence[CubinFacts]) -> dict[str, Any]:
+    return {
+        "tiling": tiling.to_json(),
+        "parts": len(made),
+        "assembler": ", ".join(sorted({each.assembler for each in made})),
+        "registers": max(each.registers for each in made),
+        "spill_bytes": sum(each.spill_bytes for each in made),
+        "cubin_bytes": sum(each.cubin_bytes for each in made),
+        "fmas_kept": sum(each.fmas_kept for each in made),
+        "fmas_deleted": sum(each.fmas_deleted for each in made),
+    }

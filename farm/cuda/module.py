@@ -1,0 +1,175 @@
+"""Kernels loaded into the current context of a GPU, by the driver alone."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import DeviceError
+from codegen.ir.launch import Launch
+from farm.cuda.code_address import VARIABLE, with_address
+from farm.cuda.driver import call
+
+SLOT_BYTES = 8
+"""Of an argument."""
+GIVEN_SHARED_BYTES = 48 * 1024
+"""Shared memory of a block, whatever its kernel: for more, the driver is asked when a kernel is loaded."""
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+
+class Module:
+    """Machine code, or PTX that the driver compiles; unloaded with the context."""
+
+    def __init__(self, image: bytes) -> None:
+        """Loads it into the current context. Raises DeviceError."""
+        self._module = ctypes.c_void_p()
+        call("cuModuleLoadData", ctypes.byref(self._module), image)
+
+    def function(self, name: str) -> ctypes.c_void_p:
+        """Raises DeviceError if it has none of that name."""
+        function = ctypes.c_void_p()
+        call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+        return function
+
+    def variable(self, name: str) -> int:
+        """One of 8 bytes, as it is now. Raises DeviceError if it has none of that name."""
+        address, size, value = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
+        call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module, name.encode())
+        call("cuMemcpyDtoH_v2", ctypes.byref(value), address, ctypes.sizeof(value))
+        return value.value
+
+    def unload(self) -> None:
+        """Nothing of it may run any more."""
+        call("cuModuleUnload", self._module)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_OVERLAP = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+
+def allow_shared(function: ctypes.c_void_p, shared_bytes: int) -> None:
+    """Lets a kernel's blocks have so much shared memory. Raises DeviceError."""
+    if shared_bytes > GIVEN_SHARED_BYTES:
+        call("cuFuncSetAttribute", function, _MOST_SHARED, shared_bytes)
+
+
+def launch(
+    function: ctypes.c_void_p,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    arguments: Sequence[Any],
+    stream: int,
+    *,
+    overlapping: bool = False,
+) -> None:
+    """Enqueues a kernel; the arguments are ctypes' numbers. Raises DeviceError.
+
+    An overlapping one begins before the kernel ahead of it has ended, from sm_90 on: it must wait itself.
+    """
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
+    if not overlapping:
+        call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
+        return
+    _overlapping(function, grid, block, shared_bytes, pointers, stream)
+
+
+def _overlapping(
+    function: ctypes.c_void_p,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    pointers: ctypes.Array[ctypes.c_void_p],
+    stream: int,
+) -> None:
+    attribute = _Attribute(id=_OVERLAP, value=(ctypes.c_int * 16)(1))
+    how = _Configuration((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream)
+    how.attributes, how.count = ctypes.pointer(attribute), 1
+    call("cuLaunchKernelEx", ctypes.byref(how), function, pointers, None)
+
+
+def launch_numbers(
+    function: ctypes.c_void_p,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    arguments: Sequence[int],
+    stream: int,
+    *,
+    overlapping: bool = False,
+) -> None:
+    """As `launch`, of addresses and int32s: in half the time, while the GPU waits. Raises DeviceError."""
+    count = len(arguments)
+    slots = (ctypes.c_uint64 * count)(*arguments)  # an int32 is the first half of one
+    first = ctypes.addressof(slots)
+    pointers = (ctypes.c_void_p * count)(*range(first, first + SLOT_BYTES * count, SLOT_BYTES))
+    if overlapping:
+        _overlapping(function, grid, block, shared_bytes, pointers, stream)
+        return
+    call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, pointers, None)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where a kernel's instructions lie in the GPU's memory."""
+
+    address: int
+    bytes: int
+
+
+class Part:
+    """One kernel of a layer on one GPU."""
+
+    def __init__(self, image: bytes, how: Launch) -> None:
+        """Loads it into the current context. Raises DeviceError."""
+        self.launch = how
+        self.image_bytes = len(image)
+        self.module, self.code = _loaded(image)
+        """The code is None where that is not known: of PTX, and with a driver that does not say."""
+        self._function = self.module.function(how.kernel)
+        allow_shared(self._function, how.shared_bytes)
+        self._last_grid = 0, how.grid_at(0)
+        """And of how many images: the next call has as many, as a rule."""
+
+    def enqueue(self, values: Mapping[str, int], stream: int) -> None:
+        """Each argument is an address or a number. Raises DeviceError."""
+        how = self.launch
+        images, grid = self._last_grid
+        if images != values["images"]:
+            images, grid = self._last_grid = values["images"], how.grid_at(values["images"])
+        numbers = [values[name] for name in how.arguments]
+        launch_numbers(self._function, grid, how.block, how.shared_bytes, numbers, stream, overlapping=how.waits)
+
+
+def _loaded(image: bytes) -> tuple[Module, Code | None]:
+    found = with_address(image)
+    if found is None:
+        return Module(image), None
+    try:
+        module = Module(found[0])
+    except DeviceError:  # not for the variable's sake, or this fails too
+        return Module(image), None
+    address = module.variable(VARIABLE)
+    return module, Code(address, found[1]) if address else None

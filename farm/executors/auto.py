@@ -1,0 +1,77 @@
+"""Chooses how to build when the work is known: what is soon done is not worth the start of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from farm.executors.contract import Executor, WorkerState
+from farm.worker.messages import Request, Result
+
+SHORT_SECONDS = 60.0
+"""Predicted time of the tools on all cores. Ray takes several seconds to start and to end."""
+
+
+class AutomaticExecutor(Executor):
+    """Short work goes to processes of this machine, all other work to Ray; it stays with the first choice."""
+
+    def __init__(self, processes: Executor, ray: Callable[[], Executor], jobs: int) -> None:
+        self._processes = processes
+        self._ray = ray
+        self._jobs = jobs
+        """Builds at once."""
+        self._chosen: Executor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """See Executor."""
+        return self._executor.capacity
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """See Executor."""
+        if self._chosen is None:
+            short = sum(request.seconds for request in requests) <= SHORT_SECONDS * self._jobs
+            self._chosen = self._processes if short else self._ray()
+        self._chosen.foresee(requests)
+
+    @property
+    def _executor(self) -> Executor:
+        """Ray, for whoever asks before the work is known: a coordinator that serves."""
+        if self._chosen is None:
+            self._chosen = self._ray()
+        return self._chosen
+
+    def submit(self, request: Request) -> None:
+        """See Executor."""
+        self._executor.submit(request)
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """See Executor."""
+        if self._chosen is not None:
+            self._chosen.expect(requests)
+
+    def wait(self, timeout_seconds: float) -> list[Result]:
+        """See Executor."""
+        return [] if self._chosen is None else self._chosen.wait(timeout_seconds)
+
+    def cancel(self, keys: Collection[str]) -> None:
+        """See Executor."""
+        if self._chosen is not None:
+            self._chosen.cancel(keys)
+
+    def running(self) -> Collection[str]:
+        """See Executor."""
+        return () if self._chosen is None else self._chosen.running()
+
+    def workers(self) -> Sequence[WorkerState]:
+        """See Executor."""
+        return () if self._chosen is None else self._chosen.workers()
+
+    def cancel_all(self) -> None:
+        """See Executor."""
+        if self._chosen is not None:
+            self._chosen.cancel_all()
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._chosen is not None:
+            self._chosen.close()

@@ -1,0 +1,1 @@
+"""Executors on a Ray cluster."""

@@ -1,0 +1,182 @@
+"""The machines of a cluster: which may get work, which gets the next request, and what each has done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codegen.errors import CodegenError
+from codegen.toolchain.tools import find_toolchain
+from farm.config.build_id import program_digest
+from farm.executors.contract import UNCHECKED, WorkerState
+from farm.worker.messages import Request
+
+SUBMITTED_PER_CPU = 2
+"""One runs, one waits, so that no worker idles while its result travels."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a machine has to be like to build what another planned."""
+
+    nvcc: str
+    ptxas: str
+    program: str
+    """Digest of this program's sources."""
+
+    @staticmethod
+    def here(nvcc: str, ptxas: str) -> NodeFacts:
+        """The facts of this machine, with these tool versions."""
+        return NodeFacts(nvcc, ptxas, program_digest())
+
+    def difference(self, wanted: NodeFacts) -> str:
+        """Why a machine like this cannot do the work, in words; empty if it can."""
+        if self.program != wanted.program:
+            return "its version of this program is not the coordinator's: install the same one on both"
+        for name in ("nvcc", "ptxas"):
+            mine, theirs = getattr(self, name), getattr(wanted, name)
+            if mine != theirs:
+                return f"its {name} is {mine}, the coordinator's {theirs}: install the same one on both"
+        return ""
+
+
+def node_facts(nvcc: Path | None, ptxas: Path | None) -> NodeFacts | str:
+    """What a machine is asked before it gets work; in words why it can do none."""
+    try:
+        toolchain = find_toolchain(nvcc, ptxas)
+        return NodeFacts.here(toolchain.nvcc_version, toolchain.ptxas_version)
+    except CodegenError as error:
+        return str(error)
+
+
+@dataclass
+class Node:
+    """One machine."""
+
+    id: str
+    name: str
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    reason: str = UNCHECKED
+    """Why it gets no work; empty once it does."""
+    alive: bool = True
+    requests: dict[str, float] = field(default_factory=dict)
+    """That it has, by their keys: since when, by the monotonic clock."""
+    accepted: int = 0
+    finished: int = 0
+    failed: int = 0
+    seen_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def usable(self) -> bool:
+        return self.alive and not self.reason
+
+    @property
+    def load(self) -> float:
+        """Requests for each CPU."""
+        return len(self.requests) / self.cpus
+
+
+class Nodes:
+    """All machines that were ever seen; the choice among them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._crashed_on: dict[str, set[str]] = {}
+        """By the keys of requests whose worker died: the machines."""
+
+    @property
+    def usable(self) -> list[Node]:
+        """Those that may get work."""
+        return [node for node in self._nodes.values() if node.usable]
+
+    @property
+    def capacity(self) -> int:
+        """Requests worth having submitted."""
+        return SUBMITTED_PER_CPU * sum(node.cpus for node in self.usable)
+
+    def see(self, alive: Iterable[Node]) -> list[Node]:
+        """Takes note of who is alive; gives those that are new, and still to be checked."""
+        now, new = time.monotonic(), []
+        ids = set()
+        for node in alive:
+            ids.add(node.id)
+            if node.id not in self._nodes:
+                self._nodes[node.id] = node
+                new.append(node)
+            self._nodes[node.id].seen_at = now
+        for node in self._nodes.values():
+            node.alive = node.id in ids
+        return new
+
+    def choose(self, request: Request) -> Node | None:
+        """The least loaded machine that has the memory; one on which the request's worker died comes last."""
+        avoided = self._crashed_on.get(request.key, set())
+        fit = [node for node in self.usable if node.memory_bytes >= request.memory_bytes]
+        return min(fit, key=lambda node: (node.id in avoided, node.load), default=None)
+
+    def refusal(self, request: Request) -> str:
+        """Why no machine was chosen, in words and with the way out."""
+        most = max((node.memory_bytes for node in self.usable), default=0)
+        if most:
+            return (
+                f"no machine can build this: it needs about {request.memory_bytes // 2**20:,} MiB of memory, and the "
+                f"largest has {most // 2**20:,} MiB: add a larger one to the Ray cluster, or prune the layer further"
+            )
+        return f"no machine can build this: {self.reasons or 'the Ray cluster has none with a CPU now'}"
+
+    @property
+    def reasons(self) -> str:
+        """Why none of those that are there is usable; empty where none is there."""
+        return "; ".join(f"{node.name}: {node.reason}" for node in self._nodes.values() if node.alive)
+
+    def give(self, node: Node, request: Request) -> None:
+        """It has the request now."""
+        node.requests[request.key] = time.monotonic()
+        node.accepted += 1
+
+    def take_back(self, node: Node, key: str, *, failed: bool, crashed: bool = False) -> None:
+        """It has ended."""
+        node.requests.pop(key, None)
+        node.finished += not failed
+        node.failed += failed
+        if crashed:
+            self._crashed_on.setdefault(key, set()).add(node.id)
+        else:
+            self._crashed_on.pop(key, None)
+
+    def drop(self, node: Node, keys: Collection[str]) -> None:
+        """It was cancelled."""
+        for key in keys:
+            node.requests.pop(key, None)
+
+    @property
+    def running(self) -> list[str]:
+        """Keys: of each machine the requests that it has had longest, one for a CPU."""
+        return [key for node in self._nodes.values() for key in list(node.requests)[: node.cpus]]
+
+    def states(self) -> list[WorkerState]:
+        """As `farm workers` shows them: those that are alive."""
+        now = time.monotonic()
+        return [_state(node, now) for node in list(self._nodes.values()) if node.alive]
+
+
+def _state(node: Node, now: float) -> WorkerState:
+    since = list(node.requests.values())
+    return WorkerState(
+        id=node.id,
+        node=node.name,
+        cpus=node.cpus,
+        gpus=node.gpus,
+        running=min(len(since), node.cpus),
+        pending=max(0, len(since) - node.cpus),
+        accepted=node.accepted,
+        finished=node.finished,
+        failed=node.failed,
+        oldest_seconds=now - min(since) if since else 0.0,
+        seen_seconds=now - node.seen_at,
+        reason=node.reason,
+    )

@@ -1,0 +1,1 @@
+"""Jobs: a checkpoint to compile, its builds and their results."""

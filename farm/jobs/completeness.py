@@ -1,0 +1,43 @@
+"""What is whole of a job that did not succeed: layers for architectures all of whose parts are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from farm.jobs.model import JobDetail
+
+
+@dataclass(frozen=True)
+class MissingLayer:
+    """A layer that a bundle lacks, for these architectures."""
+
+    name: str
+    operator: str
+    archs: tuple[str, ...]
+    reason: str
+    """The first error of its cubins, or why they were not begun."""
+
+
+def whole_part(detail: JobDetail) -> tuple[JobDetail, tuple[MissingLayer, ...]]:
+    """The job with what is whole of it only, and what is not, in the order of its layers.
+
+    A layer counts for an architecture if it has a cubin for every part, with its launch.
+    """
+    builds, results, missing = [], [], []
+    for build in detail.builds:
+        of_build = detail.results_of(build)
+        lacking: dict[str, list[str]] = {}
+        for arch in build.archs(detail.job.options):
+            of_arch = [each for each in of_build if each.arch == arch]
+            there = [each for each in of_arch if each.cubin is not None and each.launch is not None]
+            if len(there) == len(build.parts_of(arch)):
+                results += there
+                continue
+            errors = [each.error for each in of_arch if each.error]
+            reason = errors[0] if errors else f"not built: {detail.job.reason or detail.job.status}"
+            lacking.setdefault(reason, []).append(arch)
+        operator = str(build.spec.to_json()["operator"])
+        missing += [MissingLayer(build.layer, operator, tuple(archs), reason) for reason, archs in lacking.items()]
+        if any(each.build == build.id for each in results):
+            builds.append(build)
+    return replace(detail, builds=tuple(builds), results=tuple(results)), tuple(missing)

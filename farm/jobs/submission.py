@@ -1,0 +1,202 @@
+"""A checkpoint becomes a job: its weights go to the store, each layer gets its tiling, the ledger gets the builds."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from codegen.errors import TilingError
+from codegen.ir.checkpoint import Checkpoint, Layer, Weights
+from codegen.ir.layer_spec import LayerSpec, SkippedLayer
+from codegen.ir.tiling import Part, Tiling
+from codegen.keys import digest_fields
+from codegen.selection.choose import choose_parts
+from codegen.selection.code_size import fits_one_cubin
+from farm.errors import UsageError
+from farm.jobs.model import Build, BuildOptions, Job, NewJob, TilingChoice
+from farm.store.contract import Store
+from farm.tuning.book import NO_RECORDS, TuningBook
+from farm.tuning.pools import pooled_where_faster
+
+IsDirect = Callable[[LayerSpec, Tiling, str], bool]
+"""Whether a layer is assembled directly for an architecture."""
+PUTS_AT_ONCE = 8
+"""Weights on their way to the store while tilings are chosen: a disk or a bucket is waited for."""
+DENSE_BELOW = 0.5
+"""Sparsity under which the dense libraries are faster."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One call: a group of jobs."""
+
+    id: str
+    jobs: tuple[Job, ...]
+    """One for each checkpoint, in their order; a job that was unfinished already stands for itself."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the layers although they compile."""
+
+
+def new_id() -> str:
+    """Twelve hex digits, never given twice."""
+    return uuid.uuid4().hex[:12]
+
+
+def new_job(
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    *,
+    namespace: str,
+    name: str,
+    store: Store | None,
+    book: TuningBook = NO_RECORDS,
+    is_direct: IsDirect = lambda *_: False,
+) -> NewJob:
+    """Stores the weights and what is left of the model, and gives the job for the ledger.
+
+    Tilings come from the book's records, else from the cost model. `is_direct` says what is assembled without ptxas.
+    Without a store the weights are only named, for a job that is not to be run.
+    A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
+    `strict`.
+    """
+    job_id = new_id()
+    skipped = list(checkpoint.skipped)
+    kept: list[tuple[Layer, _Division]] = []
+    divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
+    pool = ThreadPoolExecutor(PUTS_AT_ONCE)
+    try:
+        layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
+        for layer in layers:
+            key = (layer.spec, layer.weights, layer.likely_rows)
+            try:
+                if key not in divided:  # layers may share their weights, hundreds of them
+                    divided[key] = _divided(layer, options, store, pool, book, is_direct)
+                kept.append((layer, divided[key]))
+            except TilingError as error:
+                skipped.append(_skipped(layer, str(error)))
+        builds = [
+            build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)
+        ]
+    finally:
+        pool.shutdown(cancel_futures=True)
+    _check(checkpoint, options, builds, skipped)
+    network = None
+    if checkpoint.rest is not None and store is not None:
+        compiled = {build.layer for build in builds}
+        rest = checkpoint.rest.without([layer for layer in layers if layer.name in compiled])
+        network = store.put(rest)
+    request = {
+        "namespace": namespace,
+        "name": name,
+        "model": checkpoint.digest,
+        "options": json.dumps(options.to_json()),
+        "network": network or "",
+    }
+    return NewJob(
+        id=job_id,
+        name=name,
+        model=checkpoint.path,
+        model_digest=checkpoint.digest,
+        request_digest=digest_fields(request),
+        options=options,
+        builds=tuple(builds),
+        skipped=tuple(skipped),
+        network=network,
+    )
+
+
+@dataclass(frozen=True)
+class _Division:
+    """What the layers that share their weights have in common."""
+
+    weights: Future[str]
+    """Their digest, once they are in the store."""
+    nonzeros: int
+    tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
+    """For each tiling that the layer has on some architecture, mostly one for all: its parts, for which architectures
+    they are one, and why it was chosen.
+    """
+
+
+def _divided(
+    layer: Layer,
+    options: BuildOptions,
+    store: Store | None,
+    pool: Executor,
+    book: TuningBook,
+    is_direct: IsDirect,
+) -> _Division:
+    """Chooses the tilings and lets the pool store the weights. Raises TilingError."""
+    nonzeros = layer.weights.nonzeros_per_kernel
+    by_tiling: dict[Tiling, list[TilingChoice]] = {}
+    for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
+        by_tiling.setdefault(tiling, []).append(choice)
+    tilings = []
+    for tiling, choices in by_tiling.items():
+        parts = choose_parts(layer.spec, tiling, nonzeros)
+        cut = len(parts) > 1 and fits_one_cubin(layer.spec, tiling, nonzeros)
+        whole = tuple(each.arch for each in choices if cut and is_direct(layer.spec, tiling, each.arch))
+        told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
+        tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
+    weights = pool.submit(_stored, layer.weights, store)
+    return _Division(weights, layer.weights.nonzeros, tuple(tilings))
+
+
+def _stored(weights: Weights, store: Store | None) -> str:
+    """The digest of the weights, which are in the store then, if there is one."""
+    return weights.digest if store is None else store.put(weights.to_bytes())
+
+
+def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
+    """One for each tiling."""
+    return [
+        Build(
+            id=0,
+            job=job,
+            position=position,
+            layer=layer.name,
+            input=layer.input,
+            output=layer.output,
+            spec=layer.spec,
+            tiling=tiling,
+            weights=division.weights.result(),
+            nonzeros=division.nonzeros,
+            parts=parts,
+            residual=layer.residual,
+            gate=layer.gate,
+            rows=layer.rows,
+            folded=layer.folded,
+            choices=choices,
+            whole=whole,
+        )
+        for tiling, parts, whole, choices in division.tilings
+    ]
+
+
+def _skipped(layer: Layer, reason: str) -> SkippedLayer:
+    spec = layer.spec
+    multiply_adds = spec.multiply_adds * layer.likely_rows
+    return SkippedLayer(layer.name, layer.operator, reason, spec.weights_count, multiply_adds, "too large")
+
+
+def _check(
+    checkpoint: Checkpoint, options: BuildOptions, builds: Sequence[Build], skipped: Sequence[SkippedLayer]
+) -> None:
+    if skipped and (options.strict or not builds):
+        first = skipped[0]
+        also = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        why = "--strict allows no skipped layer" if options.strict else "no layer can be compiled"
+        raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
+
+
+def dense_warnings(builds: Sequence[Build]) -> list[str]:
+    """A line for each layer that will not gain from the method."""
+    sparsities: Mapping[str, float] = {build.layer: 1 - build.nonzeros / build.spec.weights_count for build in builds}
+    return [
+        f"{layer}: sparsity {sparsity:.2f}, too dense to gain from the method: prune it further"
+        for layer, sparsity in sparsities.items()
+        if sparsity < DENSE_BELOW
+    ]

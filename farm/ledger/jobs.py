@@ -1,0 +1,349 @@
+"""Every query of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Unpack
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, insert, or_, select, true, update
+
+from farm.errors import LedgerError, NotFoundError, UsageError
+from farm.jobs.model import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
+from farm.ledger.coordinators import Coordinators
+from farm.ledger.database import insert_or_replace, one_at_a_time, patient, reading, writing
+from farm.ledger.filters import CLAIMED, Which, chosen, why_none
+from farm.ledger.job_states import held_by, locked, state_values
+from farm.ledger.key_neighbours import Neighbours
+from farm.ledger.qualification import AdmissionTable
+from farm.ledger.retention import Retention
+from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.running import RunningJobs
+from farm.ledger.statistics import StatisticsBook
+from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.timeline import Timeline
+from farm.ledger.tuning import TuningTable
+
+_RESULT_KEY = ("build", "arch", "part")
+_RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in _RESULT_KEY)
+_JOB = select(jobs, submissions.c.submitter, now().label("now")).join(
+    submissions, jobs.c.submission == submissions.c.id
+)
+_FREE = or_(jobs.c.status == Status.PENDING, and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until < now()))
+"""Nobody has it, or its coordinator let the lease end."""
+
+
+class Ledger:
+    """Jobs, builds and results. Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float = 0) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    def waiting(self, seconds: float) -> Ledger:
+        """The same ledger, each of whose calls waits that long for a server that is away."""
+        return Ledger(self._engine, seconds)
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return reading(self._engine, self._wait_seconds)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return writing(self._engine, self._wait_seconds)
+
+    @property
+    def coordinators(self) -> Coordinators:
+        """Who is alive, and what each builds."""
+        return Coordinators(self._engine, self._wait_seconds)
+
+    @property
+    def running(self) -> RunningJobs:
+        """What coordinators say of the jobs they run."""
+        return RunningJobs(self._engine, self._wait_seconds)
+
+    @property
+    def tuning(self) -> TuningTable:
+        """Tuning records, which belong to no job."""
+        return TuningTable(self._engine, self._wait_seconds)
+
+    @property
+    def admissions(self) -> AdmissionTable:
+        """Admission records, which belong to no job either."""
+        return AdmissionTable(self._engine, self._wait_seconds)
+
+    @property
+    def retention(self) -> Retention:
+        """What jobs refer to, and how old ones are forgotten."""
+        return Retention(self._engine, self._wait_seconds)
+
+    @property
+    def statistics(self) -> StatisticsBook:
+        """What the cache saved."""
+        return StatisticsBook(self._engine, self._wait_seconds)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Keys like another."""
+        return Neighbours(self._engine, self._wait_seconds)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was made for submissions, and when."""
+        return Timeline(self._engine, self._wait_seconds)
+
+    def close(self) -> None:
+        """Gives the database's connections back."""
+        self._engine.dispose()
+
+    def record_submission(self, submission: NewSubmission) -> list[Job]:
+        """Writes a submission's jobs and builds, in one transaction.
+
+        Where an unfinished job with the same request stands, and no coordinator has it, that one is given instead.
+        """
+        with self._writing() as connection:
+            one_at_a_time(connection, submissions)
+            requests = {job.request_digest for job in submission.jobs}
+            same = select(jobs.c.request_digest, jobs.c.id).where(jobs.c.request_digest.in_(requests), _FREE)
+            standing = {row.request_digest: row.id for row in connection.execute(same.order_by(jobs.c.number))}
+            new: list[NewJob] = []
+            for job in submission.jobs:
+                if job.request_digest not in standing:
+                    standing[job.request_digest] = job.id
+                    new.append(job)
+            if new:
+                at = connection.execute(select(now())).scalar_one()
+                row = {"id": submission.id, "submitter": submission.submitter, "submitted_at": at}
+                connection.execute(insert(submissions), row)
+                connection.execute(insert(jobs), [job_row(job, submission.id, at) for job in new])
+                rows = [build_row(build, job.id) for job in new for build in job.builds]
+                if rows:
+                    connection.execute(insert(builds), rows)
+        by_id = self.jobs_by_id(list(standing.values()))
+        return [by_id[standing[job.request_digest]] for job in submission.jobs]
+
+    def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
+        """Takes a job that is pending, or whose coordinator let its lease end; False if somebody alive has it."""
+        return bool(self.claim_all([job_id], coordinator, lease_seconds))
+
+    @patient
+    def claim_all(
+        self, job_ids: Sequence[str], coordinator: str, lease_seconds: float, *, limit: int | None = None
+    ) -> list[str]:
+        """Takes those of the jobs that are free, oldest first; what another takes at this moment is not waited for."""
+        return self._claim(jobs.c.id.in_(set(job_ids)), coordinator, lease_seconds, limit)
+
+    @patient
+    def claim_next(self, coordinator: str, lease_seconds: float, limit: int) -> list[str]:
+        """Takes up to so many free jobs, whoever submitted them, oldest first."""
+        with self._reading() as connection:
+            # Most often nothing is: then nobody has to wait for this transaction.
+            if connection.execute(select(jobs.c.id).where(_FREE).limit(1)).first() is None:
+                return []
+        return self._claim(_FREE, coordinator, lease_seconds, limit)
+
+    def _claim(
+        self, which: ColumnElement[bool], coordinator: str, lease_seconds: float, limit: int | None
+    ) -> list[str]:
+        taken = {
+            "status": Status.RUNNING,
+            "reason": "",
+            "fault": "",
+            "coordinator": coordinator,
+            "lease_until": now() + lease_seconds,
+            "tries": jobs.c.tries + 1,
+            "started_at": None,
+            "finished_at": None,
+        }
+        with self._writing() as connection:
+            # SQLite knows no row locks, and needs none: this transaction is the only one that writes.
+            free = select(jobs.c.id).where(which, _FREE).order_by(jobs.c.number).limit(limit)
+            found = list(connection.execute(free.with_for_update(skip_locked=True, key_share=True)).scalars())
+            if found:
+                connection.execute(update(jobs).where(jobs.c.id.in_(found)).values(taken))
+            return found
+
+    @patient
+    def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
+        """The heartbeat of a coordinator, for all its jobs."""
+        with self._writing() as connection:
+            rows = locked(connection, held_by(coordinator))
+            connection.execute(update(jobs).where(rows).values(lease_until=now() + lease_seconds))
+
+    @patient
+    def held(self, coordinator: str) -> set[str]:
+        """The jobs that it has claimed, and that nobody has taken over or cancelled since."""
+        with self._reading() as connection:
+            return set(connection.execute(select(jobs.c.id).where(held_by(coordinator))).scalars())
+
+    @patient
+    def release(self, coordinator: str, reason: str) -> None:
+        """Gives back all that a coordinator runs: it is pending again, for that reason."""
+        with self._writing() as connection:
+            rows = locked(connection, held_by(coordinator))
+            connection.execute(update(jobs).where(rows).values(state_values(Status.PENDING, reason)))
+
+    @patient
+    def finish(self, job_id: str, status: Status, reason: str, *, holder: str | None = None, fault: str = "") -> bool:
+        """Ends a job; False if `holder` is named and no longer has it.
+
+        Raises LedgerError for a move that a job cannot make.
+        """
+        sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
+        mine = and_(jobs.c.id == job_id, jobs.c.status.in_(sources), true() if holder is None else held_by(holder))
+        with self._writing() as connection:
+            values = state_values(status, reason) | {"fault": fault}
+            if connection.execute(update(jobs).where(mine).values(values)).rowcount == 1:
+                return True
+            found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
+        if holder is not None:
+            return False
+        if found is None:
+            raise NotFoundError(f"there is no job {job_id}")
+        raise LedgerError(f"job {job_id} is {found} and cannot become {status}")
+
+    def cancel(self, which: JobSet, reason: str) -> list[str]:
+        """Ends those of the jobs that have not ended, in one statement, and gives them; their coordinators notice."""
+        return self._move_all(which, (Status.PENDING, Status.RUNNING), Status.CANCELLED, reason)
+
+    def retry(self, which: JobSet, reason: str) -> list[str]:
+        """Puts those of the jobs that ended without success back to PENDING, and gives them."""
+        return self._move_all(which, (Status.FAILED, Status.CRASHED, Status.CANCELLED), Status.PENDING, reason)
+
+    def _move_all(self, which: JobSet, sources: tuple[Status, ...], target: Status, reason: str) -> list[str]:
+        chosen: list[ColumnElement[bool]] = [jobs.c.status.in_(sources)]
+        if which.ids is not None:
+            chosen.append(jobs.c.id.in_(which.ids))
+        if which.submission is not None:
+            chosen.append(jobs.c.submission == which.submission)
+        rows = select(jobs.c.number).where(*chosen).order_by(jobs.c.number).with_for_update(key_share=True)
+        values = state_values(target, reason) | {"fault": ""}
+        statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
+        with self._writing() as connection:
+            return list(connection.execute(statement.returning(jobs.c.id)).scalars())
+
+    @patient
+    def record_results(self, batch: Sequence[BuildResult], *, holder: str | None = None) -> None:
+        """Writes results, in place of older ones of the same builds, and each job's counts with them.
+
+        Of jobs that `holder`, if it is named, no longer has, nothing is written.
+        """
+        if not batch:
+            return
+        with self._writing() as connection:
+            owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_({result.build for result in batch}))
+            job_of = {row.id: row.job for row in connection.execute(owners)}
+            whose = jobs.c.id.in_(set(job_of.values()))
+            # Locked before anything is written: nobody takes a job over in between.
+            rows = locked(connection, whose if holder is None else and_(whose, held_by(holder)))
+            mine = set(connection.execute(select(jobs.c.id).where(rows)).scalars())
+            at = connection.execute(select(now())).scalar_one()
+            written = [result_row(each, job_of[each.build], at) for each in batch if job_of[each.build] in mine]
+            if written:
+                connection.execute(insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS), written)
+                of_job = select(func.count()).select_from(results).where(results.c.job == jobs.c.id)
+                done, hits = of_job.where(results.c.outcome != "failed"), of_job.where(results.c.outcome == "hit")
+                counts = {"done": done.scalar_subquery(), "hits": hits.scalar_subquery()}
+                connection.execute(update(jobs).where(rows).values(counts))
+
+    @patient
+    def forget_results(self, job_id: str, *, holder: str | None = None) -> None:
+        """Drops the results of an earlier try, before a job runs again."""
+        with self._writing() as connection:
+            mine = and_(jobs.c.id == job_id, true() if holder is None else held_by(holder))
+            rows = locked(connection, mine)
+            if connection.execute(update(jobs).where(rows).values(done=0, hits=0)).rowcount:
+                connection.execute(results.delete().where(results.c.job == job_id))
+
+    @patient
+    def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:
+        """Keeps what went into keys, by their digests; a digest that is there stays."""
+        if fields:
+            # Sorted: of two writers with the same keys, one waits for the other, and neither for ever.
+            rows = [{"digest": digest, "stage": stage, "fields": dict(fields[digest])} for digest in sorted(fields)]
+            with self._writing() as connection:
+                connection.execute(insert_or_replace(self._engine, keys, ("digest",), ()), rows)
+
+    def key_fields(self, digest: str) -> dict[str, str] | None:
+        """What went into a key."""
+        with self._reading() as connection:
+            return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar()
+
+    def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
+        """Newest first."""
+        query = _JOB.where(chosen(which)).order_by(jobs.c.number.desc())
+        with self._reading() as connection:
+            return [job_of_row(row) for row in connection.execute(query.limit(limit) if limit else query)]
+
+    def counts(self, **which: Unpack[Which]) -> dict[Status, int]:
+        """How many jobs are in each state."""
+        query = select(jobs.c.status, func.count()).where(chosen(which)).group_by(jobs.c.status)
+        with self._reading() as connection:
+            return {Status(status): count for status, count in connection.execute(query)}
+
+    def count_claimed(self, **which: Unpack[Which]) -> int:
+        """How many of the running jobs no worker has begun with."""
+        query = select(func.count()).select_from(jobs).where(CLAIMED, chosen(which))
+        with self._reading() as connection:
+            return connection.execute(query).scalar_one()
+
+    @patient
+    def job(self, prefix: str) -> Job:
+        """The job whose id begins so, or the `latest`. Raises NotFoundError, or UsageError naming the candidates."""
+        query = _JOB.order_by(jobs.c.number.desc())
+        if prefix != "latest":
+            query = query.where(jobs.c.id.startswith(prefix, autoescape=True))
+        with self._reading() as connection:
+            found = [job_of_row(row) for row in connection.execute(query.limit(1 if prefix == "latest" else 5))]
+        if not found:
+            raise NotFoundError(why_none(prefix))
+        if len(found) > 1 and found[0].id != prefix:
+            ids = ", ".join(job.id for job in found)
+            raise UsageError(f"'{prefix}' begins more than one job's id ({ids}): give more of it")
+        return found[0]
+
+    @patient
+    def jobs_by_id(self, ids: Collection[str]) -> dict[str, Job]:
+        """Those of the jobs that there are, by their whole ids."""
+        with self._reading() as connection:
+            found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
+            return {row.id: job_of_row(row) for row in found}
+
+    def check_submission(self, submission: str) -> None:
+        """Raises NotFoundError if there is no such submission."""
+        query = select(submissions.c.id).where(submissions.c.id == submission)
+        with self._reading() as connection:
+            if connection.execute(query).first() is None:
+                words = "farm submit names it, farm status --json too"
+                raise NotFoundError(f"there is no submission '{submission}': {words}")
+
+    @patient
+    def builds(self, job_id: str) -> list[Build]:
+        """The layers of a job, in graph order; a layer has one build for each of its tilings."""
+        query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
+        with self._reading() as connection:
+            return [build_of_row(row) for row in connection.execute(query)]
+
+    def results(self, job_id: str) -> list[BuildResult]:
+        """What came of a job's builds, so far."""
+        of_job = select(results).where(results.c.job == job_id)
+        query = of_job.order_by(results.c.build, results.c.arch, results.c.part)
+        with self._reading() as connection:
+            return [result_of_row(row) for row in connection.execute(query)]
+
+    def add_event(self, job_id: str, level: str, text: str) -> None:
+        """A line for the job's log."""
+        self.add_events([(job_id, level, text)])
+
+    @patient
+    def add_events(self, lines: Sequence[tuple[str, str, str]]) -> None:
+        """Lines for the logs of jobs: job, level and text of each, in this order."""
+        if lines:
+            with self._writing() as connection:
+                at = connection.execute(select(now())).scalar_one()
+                rows = [{"job": job_id, "at": at, "level": level, "text": text} for job_id, level, text in lines]
+                connection.execute(insert(events), rows)
+
+    def events(self, job_id: str, after_id: int = 0) -> list[Event]:
+        """A job's log, oldest first, from after an event."""
+        query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
+        with self._reading() as connection:
+            return [event_of_row(row) for row in connection.execute(query)]

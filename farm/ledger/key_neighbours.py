@@ -1,0 +1,125 @@
+"""Keys that are like another one, and who used them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import ColumnElement, Engine, and_, func, select
+
+from farm.jobs.model import Build, Outcome
+from farm.ledger.database import reading
+from farm.ledger.tables import builds, jobs, keys, results
+
+NEWEST = 200
+"""Uses of keys that are compared, of each kind."""
+
+
+@dataclass(frozen=True)
+class KeyUse:
+    """One cubin of a job that had this key."""
+
+    job: str
+    number: int
+    """Number of the job; later jobs have larger numbers."""
+    name: str
+    """Name of the job."""
+    layer: str
+    arch: str
+    outcome: Outcome
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A key that was used before."""
+
+    digest: str
+    fields: Mapping[str, str]
+    number: int
+    """Number of the newest job that used it; later jobs have larger numbers."""
+    layers: frozenset[str]
+    """Names of layers that used it."""
+
+
+class Neighbours:
+    """Raises LedgerError where the database cannot be used."""
+
+    def __init__(self, engine: Engine, wait_seconds: float) -> None:
+        self._engine = engine
+        self._wait_seconds = wait_seconds
+
+    def fields(self, digest: str) -> dict[str, str]:
+        """What went into a key; nothing where the ledger has forgotten it."""
+        with reading(self._engine, self._wait_seconds) as connection:
+            return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar() or {}
+
+    def near(self, build: Build, template_key: str, arch: str) -> list[Neighbour]:
+        """Keys of cubins that jobs submitted before that build's made or found, and that may be near to its own.
+
+        Those of layers with its weights, with its template, or with its name: of each the newest, so that this takes as
+        long in a large ledger as in a small one.
+        """
+        first = select(func.min(builds.c.id)).where(builds.c.job == build.job).scalar_subquery()
+        of_build = (results.c.cubin_key, jobs.c.number, builds.c.layer)
+        before = (
+            select(*of_build)
+            .join_from(results, builds, builds.c.id == results.c.build)
+            .join(jobs, jobs.c.id == results.c.job)
+            .where(results.c.build < first, results.c.outcome != Outcome.FAILED)
+            .order_by(results.c.build.desc())
+            .limit(NEWEST)
+        )
+
+        def newest(which: ColumnElement[bool]) -> ColumnElement[bool]:
+            found = select(builds.c.id).where(which, builds.c.id < first).order_by(builds.c.id.desc()).limit(NEWEST)
+            return results.c.build.in_(found)
+
+        alike = (
+            newest(builds.c.weights == build.weights),
+            and_(results.c.template_key == template_key, results.c.arch == arch),
+            newest(builds.c.layer == build.layer),
+        )
+        numbers: dict[str, int] = {}
+        layers: dict[str, set[str]] = {}
+        with reading(self._engine, self._wait_seconds) as connection:
+            for each in alike:
+                for row in connection.execute(before.where(each)):
+                    numbers[row.cubin_key] = max(row.number, numbers.get(row.cubin_key, 0))
+                    layers.setdefault(row.cubin_key, set()).add(row.layer)
+            found = connection.execute(select(keys.c.digest, keys.c.fields).where(keys.c.digest.in_(numbers)))
+            return [
+                Neighbour(row.digest, row.fields, numbers[row.digest], frozenset(layers[row.digest])) for row in found
+            ]
+
+    def uses(self, digest: str) -> list[KeyUse]:
+        """Who had this key of a cubin, the first one first."""
+        query = (
+            select(
+                results.c.job,
+                jobs.c.number,
+                jobs.c.name,
+                builds.c.layer,
+                results.c.arch,
+                results.c.outcome,
+                results.c.recorded_at,
+            )
+            .join_from(results, jobs, results.c.job == jobs.c.id)
+            .join(builds, builds.c.id == results.c.build)
+            .where(results.c.cubin_key == digest)
+            .order_by(results.c.recorded_at, jobs.c.number, builds.c.position)
+        )
+        with reading(self._engine, self._wait_seconds) as connection:
+            return [
+                KeyUse(
+                    row.job,
+                    row.number,
+                    row.name,
+                    row.layer,
+                    row.arch,
+                    Outcome(row.outcome),
+                    datetime.fromtimestamp(row.recorded_at, UTC),
+                )
+                for row in connection.execute(query)
+            ]

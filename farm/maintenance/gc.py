@@ -1,0 +1,145 @@
+"""Garbage collection: what is old, or too much, and nothing that anybody refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farm.errors import UsageError
+from farm.ledger import Ledger, References
+from farm.maintenance.inventory import Entry, Inventory, Tell, read_inventory, tell_nobody
+from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, Store
+
+LEAST_GRACE_SECONDS = 2 * FRESH_SECONDS
+"""A blob that a job found young a moment ago may be so old already."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may stay."""
+
+    older_than_seconds: float | None = None
+    """Records that were not made or used for so long go."""
+    size_bytes: int | None = None
+    """What was not used for longest goes until the rest is no larger."""
+    namespace: str | None = None
+    """Only records that jobs of this namespace made go; None: all may."""
+    grace_seconds: float = GRACE_SECONDS
+    """What was made or used since stays, whatever the limits are."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What goes, or went, and why the rest stays."""
+
+    records: tuple[Entry, ...]
+    blobs: tuple[str, ...]
+    bytes_before: int
+    bytes_freed: int
+    kept_for_jobs: int
+    """Records past the limits that stay because jobs in the ledger refer to them."""
+    kept_young: int
+    """Records and blobs past the limits that stay because they are younger than the grace period."""
+
+
+def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Sweep:
+    """What would go. Pure.
+
+    Raises UsageError for a grace period that is too short to be safe.
+    """
+    if limits.grace_seconds < LEAST_GRACE_SECONDS:
+        raise UsageError(
+            f"a grace period of {limits.grace_seconds:g} s is too short: a job may have found something so old a "
+            f"moment ago; it is {LEAST_GRACE_SECONDS / 3600:g} h at least"
+        )
+    entries = sorted(inventory.entries, key=inventory.age_seconds, reverse=True)
+    users = _count_users(entries)
+    free = {digest for digest in inventory.blobs if digest not in users}
+    gone: list[Entry] = []
+    kept_for_jobs = kept_young = 0
+    doomed = [each for each in free if _may_go(inventory, references, limits, each)]
+    left_bytes = inventory.total_bytes - sum(inventory.blobs[each].size_bytes for each in doomed)
+    for entry in entries:
+        if not _is_past(inventory, entry, limits, left_bytes):
+            continue
+        if entry.stored.key in references.keys or entry.refers_to & references.blobs:
+            kept_for_jobs += 1
+            continue
+        if inventory.age_seconds(entry) < limits.grace_seconds:
+            kept_young += 1
+            continue
+        gone.append(entry)
+        left_bytes -= entry.stored.size_bytes
+        for digest in entry.refers_to & inventory.blobs.keys():
+            users[digest] -= 1
+            if not users[digest] and _may_go(inventory, references, limits, digest):
+                doomed.append(digest)
+                left_bytes -= inventory.blobs[digest].size_bytes
+    kept_young += sum(
+        each not in references.blobs and inventory.blobs[each].age_seconds < limits.grace_seconds for each in free
+    )
+    return Sweep(
+        records=tuple(gone),
+        blobs=tuple(doomed),
+        bytes_before=inventory.total_bytes,
+        bytes_freed=inventory.total_bytes - left_bytes,
+        kept_for_jobs=kept_for_jobs,
+        kept_young=kept_young,
+    )
+
+
+def _count_users(entries: Iterable[Entry]) -> dict[str, int]:
+    """By how many records each blob is referred to."""
+    users: dict[str, int] = {}
+    for entry in entries:
+        for digest in entry.refers_to:
+            users[digest] = users.get(digest, 0) + 1
+    return users
+
+
+def _is_past(inventory: Inventory, entry: Entry, limits: Limits, left_bytes: int) -> bool:
+    if limits.namespace is not None and entry.namespace != limits.namespace:
+        return False
+    old = limits.older_than_seconds is not None and inventory.age_seconds(entry) >= limits.older_than_seconds
+    return old or (limits.size_bytes is not None and left_bytes > limits.size_bytes)
+
+
+def _may_go(inventory: Inventory, references: References, limits: Limits, digest: str) -> bool:
+    """Whether nobody refers to a blob, no record being left that does."""
+    return digest not in references.blobs and inventory.blobs[digest].age_seconds >= limits.grace_seconds
+
+
+def collect_garbage(
+    store: Store, ledger: Ledger, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody
+) -> Sweep:
+    """Removes garbage, and is safe while jobs run, also on other machines (DECISIONS.md says why).
+
+    Records go first, so that nobody finds their blobs any more. What jobs refer to is asked again before the blobs
+    go, and each blob is looked at again at the moment of its removal. Raises UsageError.
+    """
+    inventory = read_inventory(store, tell)
+    chosen = choose_garbage(inventory, ledger.retention.references(), limits)
+    if dry_run:
+        return chosen
+    for count, entry in enumerate(chosen.records, 1):
+        store.remove_record(entry.stored.stage, entry.stored.key)
+        tell("records removed", count)
+    referred = ledger.retention.references().blobs
+    removed = []
+    for digest in chosen.blobs:
+        if digest not in referred and store.remove_blob(digest, limits.grace_seconds):
+            removed.append(digest)
+            tell("blobs removed", len(removed))
+    leftover_bytes = store.remove_leftovers(limits.grace_seconds)
+    spared = set(chosen.blobs) - set(removed)
+    spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)
+    # The others somebody else has removed.
+    asked_for = [digest for digest in spared if any(store.blobs(digest))]
+    return Sweep(
+        records=chosen.records,
+        blobs=tuple(removed),
+        bytes_before=chosen.bytes_before,
+        bytes_freed=chosen.bytes_freed - spared_bytes + leftover_bytes,
+        kept_for_jobs=chosen.kept_for_jobs,
+        kept_young=chosen.kept_young + len(asked_for),
+    )

@@ -1,0 +1,55 @@
+"""Reads everything in a store again and finds what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from farm.maintenance.inventory import READERS, Tell, read_entries, tell_nobody
+from farm.store.contract import Store, StoredBlob
+
+_BATCH = 64
+"""Blobs read together: each may have a hundred megabytes."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A blob whose bytes are not its own, or a record that cannot be read."""
+
+    stage: str
+    """blob, or the record's stage."""
+    name: str
+    size_bytes: int
+    removed: bool
+
+
+def scrub(store: Store, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
+    """Every damage. With `repair` what is damaged is removed: whoever needs it makes it anew.
+
+    A damaged blob counts as missing in any case; what nobody can make anew, such as weights, a new `farm compile`
+    puts back.
+    """
+    for count, entry in enumerate(read_entries(store), 1):
+        tell("records", count)
+        stored = entry.stored
+        # One that is gone by now was removed by somebody else.
+        if entry.record is None and any(each.stage == stored.stage for each in store.records(stored.key)):
+            if repair:
+                store.remove_record(stored.stage, stored.key)
+            yield Damage(stored.stage, stored.key, stored.size_bytes, repair)
+    count = 0
+    listed = store.blobs()
+    with ThreadPoolExecutor(READERS) as pool:
+        while batch := list(islice(listed, _BATCH)):
+
+            def check(blob: StoredBlob) -> bool:
+                return store.is_damaged(blob.digest)
+
+            for blob, damaged in zip(batch, pool.map(check, batch), strict=True):
+                count += 1
+                tell("blobs", count)
+                if damaged:
+                    removed = repair and store.remove_damaged(blob.digest)
+                    yield Damage("blob", blob.digest, blob.size_bytes, removed)

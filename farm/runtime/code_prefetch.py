@@ -1,0 +1,87 @@
+"""Code of layers to come, fetched while others before them run: where a network is recorded as a CUDA graph."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from farm.bundle.reader import BundledLayer
+from farm.cuda.driver import call, new_event, new_stream
+from farm.cuda.module import Part
+from farm.cuda.prefetch_kernel import fetcher_of
+from farm.cuda.prefetch_plan import Fetches, Gpu, layer_run, planned_fetches
+from farm.runtime.plan import LayerStep
+from farm.runtime.planner import ELEMENT_BYTES
+
+
+class CodeAhead:
+    """That of one network, in the current context; a call at a time."""
+
+    def __init__(
+        self,
+        steps: Sequence[LayerStep],
+        layers: Mapping[str, BundledLayer],
+        parts: Mapping[str, Sequence[Part]],
+        gpu: Gpu,
+    ) -> None:
+        """The layers in the order in which they run. Raises DeviceError."""
+        self._steps = steps
+        self._parts = [parts[step.layer] for step in steps]
+        self._row_bytes = [_row_bytes(layers[step.layer]) for step in steps]
+        self._gpu = gpu
+        self._fetcher = fetcher_of(part for each in self._parts for part in each)
+        self._side = new_stream()
+        self._begin, self._end = new_event(), new_event()
+        self._is_fetching = False
+        """Since the last end."""
+        self._plans: dict[int, tuple[Fetches, ...]] = {}
+
+    def before(self, number: int, images: int, stream: int) -> None:
+        """A layer is about to be launched on a stream, for so many images of the network. Raises DeviceError."""
+        if self._fetcher is None or not _is_recorded(stream):
+            return
+        fetches = self._plan(images)[number]
+        codes = [part.code for other in fetches.layers for part in self._parts[other] if part.code]
+        if not codes:
+            return
+        call("cuEventRecord", self._begin, stream)
+        call("cuStreamWaitEvent", self._side, self._begin, 0)
+        self._fetcher.fetch_all(codes, self._side.value or 0, fetches.wait_nanoseconds)
+        self._is_fetching = True
+
+    def end(self, stream: int) -> None:
+        """What follows on the stream waits until all is fetched. Raises DeviceError."""
+        if self._is_fetching:
+            call("cuEventRecord", self._end, self._side)
+            call("cuStreamWaitEvent", stream, self._end, 0)
+            self._is_fetching = False
+
+    def close(self) -> None:
+        """Gives everything on the GPU back; nothing of it may run any more."""
+        if self._fetcher is not None:
+            self._fetcher.unload()
+        call("cuStreamDestroy_v2", self._side)
+        for event in (self._begin, self._end):
+            call("cuEventDestroy_v2", event)
+
+    def _plan(self, images: int) -> tuple[Fetches, ...]:
+        if images not in self._plans:
+            runs = [
+                layer_run([(part.launch, part.image_bytes) for part in parts], row_bytes, step.rows * images, self._gpu)
+                for step, parts, row_bytes in zip(self._steps, self._parts, self._row_bytes, strict=True)
+            ]
+            self._plans[images] = planned_fetches(runs, self._gpu.l2_bytes)
+        return self._plans[images]
+
+
+def _is_recorded(stream: int) -> bool:
+    """Elsewhere launches on the side would cost the CPU as much as those of layers."""
+    status = ctypes.c_int()
+    call("cuStreamIsCapturing", stream, ctypes.byref(status))
+    return bool(status.value)
+
+
+def _row_bytes(layer: BundledLayer) -> int:
+    """Of one image, or row, of its input and its output."""
+    return (prod(layer.spec.input_shape) + prod(layer.spec.output_shape)) * ELEMENT_BYTES[layer.spec.data_type]

@@ -1,0 +1,163 @@
+"""What has to be made for some jobs: every distinct template and every distinct cubin, once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Part, Tiling
+from codegen.kernels import is_newest, template_cost
+from codegen.keys import TemplateKey, cubin_key, template_key
+from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
+from codegen.selection.code_size import average_instructions
+from codegen.selection.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
+from codegen.target.arch import virtual_arch
+from codegen.toolchain.ptxas import level_of, ptxas_options
+from codegen.toolchain.tools import Toolchain
+from farm.jobs.model import Build, BuildOptions, Job, NewJob
+from farm.worker.messages import CubinRequest, TemplateRequest
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who needs a cubin: one part of one build of one job, for one architecture."""
+
+    job: str
+    build: int
+    """Id of the build's row in the ledger."""
+    arch: str
+    part: int
+    """Position in the build's parts, from 0."""
+    left_to_ptxas: str = field(default="", compare=False)
+    """Why it is not assembled as the job asks for, or may have hoped for."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Requests, those first that are predicted to take longest, and who waits for them."""
+
+    templates: tuple[TemplateRequest, ...]
+    cubins: tuple[CubinRequest, ...]
+    targets: Mapping[str, tuple[Target, ...]]
+    """By the cubin's key; two layers with the same shape and weights share their cubins."""
+    template_fields: Mapping[str, Mapping[str, str]]
+    """By the template's key: what went into it."""
+    cubin_fields: Mapping[str, Mapping[str, str]]
+
+
+def plan(
+    work: Iterable[tuple[Job | NewJob, Sequence[Build]]],
+    toolchain: Toolchain,
+    admissions: Admissions = NOTHING_ADMITTED,
+) -> Plan:
+    """Plans all builds of all jobs together, so that what they share is made once.
+
+    `admissions` say for whom `--assembler auto` needs no ptxas. The cubins of one part of a layer for several
+    architectures stay neighbours: a worker rewrites once for all of them. Raises ArchError for an architecture that the
+    toolchain does not know.
+    """
+
+    @cache
+    def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
+        key = template_key(spec, tiling, virtual, toolchain.nvcc_version)
+        seconds = nvcc_seconds(spec, tiling) or NVCC_MOST_SECONDS
+        return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling), seconds=seconds)
+
+    instructions_of = cache(average_instructions)
+
+    templates: dict[str, TemplateRequest] = {}
+    cubins: dict[str, CubinRequest] = {}
+    targets: dict[str, list[Target]] = {}
+    template_fields: dict[str, Mapping[str, str]] = {}
+    cubin_fields: dict[str, Mapping[str, str]] = {}
+    for job, builds in work:
+        for build in builds:
+            clusters = is_newest(build.spec, build.tiling)
+            split = build.tiling.cluster > 1 and build.tiling.form == "rolled"
+            options = ptxas_options(job.options.optimisation, clusters=split)
+            for (number, part), arch in _parts(build, job.options):
+                virtual = virtual_arch(arch, clusters=clusters)
+                of_template, template = template_of(build.spec, build.tiling, virtual)
+                assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, admissions)
+                of_cubin = cubin_key(
+                    template.key,
+                    build.weights,
+                    part,
+                    arch,
+                    options,
+                    toolchain.ptxas_version,
+                    made_by=assembler,
+                )
+                key = of_cubin.digest
+                templates.setdefault(template.key, template)
+                if key not in cubins:
+                    instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
+                    cost, whole = _cost(build, part), arch in build.whole
+                    if assembler == "direct":
+                        seconds = direct_seconds(instructions)
+                    else:
+                        seconds = ptxas_seconds(build.spec, instructions, level_of(options))
+                    cubins[key] = CubinRequest(
+                        template,
+                        build.weights,
+                        part,
+                        arch,
+                        options,
+                        key,
+                        cost,
+                        seconds=seconds,
+                        assembler=assembler,
+                        whole=whole,
+                    )
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason))
+                if template.key not in template_fields:
+                    template_fields[template.key] = of_template.fields()
+                if key not in cubin_fields:
+                    cubin_fields[key] = of_cubin.fields()
+    return Plan(
+        templates=tuple(sorted(templates.values(), key=lambda request: -request.seconds)),
+        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.seconds)),
+        targets={key: tuple(who) for key, who in targets.items()},
+        template_fields=template_fields,
+        cubin_fields=cubin_fields,
+    )
+
+
+def assembler_of(
+    options: BuildOptions, spec: LayerSpec, tiling: Tiling, arch: str, toolchain: Toolchain, admissions: Admissions
+) -> tuple[Assembler, str]:
+    """Who assembles a layer of a job for an architecture, and why not whom was asked for."""
+    version, level = toolchain.ptxas_version, options.optimisation
+    return assembler_for(options.assembler, spec, tiling, arch, version, admissions, optimisation=level)
+
+
+def no_longer_whole(
+    build: Build, options: BuildOptions, toolchain: Toolchain, admissions: Admissions
+) -> tuple[tuple[str, str], ...]:
+    """The architectures for which a layer was to be one cubin and ptxas, which wants parts, makes it now; and why."""
+    found = [
+        (arch, assembler_of(options, build.spec, build.tiling, arch, toolchain, admissions)) for arch in build.whole
+    ]
+    return tuple((arch, reason) for arch, (assembler, reason) in found if assembler != "direct")
+
+
+def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, admissions: Admissions) -> Plan:
+    """The plan of one build for one of its architectures."""
+    only = replace(job, options=replace(job.options, archs=(arch,)))
+    return plan([(only, [replace(build, choices=())])], toolchain, admissions)
+
+
+def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Part], str]]:
+    """Each part with its number and an architecture, those of all architectures beside each other."""
+    archs = build.archs(options)
+    for number in range(max(len(build.parts_of(arch)) for arch in archs)):
+        for arch in archs:
+            if number < len(parts := build.parts_of(arch)):
+                yield (number, parts[number]), arch
+
+
+def _cost(build: Build, part: Part) -> int:
+    """The part's share of the layer's multiply-adds, as if its K groups were alike."""
+    return build.nonzeros * build.tiling.rows * (part.end - part.first) // build.parts[-1].end

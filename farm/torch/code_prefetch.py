@@ -1,0 +1,82 @@
+"""Code of layers to come, brought into the L2 cache while others before them run.
+
+Between two runs of a layer the others of its network move more than that cache holds, so its code comes from DRAM, and
+each multiprocessor waits for one piece of it after another. A small kernel on the side fetches all of it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from farm.cuda.module import Part
+from farm.cuda.prefetch_kernel import fetcher_of
+from farm.cuda.prefetch_plan import Fetches, Gpu, layer_run, planned_fetches
+
+OF_ITS_OWN = -1
+"""The side stream's priority: PyTorch's streams of the usual one may be those that layers use."""
+
+
+class _Side(threading.local):
+    """Of a thread that captures a network."""
+
+    is_capturing: bool = False
+    stream: torch.cuda.Stream | None = None
+    """Of the capture under way, once code is fetched on it."""
+
+
+_side = _Side()
+
+
+@contextmanager
+def code_fetched_ahead() -> Iterator[None]:
+    """What this thread's networks launch within it also fetches their code; at its end the current stream waits for it.
+
+    For a network that a CUDA graph is captured of: launches on the side would cost the CPU as much as those of layers.
+    """
+    _side.is_capturing = True
+    try:
+        yield
+        if _side.stream is not None:
+            torch.cuda.current_stream().wait_event(_side.stream.record_event())
+    finally:
+        _side.is_capturing, _side.stream = False, None
+
+
+class CodeAhead:
+    """That of one network on one GPU. Safe to use from several threads."""
+
+    def __init__(self, layers: Sequence[Sequence[Part]], image_bytes: Sequence[int], device: torch.device) -> None:
+        """The parts of each layer, as they run one after another, and the bytes of an image in its input and output."""
+        self._layers = layers
+        self._image_bytes = image_bytes
+        self._device = device
+        found = torch.cuda.get_device_properties(device)
+        self._gpu = Gpu(found.multi_processor_count, found.L2_cache_size)
+        self._fetcher = fetcher_of(part for parts in layers for part in parts)
+        self._plans: dict[int, tuple[Fetches, ...]] = {}
+
+    def before(self, number: int, images: int) -> None:
+        """A layer is about to be launched on the current stream, for so many images."""
+        if self._fetcher is None or not _side.is_capturing:
+            return
+        fetches = self._plan(images)[number]
+        codes = [part.code for other in fetches.layers for part in self._layers[other] if part.code]
+        if not codes:
+            return
+        if _side.stream is None:
+            _side.stream = torch.cuda.Stream(self._device, priority=OF_ITS_OWN)
+        _side.stream.wait_event(torch.cuda.current_stream().record_event())
+        self._fetcher.fetch_all(codes, _side.stream.cuda_stream, fetches.wait_nanoseconds)
+
+    def _plan(self, images: int) -> tuple[Fetches, ...]:
+        if images not in self._plans:
+            runs = [
+                layer_run([(part.launch, part.image_bytes) for part in parts], image_bytes, images, self._gpu)
+                for parts, image_bytes in zip(self._layers, self._image_bytes, strict=True)
+            ]
+            self._plans[images] = planned_fetches(runs, self._gpu.l2_bytes)
+        return self._plans[images]

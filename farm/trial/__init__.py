@@ -1,1 +1,0 @@
-"""`farm admit`: layers assembled directly against the same by ptxas, on a GPU, bit for bit."""

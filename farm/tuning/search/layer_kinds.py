@@ -1,0 +1,162 @@
+"""Which layers are tuned, in which order, and how much is tried of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.ir.layer_spec import LayerSpec, Linear
+from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import tiled
+from codegen.sass.qualification import Assembler
+from codegen.selection.choose import choose_parts, misfit_of
+from codegen.selection.code_size import stream_instructions
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
+from farm.cuda.measure.workload import Case
+from farm.tuning.book import key_of, related
+from farm.tuning.record import TuningKey, TuningRecord
+from farm.tuning.search.building import Builder, Building, spread
+from farm.tuning.search.candidates import Ranker, Unranked, in_turn
+
+LEAST_CANDIDATES, MOST_CANDIDATES = 2, 24
+"""Of a layer, where the time for all of them is given: the cost model's first choice and another, at least."""
+BUILDING_SHARE = 0.6
+"""Of that time times the builders, which the candidates' predicted building may take: the GPU needs its time too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Layers at a batch that share a record: the first of them is measured."""
+
+    key: TuningKey
+    case: Case
+    also: tuple[str, ...]
+    """Names of the others."""
+    ranked: tuple[Tiling, ...]
+    """What is tried, in order; the first is the cost model's choice. Empty where nothing fits."""
+    microseconds: float
+    """Predicted time of all of them together with that choice: what can be gained."""
+    build_seconds: float
+    """Predicted CPU time of the tools for one candidate."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried."""
+
+    budget_seconds: float = 60.0
+    """For one layer at one batch; the cost model's first choice is measured however long it takes."""
+    candidates: int | None = None
+    """Of a layer at most; None: as many as the time allows."""
+    seconds: float | None = None
+    """For all layers together, instead of the budget of each."""
+
+    def buildings(self, kinds: Sequence[Kind], builder: Builder, accumulate: Accumulator) -> list[Building]:
+        """The candidates of each kind."""
+        return [
+            Building(kind.case, builder, kind.ranked, accumulate, self._most(kind, share, builder.workers))
+            for kind, share in zip(kinds, shares_of(kinds), strict=True)
+        ]
+
+    def _most(self, kind: Kind, share: float, workers: int) -> int | None:
+        """How many candidates: a layer that takes twice as long is worth twice the time."""
+        if self.seconds is None:
+            return self.candidates
+        count = int(share * BUILDING_SHARE * self.seconds * workers / kind.build_seconds)
+        count = max(LEAST_CANDIDATES, min(MOST_CANDIDATES, count))
+        return count if self.candidates is None else min(count, self.candidates)
+
+
+BY_PLACE = 4
+"""So many of a layer's first tilings are tried with their blocks in the other order too, behind them."""
+
+TABLES = 6
+"""So many of a convolution's tilings whose weights are a table are tried after its first few."""
+
+RELATED = 4
+"""So many tilings of the layer's records for other densities and batches are tried behind the cost model's choice."""
+
+AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
+"""Who makes a layer's machine code."""
+
+
+def kinds_of(
+    cases: Sequence[Case],
+    arch: str,
+    accumulate: Accumulator,
+    optimisation: int,
+    assembler_of: AssemblerOf,
+    ranker: Ranker = in_turn,
+) -> list[Kind]:
+    """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
+    of_key: dict[TuningKey, list[Case]] = {}
+    for case in cases:
+        key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, optimisation)
+        of_key.setdefault(key, []).append(case)
+    ranked = ranker([Unranked.of(alike[0], arch, accumulate) for alike in of_key.values()])
+    kinds = [
+        _kind(key, alike, found, optimisation, assembler_of)
+        for (key, alike), found in zip(of_key.items(), ranked, strict=True)
+    ]
+    shares = dict(zip(kinds, shares_of(kinds), strict=True))
+    return sorted(kinds, key=lambda kind: -shares[kind])
+
+
+def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
+    """The same kind; the tilings of the layer's other records, of the nearest densities, come second."""
+    case = kind.case
+    nonzeros = case.weights.nonzeros_per_kernel
+    known = (tiling for _, tiling in related(records, kind.key))
+    fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros)]
+    ranked = (*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])
+    return replace(kind, ranked=tuple(dict.fromkeys(ranked)))
+
+
+def shares_of(kinds: Sequence[Kind]) -> list[float]:
+    """Of each in the time of all at its batch size, every batch size being worth the same; they add up to 1."""
+    whole: dict[int, float] = {}
+    for kind in kinds:
+        batch = kind.case.key.batch
+        whole[batch] = whole.get(batch, 0.0) + kind.microseconds
+    return [kind.microseconds / ((whole[kind.case.key.batch] or 1.0) * len(whole)) for kind in kinds]
+
+
+def part_of(kinds: Sequence[Kind]) -> float:
+    """What the first of these may have of the time that is left for all: half of it goes by share, half evenly."""
+    return (shares_of(kinds)[0] + 1 / len(kinds)) / 2
+
+
+def _kind(
+    key: TuningKey, cases: Sequence[Case], found: Sequence[Tiling], optimisation: int, assembler_of: AssemblerOf
+) -> Kind:
+    case, *alike = cases
+    spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+    tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
+    others = [each for each in found if each not in tables] if tables else found
+    ranked = _in_both_orders(spec, spread(others))
+    ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
+    also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
+    if not ranked:
+        return Kind(key, case, also, (), 0.0, 1.0)
+    first = ranked[0]
+    once = predict_microseconds(tiled(spec, first), case.images, case.weights.nonzeros / spec.weights_count)
+    streams = stream_instructions(spec, first, nonzeros)
+    seconds = nvcc_seconds(spec, first) or 0.0
+    if assembler_of(spec, first) == "direct":
+        seconds += SKELETON_SECONDS + direct_seconds(float(streams.sum()))
+    else:
+        parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
+        seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
+    return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)
+
+
+def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
+    """Behind each of the first few tilings that may have it, the same with its blocks in the other order."""
+    found: list[Tiling] = []
+    for i, tiling in enumerate(tilings):
+        found.append(tiling)
+        if i < BY_PLACE and not isinstance(spec, Linear) and tiling.stages and tiling.cluster == 1:
+            other = replace(tiling, order="place" if tiling.order == "group" else "group")
+            found += [other] * (tiled(spec, tiling).streams.count > 1)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""Verification of jobs: layers on their own, and whole networks."""

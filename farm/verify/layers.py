@@ -1,0 +1,195 @@
+"""Verifies a compiled job: every layer's kernel again, against the reference, on this CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from codegen.emulator.sass.emulate import KNOWN_ARCH, is_known
+from codegen.errors import CodegenError, DeviceError, TemplateError
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.tiling import Part
+from codegen.ptx.specialize import rewrite
+from codegen.ptx.template import Template
+from codegen.target.arch import arch_number, runs_on
+from codegen.verification.compare import (
+    Verification,
+    random_gate,
+    random_input,
+    random_residual,
+    verify_layer,
+    verify_output,
+)
+from farm.config.settings import Settings
+from farm.cuda.device import Device
+from farm.errors import BlobLostError, UsageError
+from farm.jobs.model import Build, BuildResult
+from farm.store import open_store
+from farm.store.contract import Store, blob_digest
+from farm.worker.cache_lookup import find_template
+
+
+@dataclass(frozen=True)
+class LayerVerification:
+    """One layer's kernels, and the architectures whose cubins were made from them."""
+
+    layer: str
+    parts: int
+    archs: tuple[str, ...]
+    where: str
+    """"emulator" for PTX, "machine code" for cubins in the emulator, or the GPU's name."""
+    verification: Verification
+
+
+def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: int) -> None:
+    """Raises UsageError if a layer's kernels do not take so many images in one launch."""
+    of_build = {build.id: build for build in builds}
+    for result in results:
+        build, limit = of_build[result.build], result.known_launch.images_limit
+        rows = build.rows or 1
+        if batch * rows > limit:
+            fewer = limit // rows
+            raise UsageError(f"{batch:,} images are more than a launch of {build.layer} takes: give at most {fewer:,}")
+
+
+def verify_on_cpu(
+    store: Store,
+    builds: Sequence[Build],
+    results: Sequence[BuildResult],
+    *,
+    machine: bool = False,
+    batch: int = 2,
+    seed: int = 0,
+) -> Iterator[LayerVerification]:
+    """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
+
+    With `machine` the words of the cubins run instead of the PTX, for the architecture whose words the emulator knows;
+    not of layers whose weights are a table.
+    Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images,
+    or in rows of layers of which the model does not say how many an image has.
+    Raises BlobLostError if the store has lost a template, weights or a cubin; UsageError if no cubin's words are known.
+    """
+    if machine and not any(is_known(result.arch) for result in results):
+        archs_there = ", ".join(sorted({result.arch for result in results}, key=arch_number))
+        raise UsageError(f"--machine runs cubins for {KNOWN_ARCH}, the job has {archs_there}: compile it for that too")
+    verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], Verification] = {}
+    for build in builds:
+        archs: dict[_Made, list[str]] = {}
+        for arch, kernels in _by_arch(build, results).items():
+            launches = tuple(kernel.known_launch for kernel in kernels)
+            # Of what a kernel with a table has, the emulator of machine code knows neither shuffles nor data.
+            known = is_known(arch) and build.tiling.form != "table"
+            words = tuple(kernels) if machine and known else ()
+            made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
+            archs.setdefault(made, []).append(arch)
+        for made, names in archs.items():
+            parts = build.parts_of(names[0])
+            layer = (made, build.weights, parts, build.rows)
+            if layer not in verified:
+                verified[layer] = _verify_kernels(store, build, parts, made, batch, seed)
+            ordered, where = tuple(sorted(names, key=arch_number)), "machine code" if made.cubins else "emulator"
+            yield LayerVerification(build.layer, len(parts), ordered, where, verified[layer])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was made of a layer, part by part."""
+
+    template_key: str
+    ptx: tuple[str | None, ...]
+    """Digests."""
+    launches: tuple[Launch, ...]
+    cubins: tuple[BuildResult, ...]
+    """Those whose words are to run; none if the PTX is."""
+
+
+def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
+    """The cubins of a layer, in the order of its parts."""
+    found: dict[str, list[BuildResult]] = {}
+    for result in sorted(results, key=lambda each: each.part):
+        if result.build == build.id and result.cubin is not None:
+            found.setdefault(result.arch, []).append(result)
+    return found
+
+
+def _verify_kernels(
+    store: Store, build: Build, parts: tuple[Part, ...], made: _Made, batch: int, seed: int
+) -> Verification:
+    weights = _weights(store, build)
+    cubins = [_cubin(store, build, result) for result in made.cubins] or None
+    text = find_template(store, made.template_key)
+    if text is None:
+        raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
+    try:
+        template = Template.from_ptx(text)
+        for part, digest in zip(parts, made.ptx, strict=True):
+            if blob_digest(rewrite(template, weights, part).ptx) != digest:
+                return _wrong(
+                    "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
+                )
+        images = batch * (build.rows or 1)
+        return verify_layer(template, weights, parts, made.launches, cubins=cubins, batch=images, seed=seed)
+    except TemplateError as error:
+        return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
+    except CodegenError as error:
+        return _wrong(str(error))
+
+
+def verify_on_gpu(
+    store: Store, builds: Sequence[Build], results: Sequence[BuildResult], *, batch: int, seed: int = 0
+) -> Iterator[LayerVerification]:
+    """Runs the cubins that fit this machine's GPU. Raises DeviceError without a GPU, UsageError if no cubin fits it."""
+    with Device() as device:
+        archs = sorted({result.arch for result in results if result.cubin is not None}, key=arch_number)
+        fitting = [arch for arch in archs if runs_on(arch, device.arch)]
+        if not fitting:
+            raise UsageError(
+                f"the GPU here is {device.arch}, the job has {', '.join(archs)}: compile it with --arch {device.arch}"
+            )
+        arch = fitting[-1]
+        for build in builds:
+            made = _by_arch(build, results).get(arch, [])
+            if made:
+                verification = _verify_cubins(store, device, build, made, batch * (build.rows or 1), seed)
+                yield LayerVerification(build.layer, len(build.parts_of(arch)), (arch,), device.name, verification)
+
+
+def verification_work(
+    settings: Settings, builds: Sequence[Build], results: Sequence[BuildResult], batch: int, seed: int
+) -> Generator[LayerVerification, None, None]:
+    """`verify_on_gpu` of the machine where it runs."""
+    yield from verify_on_gpu(open_store(settings), builds, results, batch=batch, seed=seed)
+
+
+def _verify_cubins(
+    store: Store, device: Device, build: Build, made: Sequence[BuildResult], batch: int, seed: int
+) -> Verification:
+    weights = _weights(store, build)
+    kernels = [(_cubin(store, build, result), result.known_launch) for result in made]
+    x = random_input(build.spec, batch, seed)
+    residual, gate = random_residual(build.spec, batch, seed), random_gate(build.spec, batch, seed)
+    try:
+        output = device.run_layer(kernels, x, build.spec.output_shape, residual, gate)
+    except DeviceError as error:
+        return _wrong(str(error))
+    return verify_output(build.spec, build.tiling, weights, x, output, residual=residual, gate=gate, seed=seed)
+
+
+def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:
+    data = None if result.cubin is None else store.get(result.cubin)
+    if data is None:
+        name = build.cubin_name(result.arch, result.part)
+        raise BlobLostError(f"the store has lost the cubin {name}: run farm compile again")
+    return data
+
+
+def _weights(store: Store, build: Build) -> Weights:
+    data = store.get(build.weights)
+    if data is None:
+        raise BlobLostError(f"{build.layer}: the store has lost its weights: run farm compile again")
+    return Weights.from_bytes(build.spec, data)
+
+
+def _wrong(message: str) -> Verification:
+    return Verification(0, 0, 0, relative_error=float("nan"), bound_share=float("nan"), message=message)
