@@ -33,7 +33,7 @@ environment.
 REWRITER_SOURCES = (
     *GENERATOR_SOURCES,
     "ptx/data_table.py",
-    "ptx/specialize.py",
+    "ptx/rewrite.py",
     "sass/cubin.py",
     "sass/isa/encoding.py",
     "toolchain/ptxas.py",

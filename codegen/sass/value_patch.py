@@ -23,7 +23,7 @@ from codegen.ir.tiling import Part
 from codegen.kernels import tiled
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, MOST_PLACEHOLDERS
 from codegen.kernels.weight_stream import bits, slots, values
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import (

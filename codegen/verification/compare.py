@@ -20,7 +20,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import AnyTiled, products_together, tiled
 from codegen.kernels.block_order import launched_block
 from codegen.kernels.output_region import Region
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
 from codegen.sass.verify.hazards import prove

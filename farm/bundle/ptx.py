@@ -9,7 +9,7 @@ from itertools import groupby
 from codegen.errors import TemplateError
 from codegen.ir.checkpoint import Weights
 from codegen.kernels import is_newest
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, virtual_arch
 from farm.errors import BlobLostError, UsageError

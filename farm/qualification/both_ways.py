@@ -17,7 +17,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Part
 from codegen.kernels import launch_of
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.qualification import ADMITTED_LEVEL

@@ -13,7 +13,7 @@ from codegen.errors import CodegenError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d
 from codegen.ir.tiling import Tiling
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.qualification import ARCHITECTURES, claimed_types
 from codegen.target.arch import virtual_arch

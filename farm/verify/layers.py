@@ -10,7 +10,7 @@ from codegen.errors import CodegenError, DeviceError, TemplateError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, runs_on
 from codegen.verification.compare import (

@@ -20,7 +20,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part
 from codegen.keys import cubin_key, template_key
-from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import Template, make_template
 from codegen.sass.qualification import Assembler
 from codegen.toolchain.ptxas import Cubin, assemble

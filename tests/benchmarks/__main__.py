@@ -23,7 +23,7 @@ from pathlib import Path
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import Conv2d
 from codegen.model_zoo import TEN_OPERATORS, lenet5, operator_network, random_weights, resnet18, resnet50, write_network
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.toolchain.ptxas import ptxas_options

@@ -7,7 +7,7 @@ import numpy as np
 from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Part
 from codegen.model_zoo import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.selection.code_size import stream_instructions

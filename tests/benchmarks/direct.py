@@ -23,7 +23,7 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.model_zoo import resnet18, resnet50, write_network
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.selection.choose import choose_parts

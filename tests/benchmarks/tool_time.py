@@ -20,7 +20,7 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import spec_from_json
 from codegen.kernels import template_cost
 from codegen.model_zoo import NETWORKS, TEN_OPERATORS, operator_network, write_network
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.selection.code_size import average_instructions

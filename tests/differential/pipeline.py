@@ -18,7 +18,7 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.dtypes import numpy_dtype, to_float32
 from codegen.ir.layer_spec import LayerSpec, Linear, plain
 from codegen.kernels import products_together
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.selection.choose import choose_parts, choose_tiling, ranked_tilings
 from codegen.verification.compare import is_written, poisoned
 from codegen.verification.dot_products import gated_input

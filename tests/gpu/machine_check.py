@@ -29,7 +29,7 @@ from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, Da
 from codegen.ir.tiling import Accumulator, Part, Tiling
 from codegen.kernels import launch_of
 from codegen.model_zoo import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.selection.choose import choose_parts, choose_tiling

@@ -19,7 +19,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
-from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
 from codegen.verification.compare import Verification, random_gate, random_input, random_residual, verify_output
 from farm.config.settings import Settings

@@ -15,7 +15,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.model_zoo.pruning import random_bounds
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile

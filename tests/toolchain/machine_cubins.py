@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from codegen.ir.checkpoint import Weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble

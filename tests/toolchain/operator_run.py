@@ -15,7 +15,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.dtypes import PRECISIONS, from_float32, to_float32
 from codegen.ir.layer_spec import DataType, LayerSpec, Linear, is_bounded
 from codegen.model_zoo.pruning import random_bounds
-from codegen.ptx.specialize import Kernel
+from codegen.ptx.rewrite import Kernel
 from codegen.ptx.template import Template
 from codegen.verification.compare import is_written, poisoned, random_gate, random_residual
 from tests.templates import shared_template

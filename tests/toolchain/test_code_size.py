@@ -8,7 +8,7 @@ import pytest
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_tiling
 from codegen.selection.code_size import stream_instructions

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from codegen.ir.checkpoint import FloatArray, Weights
 from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
-from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import Template
 from farm.api import Farm
 from farm.errors import BlobLostError

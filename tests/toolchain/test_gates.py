@@ -16,7 +16,7 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.dtypes import from_float32, numpy_dtype, to_float32
 from codegen.ir.layer_spec import plain
 from codegen.ir.tiling import Part
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.verification.compare import (
     poisoned,
     random_gate,

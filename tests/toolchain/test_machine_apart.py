@@ -17,7 +17,7 @@ from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
 from codegen.model_zoo import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template, make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile

@@ -12,7 +12,7 @@ from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import FloatArray
 from codegen.ir.layer_spec import Conv2d
 from codegen.ir.tiling import Tiling
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words

@@ -16,7 +16,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding

@@ -19,7 +19,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
-from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words

@@ -7,7 +7,7 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding

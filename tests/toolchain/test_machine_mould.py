@@ -11,7 +11,7 @@ from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.value_patch import Mould, fill, make_mould
 from codegen.target.arch import supported_archs, virtual_arch
 from codegen.toolchain.ptxas import assemble

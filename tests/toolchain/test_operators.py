@@ -20,7 +20,7 @@ from codegen.ir.tiling import Form, Part, Tiling
 from codegen.kernels import products_together, stream_count
 from codegen.model_zoo import TEN_OPERATORS, random_weights
 from codegen.model_zoo.pruning import random_bounds
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.toolchain.tools import ToolLimits, find_toolchain

@@ -22,7 +22,7 @@ from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.model_zoo import alexnet_cifar10, write_network
 from codegen.model_zoo.builder import NetworkBuilder
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.toolchain.ptxas import assemble

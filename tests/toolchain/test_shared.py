@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen.model_zoo import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.toolchain.ptxas import assemble, ptxas_options
 from codegen.toolchain.tools import find_toolchain
 from tests import templates

@@ -18,7 +18,7 @@ from codegen.kernels import tiled
 from codegen.kernels.table_linear import table
 from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.data_table import Tabled, declared, numbers
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.toolchain.temp_folders import ScratchFolder
 from codegen.toolchain.tools import find_toolchain, run_tool

@@ -16,7 +16,7 @@ from codegen.kernels import is_newest, launch_of, lower, tiled
 from codegen.kernels.table_conv2d import table, tile_of
 from codegen.kernels.workload import BLOCK_SHARED_BYTES
 from codegen.model_zoo.pruning import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.sass.qualification import assembler_for
 from codegen.selection.choose import misfit_of, ranked_tilings

@@ -14,7 +14,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, LeakyRelu, Swish
 from codegen.ir.tiling import Part, Tiling
 from codegen.model_zoo.pruning import random_weights
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.verification.compare import verify_layer
 from codegen.verification.reference import error_bound, layer_output

@@ -13,7 +13,7 @@ from codegen.ir.layer_spec import AddResidual
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import launch_of, tiled
 from codegen.model_zoo import TEN_OPERATORS
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.verification.compare import random_input, random_residual, sample_blocks, verify_layer, verify_output
 from tests.toolchain.operator_cases import CASES

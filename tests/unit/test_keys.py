@@ -248,9 +248,9 @@ def closure(*modules: str) -> set[Path]:
     ("stage", "sources"),
     [
         (("ptx/template.py",), GENERATOR_SOURCES),
-        (("ptx/specialize.py", "toolchain/ptxas.py"), REWRITER_SOURCES),
-        (("ptx/specialize.py", "sass/assemble/assembler.py"), MACHINE_SOURCES),
-        (("ptx/specialize.py", "sass/value_patch.py"), MOULD_SOURCES),
+        (("ptx/rewrite.py", "toolchain/ptxas.py"), REWRITER_SOURCES),
+        (("ptx/rewrite.py", "sass/assemble/assembler.py"), MACHINE_SOURCES),
+        (("ptx/rewrite.py", "sass/value_patch.py"), MOULD_SOURCES),
         (("selection/ranking.py",), RANKING_SOURCES),
     ],
     ids=["template", "cubin", "direct cubin", "mould", "ranking"],
@@ -306,7 +306,7 @@ def test_each_ingredient_of_a_ranking_changes_its_key(change: dict[str, Any]) ->
 
 
 def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:
-    stages = closure("ptx/template.py", "ptx/specialize.py", "toolchain/ptxas.py", "sass/assemble/assembler.py")
+    stages = closure("ptx/template.py", "ptx/rewrite.py", "toolchain/ptxas.py", "sass/assemble/assembler.py")
     assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
 
 

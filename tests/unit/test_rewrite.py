@@ -21,7 +21,7 @@ from codegen.kernels import tiled
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate
 from codegen.kernels.weight_stream import full_placeholders, slots
 from codegen.ptx.full_form import substitute
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -315,7 +315,7 @@ def test_a_chain_of_deleted_multiply_adds_leaves_its_first_addend() -> None:
 def test_the_rewriter_runs_as_a_command(tmp_path: Path) -> None:
     np.save(tmp_path / "weights.npy", GOLDEN_WEIGHTS.kernel)
     np.save(tmp_path / "bias.npy", GOLDEN_WEIGHTS.bias)
-    command = [sys.executable, "-m", "codegen.ptx.specialize", GOLDEN / "rolled_template.ptx"]
+    command = [sys.executable, "-m", "codegen.ptx.rewrite", GOLDEN / "rolled_template.ptx"]
     files = [tmp_path / "weights.npy", tmp_path / "bias.npy"]
     done = subprocess.run([*command, *files], capture_output=True, check=True)
     assert done.stdout == (GOLDEN / "rolled_kernel.ptx").read_bytes()

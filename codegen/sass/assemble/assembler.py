@@ -14,7 +14,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part
 from codegen.kernels import tiled
 from codegen.kernels.weight_stream import bits, values
-from codegen.ptx.specialize import added_up_after, may_have_constants
+from codegen.ptx.rewrite import added_up_after, may_have_constants
 from codegen.ptx.template import Template
 from codegen.sass.assemble.link import Frame, GroupValues, splice
 from codegen.sass.assemble.weight_code import streams

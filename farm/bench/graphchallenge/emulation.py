@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen.emulator.ptx import emulate
 from codegen.frontend.tsv.network import tile_rows
-from codegen.ptx.specialize import Kernel, rewrite
+from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import make_template
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain
 from farm.bench.graphchallenge.kernels import listed_tiling, listed_virtual_arch

@@ -16,7 +16,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Part, Tiling
 from codegen.kernels import is_newest, template_cost, tiled
 from codegen.keys import cubin_key, template_key
-from codegen.ptx.specialize import rewrite
+from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, AssemblerChoice, assembler_for
 from codegen.selection.choose import choose_parts

@@ -267,9 +267,9 @@ def _dispatch(
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m codegen.ptx.specialize TEMPLATE WEIGHTS.npy [BIAS.npy [BOUNDS.npy]]` prints the kernel's PTX."""
+    """`python -m codegen.ptx.rewrite TEMPLATE WEIGHTS.npy [BIAS.npy [BOUNDS.npy]]` prints the kernel's PTX."""
     if len(arguments) not in (2, 3, 4):
-        usage = "usage: python -m codegen.ptx.specialize TEMPLATE.ptx WEIGHTS.npy [BIAS.npy [BOUNDS.npy]] > KERNEL.ptx"
+        usage = "usage: python -m codegen.ptx.rewrite TEMPLATE.ptx WEIGHTS.npy [BIAS.npy [BOUNDS.npy]] > KERNEL.ptx"
         sys.stderr.write(f"{usage}\n")
         return 2
     template = Template.from_ptx(Path(arguments[0]).read_text())
