@@ -29,7 +29,7 @@ OPERATORS = {Conv2d: "Conv", ConvTranspose2d: "ConvTranspose", Linear: "Gemm"}
 def layer(name: str = "conv1", spec: LayerSpec = SMALL, sparsity: float = 0.9, seed: int = 0) -> Layer:
     rng = np.random.default_rng(seed)
     kernel = prune(rng.standard_normal(spec.weights_shape, dtype=np.float32), sparsity)
-    weights = Weights(kernel, rng.standard_normal(spec.kernels, dtype=np.float32))
+    weights = Weights(kernel, rng.standard_normal(spec.output_channels, dtype=np.float32))
     return Layer(name, spec, weights, f"{name}.in", f"{name}.out", operator=OPERATORS[type(spec)])
 
 
@@ -43,10 +43,10 @@ def cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer is cut into two parts, as only much larger ones are otherwise."""
 
     def tiling(spec: LayerSpec, *arguments: Any, **options: Any) -> Tiling:
-        return replace(choose_tiling(spec, *arguments, **options), group_kernels=1)
+        return replace(choose_tiling(spec, *arguments, **options), group_outputs=1)
 
     def parts(spec: LayerSpec, *_: Any) -> tuple[Part, ...]:
-        return Part(0, 1), Part(1, spec.kernels)
+        return Part(0, 1), Part(1, spec.output_channels)
 
     monkeypatch.setattr("farm.tuning.book.choose_tiling", tiling)
     monkeypatch.setattr("farm.jobs.submission.choose_parts", parts)

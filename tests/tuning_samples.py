@@ -44,7 +44,7 @@ def record(
     optimisation: int = 3,
 ) -> TuningRecord:
     of = of or layer()
-    key = key_of(arch, of.spec, batch, of.weights.nonzeros_per_kernel, "float32", optimisation)
+    key = key_of(arch, of.spec, batch, of.weights.nonzeros_per_output, "float32", optimisation)
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     return TuningRecord(key, gpu, tiling, microseconds, 12.5, 40, ("ab" * 32, "cd" * 32), at)
 

@@ -155,7 +155,7 @@ def code_table(detail: JobDetail, width: int) -> Text:
                 f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
                 f"{tiling.tile_width}x{tiling.tile_height}",
                 f"{tiling.rows}",
-                f"{tiling.group_kernels}",
+                f"{tiling.group_outputs}",
                 f"{tiling.chunk_channels}",
                 _tiling_of(build),
             ]

@@ -71,7 +71,7 @@ def tiling_text(tiling: Tiling) -> str:
     behind them are the blocks of a cluster, by place is the order in which blocks begin."""
     images = f"x{tiling.images}" if tiling.images > 1 else ""
     return (
-        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_kernels} "
+        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_outputs} "
         f"c{tiling.chunk_channels} s{tiling.stages}{f' x{tiling.cluster}' if tiling.cluster > 1 else ''}"
         f"{' by place' if tiling.order == 'place' else ''}"
     )

@@ -41,7 +41,9 @@ class Weights:
     def from_bytes(spec: LayerSpec, data: bytes) -> Weights:
         """The inverse of `to_bytes`. Raises ValueError if the length does not fit the spec."""
         values = np.frombuffer(data, dtype="<f4").astype(np.float32)
-        ends = np.cumsum([spec.weights_count, spec.kernels, 2 * spec.channels if is_bounded(spec) else 0]).tolist()
+        ends = np.cumsum(
+            [spec.weights_count, spec.output_channels, 2 * spec.channels if is_bounded(spec) else 0]
+        ).tolist()
         if len(values) != ends[-1]:
             raise ValueError(f"{len(data)} bytes of weights for a layer of {spec.weights_count} weights")
         kernel, bias, bounds, _ = np.split(values, ends)
@@ -55,7 +57,7 @@ class Weights:
         return digest.hexdigest()
 
     @property
-    def nonzeros_per_kernel(self) -> NDArray[np.int64]:
+    def nonzeros_per_output(self) -> NDArray[np.int64]:
         """[K]: what a tiling is chosen by."""
         counts: NDArray[np.int64] = np.count_nonzero(self.kernel.reshape(len(self.kernel), -1), axis=1)
         return counts

@@ -92,7 +92,7 @@ class Conv2d(_Spec):
     channels: int
     height: int
     width: int
-    kernels: int
+    output_channels: int
     kernel_height: int
     kernel_width: int
     stride: Pair = (1, 1)
@@ -100,7 +100,7 @@ class Conv2d(_Spec):
     """Top, left, bottom, right, in input elements."""
     dilation: Pair = (1, 1)
     groups: int = 1
-    """Kernel k reads the channels of group k // (kernels / groups) only."""
+    """Output channel k reads the input channels of group k // (output_channels / groups) only."""
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
     bounded: bool = False
@@ -145,7 +145,7 @@ class Conv2d(_Spec):
     @property
     def output_shape(self) -> tuple[int, int, int]:
         """K, H', W' of one image."""
-        return self.kernels, self.output_height, self.output_width
+        return self.output_channels, self.output_height, self.output_width
 
     @property
     def positions(self) -> int:
@@ -154,7 +154,7 @@ class Conv2d(_Spec):
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
         """K, C / groups, R, S."""
-        return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
+        return self.output_channels, self.channels // self.groups, self.kernel_height, self.kernel_width
 
     def __str__(self) -> str:
         return _describe(self)
@@ -167,7 +167,7 @@ class ConvTranspose2d(_Spec):
     channels: int
     height: int
     width: int
-    kernels: int
+    output_channels: int
     kernel_height: int
     kernel_width: int
     stride: Pair = (1, 1)
@@ -200,7 +200,7 @@ class ConvTranspose2d(_Spec):
     @property
     def output_shape(self) -> tuple[int, int, int]:
         """K, H', W' of one image."""
-        return self.kernels, self.output_height, self.output_width
+        return self.output_channels, self.output_height, self.output_width
 
     @property
     def positions(self) -> int:
@@ -208,8 +208,8 @@ class ConvTranspose2d(_Spec):
 
     @property
     def weights_shape(self) -> tuple[int, int, int, int]:
-        """K, C / groups, R, S: kernels first, unlike in ONNX, where they come second."""
-        return self.kernels, self.channels // self.groups, self.kernel_height, self.kernel_width
+        """K, C / groups, R, S: output channels first, unlike in ONNX, where they come second."""
+        return self.output_channels, self.channels // self.groups, self.kernel_height, self.kernel_width
 
     def __str__(self) -> str:
         return f"{_describe(self)} transposed"
@@ -225,7 +225,7 @@ class Linear(_Spec):
     data_type: DataType = "float32"
 
     @property
-    def kernels(self) -> int:
+    def output_channels(self) -> int:
         """The outputs, by the name that they have in the other layers."""
         return self.outputs
 
@@ -255,7 +255,7 @@ class Linear(_Spec):
 def _describe(spec: Conv2d | ConvTranspose2d) -> str:
     c, h, w = spec.input_shape
     groups = f", {spec.groups} groups" if spec.groups > 1 else ""
-    return f"{c}x{h}x{w} -> {spec.kernels}, {spec.kernel_height}x{spec.kernel_width}{groups}"
+    return f"{c}x{h}x{w} -> {spec.output_channels}, {spec.kernel_height}x{spec.kernel_width}{groups}"
 
 
 LayerSpec = Conv2d | ConvTranspose2d | Linear

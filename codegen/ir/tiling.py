@@ -20,7 +20,7 @@ class Tiling:
     """Rows of threads of a block."""
     rows: int
     """Output rows of a thread."""
-    group_kernels: int
+    group_outputs: int
     """Output channels of a K group: one instruction stream."""
     chunk_channels: int
     """Input channels in shared memory at a time."""

@@ -88,7 +88,7 @@ def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
 def products_together(weights: Weights, tiling: Tiling) -> int:
     """The most products of a sum that a float16 kernel adds up in float16."""
     if tiling.accumulate == "float16":
-        return int(weights.nonzeros_per_kernel.max())
+        return int(weights.nonzeros_per_output.max())
     kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)
     if tiling.cluster > 1:  # each block's sums are float16 throughout
         of_kernel = kernel.reshape(len(kernel), -1)

@@ -47,11 +47,11 @@ def _of_windows(geometry: Geometry, sizes: set[int]) -> set[int]:
 
 def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
     """Kernels of a stream and channels of a chunk."""
-    shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_kernels)
+    shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_outputs)
     chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
-    for kernels in sorted({-(-geometry.group_kernels // share) for share in shares}):
+    for kernels in sorted({-(-geometry.group_outputs // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield kernels, channels
     for groups in (2, 4, 8, 16, 32):
         if geometry.groups % groups == 0 and geometry.groups > 1:
-            yield groups * geometry.group_kernels, groups * geometry.group_channels
+            yield groups * geometry.group_outputs, groups * geometry.group_channels

@@ -108,7 +108,7 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     row, column = tile // across * tiling.tile_height * tiling.rows, tile % across * tiling.tile_width
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
-        slice(min(kernel, spec.kernels), min(kernel + layer.streams.stored_kernels, spec.kernels)),
+        slice(min(kernel, spec.output_channels), min(kernel + layer.streams.stored_kernels, spec.output_channels)),
         slice(row, min(row + tiling.tile_height * tiling.rows, spec.output_height)),
         slice(column, min(column + tiling.tile_width, spec.output_width)),
     )
@@ -181,7 +181,7 @@ def work(layer: TiledConvolution) -> Work:
     )
     sums, stored = tiling.rows * layer.sums, tiling.rows * streams.stored_kernels
     element = ELEMENT_BYTES[spec.data_type]
-    outputs = spec.kernels * spec.output_height * spec.output_width
+    outputs = spec.output_channels * spec.output_height * spec.output_width
     return Work(
         streams=streams.count,
         threads=layer.threads,
@@ -212,7 +212,7 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
         for cluster in CLUSTERS:
             share, rest = divmod(geometry.channels, cluster)
             for kernels in GROUP_KERNELS if rest == 0 and share % QUAD == 0 else ():
-                if kernels % cluster or kernels >= geometry.kernels + cluster:
+                if kernels % cluster or kernels >= geometry.output_channels + cluster:
                     continue
                 chunks = sorted({min(chunk, share) for chunk in CHUNKS if share % min(chunk, share) == 0})
                 for chunk in chunks:

@@ -61,13 +61,13 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     _, across = layer.tiles
     kernel = layer.streams.first_kernel(group)
     # A stream at the end of a span has fewer kernels than the others.
-    end = (kernel // layer.streams.span_kernels + 1) * layer.streams.span_kernels
+    end = (kernel // layer.streams.span_outputs + 1) * layer.streams.span_outputs
     window = POOL_STRIDE if is_pooled(spec) else 1
     rows, columns = layer.tile_steps
     columns *= layer.pairing.neighbours
     return Region(
         slice(image * tiling.images, (image + 1) * tiling.images),
-        slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.kernels))),
+        slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.output_channels))),
         _outputs(tile // across, rows // window, geometry.phases[0], geometry.crop[0], spec.output_height),
         _outputs(tile % across, columns // window, geometry.phases[1], geometry.crop[1], spec.output_width),
     )
@@ -215,13 +215,13 @@ def work(layer: TiledConvolution) -> Work:
         layer.pairing,
     )
     height, width = input_extent(geometry, tiling)
-    kernels = min(tiling.group_kernels, geometry.group_kernels) if geometry.groups > 1 else tiling.group_kernels
+    kernels = min(tiling.group_outputs, geometry.group_outputs) if geometry.groups > 1 else tiling.group_outputs
     taps = geometry.kernel_height * geometry.kernel_width
     used_rows = min(
         (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
     )
     sums = tiling.rows * layer.sums
-    outputs = spec.kernels * spec.output_height * spec.output_width
+    outputs = spec.output_channels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     word = element * pair.neighbours
     per_channel = tiling.rows * kernels * geometry.phase_count * taps

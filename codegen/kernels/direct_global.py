@@ -33,7 +33,7 @@ def applies(spec: LayerSpec, geometry: Geometry) -> bool:
         and geometry.groups == geometry.height == geometry.patch_rows == 1
         and not is_bounded(spec)
         and not is_gated(spec)
-        and 4 * geometry.width * max(geometry.channels, geometry.kernels) <= REACH_BYTES
+        and 4 * geometry.width * max(geometry.channels, geometry.output_channels) <= REACH_BYTES
     )
 
 
@@ -61,10 +61,10 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
 def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
     """What the block with these columns, image and K group computes."""
     across, image, group = block
-    size, width = layer.tiling.group_kernels, layer.tiling.tile_width
+    size, width = layer.tiling.group_outputs, layer.tiling.tile_width
     return Region(
         slice(image, image + 1),
-        slice(group * size, min((group + 1) * size, layer.spec.kernels)),
+        slice(group * size, min((group + 1) * size, layer.spec.output_channels)),
         slice(0, 1),
         slice(across * width, min((across + 1) * width, layer.geometry.width)),
     )
@@ -79,7 +79,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
         "copies.h": "",
         "body.h": weight_stream.rolled_body(layer, lambda tap: ("in", f"{tap.channel} * WIDTH")),
         "epilogue.h": weight_stream.rolled_epilogue(
-            [Store(0, k, "inside", 0, f"{k} * WIDTH") for k in range(layer.tiling.group_kernels)]
+            [Store(0, k, "inside", 0, f"{k} * WIDTH") for k in range(layer.tiling.group_outputs)]
         ),
     }
 
@@ -87,7 +87,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
 def work(layer: TiledConvolution) -> Work:
     """What one stream does."""
     spec, tiling, streams = layer.spec, layer.tiling, layer.streams
-    sums, channels, width = tiling.group_kernels, layer.geometry.channels, layer.geometry.width
+    sums, channels, width = tiling.group_outputs, layer.geometry.channels, layer.geometry.width
     return Work(
         streams=streams.count,
         threads=tiling.tile_width,
@@ -102,8 +102,8 @@ def work(layer: TiledConvolution) -> Work:
         results=sums * -(-tiling.chunk_channels // weight_stream.POINTWISE_CHANNELS),
         tile_bytes=0,
         input_bytes=4 * channels * width,
-        output_bytes=4 * spec.kernels * width,
-        largest_offset_bytes=4 * width * max(channels, spec.kernels),
+        output_bytes=4 * spec.output_channels * width,
+        largest_offset_bytes=4 * width * max(channels, spec.output_channels),
         conflicts=1,
         unstaged=True,
     )
@@ -114,5 +114,5 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     geometry = layer.geometry
     for width in (32, 64, 128, 256):
         if width <= max(32, geometry.width):
-            for kernels in sorted({min(geometry.kernels, size) for size in (8, 16, 32, 64, 96, 128)}):
+            for kernels in sorted({min(geometry.output_channels, size) for size in (8, 16, 32, 64, 96, 128)}):
                 yield Tiling(width, 1, 1, kernels, min(geometry.channels, 32), stages=0)

@@ -32,7 +32,7 @@ class Geometry:
     """
 
     channels: int
-    kernels: int
+    output_channels: int
     groups: int = 1
     height: int = 1
     width: int = 1
@@ -118,8 +118,8 @@ class Geometry:
         return self.channels // self.groups
 
     @cached_property
-    def group_kernels(self) -> int:
-        return self.kernels // self.groups
+    def group_outputs(self) -> int:
+        return self.output_channels // self.groups
 
 
 def canonical(spec: LayerSpec) -> LayerSpec:
@@ -138,7 +138,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
         case Conv2d() if _has_patch_rows(spec):
             return Geometry(
                 spec.channels * spec.kernel_height,
-                spec.kernels,
+                spec.output_channels,
                 height=spec.map_height,
                 width=spec.width,
                 kernel_width=spec.kernel_width,
@@ -153,7 +153,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
         case Conv2d():
             geometry = Geometry(
                 spec.channels,
-                spec.kernels,
+                spec.output_channels,
                 spec.groups,
                 spec.height,
                 spec.width,
@@ -174,7 +174,7 @@ def geometry_of(spec: LayerSpec) -> Geometry:
             across = Phases.of(spec.stride[1], spec.dilation[1], spec.kernel_width, spec.padding[1], spec.output_width)
             return Geometry(
                 spec.channels,
-                spec.kernels,
+                spec.output_channels,
                 spec.groups,
                 spec.height,
                 spec.width,
@@ -227,16 +227,16 @@ def _has_patch_rows(spec: Conv2d) -> bool:
 def phase_weights(spec: LayerSpec, weights: Weights) -> FloatArray:
     """[kernels, phases, channels of a group, rows, columns]: the kernel of each phase; taps it has not are zero."""
     geometry = geometry_of(spec)
-    shape = (geometry.kernels, geometry.group_channels, geometry.kernel_height, geometry.kernel_width)
+    shape = (geometry.output_channels, geometry.group_channels, geometry.kernel_height, geometry.kernel_width)
     if not isinstance(spec, ConvTranspose2d):
         return weights.kernel.reshape(shape)[:, None]
-    parts = np.zeros((geometry.kernels, *geometry.phases, *shape[1:]), dtype=np.float32)
+    parts = np.zeros((geometry.output_channels, *geometry.phases, *shape[1:]), dtype=np.float32)
     for r in range(spec.kernel_height):
         j, phase_y = divmod(r * spec.dilation[0], spec.stride[0])
         for s in range(spec.kernel_width):
             i, phase_x = divmod(s * spec.dilation[1], spec.stride[1])
             parts[:, phase_y, phase_x, :, -1 - j, -1 - i] = weights.kernel[:, :, r, s]
-    return parts.reshape(geometry.kernels, geometry.phase_count, *shape[1:])
+    return parts.reshape(geometry.output_channels, geometry.phase_count, *shape[1:])
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class Streams:
     """
 
     span_channels: int
-    span_kernels: int
-    group_kernels: int
+    span_outputs: int
+    group_outputs: int
     streams_per_span: int
     spans: int
     chunk_channels: int
@@ -263,14 +263,14 @@ class Streams:
 
     @staticmethod
     def of(geometry: Geometry, tiling: Tiling) -> Streams:
-        groups = max(1, tiling.group_kernels // geometry.group_kernels) if geometry.groups > 1 else 1
-        span_channels, span_kernels = groups * geometry.group_channels, groups * geometry.group_kernels
+        groups = max(1, tiling.group_outputs // geometry.group_outputs) if geometry.groups > 1 else 1
+        span_channels, span_outputs = groups * geometry.group_channels, groups * geometry.group_outputs
         channels = -(-span_channels // tiling.cluster)
         return Streams(
             span_channels=span_channels,
-            span_kernels=span_kernels,
-            group_kernels=tiling.group_kernels,
-            streams_per_span=-(-span_kernels // tiling.group_kernels),
+            span_outputs=span_outputs,
+            group_outputs=tiling.group_outputs,
+            streams_per_span=-(-span_outputs // tiling.group_outputs),
             spans=geometry.groups // groups,
             chunk_channels=tiling.chunk_channels,
             chunks=-(-channels // tiling.chunk_channels),
@@ -294,27 +294,27 @@ class Streams:
     @property
     def stored_kernels(self) -> int:
         """Kernels whose outputs a stream stores."""
-        return self.group_kernels // self.shares
+        return self.group_outputs // self.shares
 
     def first_kernel(self, stream: int) -> int:
         """The first that a stream stores."""
         group, share = divmod(stream, self.shares)
         span, within = divmod(group, self.streams_per_span)
-        return span * self.span_kernels + within * self.group_kernels + share * self.stored_kernels
+        return span * self.span_outputs + within * self.group_outputs + share * self.stored_kernels
 
     def stored(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Values of the kernels [K] as [streams, stored_kernels], zero for kernels that do not exist."""
         return self.by_stream(values).reshape(self.count, self.stored_kernels)
 
     def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Values of the kernels [K, ...] as [K groups, group_kernels, ...], zero for kernels that do not exist.
+        """Values of the kernels [K, ...] as [K groups, group_outputs, ...], zero for kernels that do not exist.
 
         A K group is one stream, if it has not several shares.
         """
-        spans = values.reshape(self.spans, self.span_kernels, *values.shape[1:])
-        missing = self.streams_per_span * self.group_kernels - self.span_kernels
+        spans = values.reshape(self.spans, self.span_outputs, *values.shape[1:])
+        missing = self.streams_per_span * self.group_outputs - self.span_outputs
         padded = np.pad(spans, ((0, 0), (0, missing), *((0, 0),) * (values.ndim - 1)))
-        return padded.reshape(self.groups, self.group_kernels, *values.shape[1:])
+        return padded.reshape(self.groups, self.group_outputs, *values.shape[1:])
 
 
 def fits(geometry: Geometry, tiling: Tiling) -> bool:
@@ -328,14 +328,14 @@ def fits(geometry: Geometry, tiling: Tiling) -> bool:
         return (
             geometry.groups == geometry.patch_rows == 1
             and tiling.chunk_channels % QUAD == 0
-            and tiling.group_kernels % tiling.cluster == 0
+            and tiling.group_outputs % tiling.cluster == 0
             and (_threads_reach(geometry, tiling) if geometry.is_linear else _shares_are_whole(geometry, tiling))
         )
     if geometry.groups == 1:
         return geometry.patch_rows == 1 or geometry.patch_rows % tiling.chunk_channels == 0
-    if tiling.group_kernels <= geometry.group_kernels:
+    if tiling.group_outputs <= geometry.group_outputs:
         return tiling.chunk_channels <= geometry.group_channels
-    groups, rest = divmod(tiling.group_kernels, geometry.group_kernels)
+    groups, rest = divmod(tiling.group_outputs, geometry.group_outputs)
     return rest == 0 and geometry.groups % groups == 0 and tiling.chunk_channels == groups * geometry.group_channels
 
 

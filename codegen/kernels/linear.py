@@ -60,7 +60,7 @@ def shared_words(layer: TiledLinear) -> int:
     """Chunks, or afterwards the sums of a block that others read."""
     tiling = layer.tiling
     stages = min(tiling.stages, layer.streams.chunks)
-    sums = tiling.group_kernels if tiling.cluster > 1 else 0
+    sums = tiling.group_outputs if tiling.cluster > 1 else 0
     return tiling.tile_width * tiling.rows * max(stages * row_words(layer), sums)
 
 
@@ -130,7 +130,7 @@ def _stores(layer: TiledLinear) -> Iterator[Store]:
 def work(layer: TiledLinear) -> Work:
     """What one stream does."""
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
-    sums, inputs = tiling.rows * tiling.group_kernels, layer.streams.channels
+    sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
     stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
     exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1

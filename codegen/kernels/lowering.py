@@ -124,7 +124,7 @@ class Tiled(Generic[Spec]):
     @cached_property
     def streams(self) -> Streams:
         tiling, all_streams = self.tiling, self.layer._streams
-        key = (tiling.group_kernels, tiling.chunk_channels, tiling.cluster)
+        key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster)
         if (streams := all_streams.get(key)) is None:
             streams = all_streams[key] = Streams.of(self.geometry, tiling)
         return streams
@@ -132,7 +132,7 @@ class Tiled(Generic[Spec]):
     @property
     def sums(self) -> int:
         """Sums per row of a thread: one for each phase of each output channel of the group."""
-        return self.tiling.group_kernels * self.geometry.phase_count
+        return self.tiling.group_outputs * self.geometry.phase_count
 
     @cached_property
     def work(self) -> Work:
@@ -141,7 +141,7 @@ class Tiled(Generic[Spec]):
             return self.operator.work(self)
         tiling, works = self.tiling, self.layer._works
         block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
-        key = (*block, tiling.group_kernels, tiling.chunk_channels, tiling.accumulate, tiling.form, tiling.listed)
+        key = (*block, tiling.group_outputs, tiling.chunk_channels, tiling.accumulate, tiling.form, tiling.listed)
         if (work := works.get(key)) is None:
             work = works[key] = self.operator.work(self)
         return work

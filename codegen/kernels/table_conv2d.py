@@ -91,7 +91,7 @@ def tile_of(layer: AnyTiled) -> Tile:
     lanes = tiling.tile_width * tiling.tile_height
     lanes = next((each for each in (8, 16) if lanes <= each), -(-lanes // WARP) * WARP)
     slices = MOST_SLICES
-    while slices > 1 and slices * lanes * tiling.group_kernels > MOST_THREADS:
+    while slices > 1 and slices * lanes * tiling.group_outputs > MOST_THREADS:
         slices //= 2
     return Tile(
         rows,
@@ -108,7 +108,7 @@ def tile_of(layer: AnyTiled) -> Tile:
 def threads_of(layer: AnyTiled) -> int:
     """Of a block."""
     tile = tile_of(layer)
-    return tile.lanes * tile.slices * layer.tiling.group_kernels
+    return tile.lanes * tile.slices * layer.tiling.group_outputs
 
 
 def _copied(layer: AnyTiled) -> int:
@@ -140,7 +140,7 @@ def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
 
 
 def _most_word(layer: AnyTiled) -> int:
-    return layer.geometry.kernels * _segments(layer) + 1
+    return layer.geometry.output_channels * _segments(layer) + 1
 
 
 def _bias_word(layer: AnyTiled) -> int:
@@ -148,7 +148,7 @@ def _bias_word(layer: AnyTiled) -> int:
 
 
 def _head_words(layer: AnyTiled) -> int:
-    return _bias_word(layer) + _aligned(layer.geometry.kernels)
+    return _bias_word(layer) + _aligned(layer.geometry.output_channels)
 
 
 def _aligned(words: int) -> int:
@@ -158,7 +158,7 @@ def _aligned(words: int) -> int:
 def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
     """The weights as table_conv2d.cu reads them; what is zero is not there."""
     geometry, tile = layer.geometry, tile_of(layer)
-    size, segments, kernels = layer.tiling.chunk_channels, _segments(layer), geometry.kernels
+    size, segments, kernels = layer.tiling.chunk_channels, _segments(layer), geometry.output_channels
     kernel = weights.kernel.reshape(kernels, geometry.channels, geometry.kernel_height, geometry.kernel_width)
     of, channel, row, column = np.nonzero(kernel)
     segment = of * segments + channel // size
@@ -202,7 +202,7 @@ def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region
     row, column = block[0] // across * tile.rows, block[0] % across * tile.columns
     return Region(
         slice(block[1], block[1] + 1),
-        slice(min(kernel, spec.kernels), min(kernel + layer.streams.stored_kernels, spec.kernels)),
+        slice(min(kernel, spec.output_channels), min(kernel + layer.streams.stored_kernels, spec.output_channels)),
         slice(row, min(row + tile.rows, spec.output_height)),
         slice(column, min(column + tile.columns, spec.output_width)),
     )
@@ -261,7 +261,7 @@ def work(layer: TiledConvolution) -> Work:
         instructions=CODE_INSTRUCTIONS,
         tile_bytes=layer.streams.channels * tile.plane * element,
         input_bytes=element * layer.geometry.image_elements,
-        output_bytes=element * spec.kernels * spec.output_height * spec.output_width,
+        output_bytes=element * spec.output_channels * spec.output_height * spec.output_width,
     )
 
 
@@ -275,7 +275,7 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
             for blocks in BLOCKS:
                 tiling = Tiling(width, height, rows, cluster, share, 1, form="table", cluster=cluster)
                 groups = max(1, blocks // (prod(layer.tiled(tiling).tiles) * cluster))
-                kernels = -(-geometry.kernels // (groups * cluster)) * cluster
+                kernels = -(-geometry.output_channels // (groups * cluster)) * cluster
                 found.add(min(kernels, MOST_THREADS // tile_of(layer.tiled(tiling)).lanes // cluster * cluster))
             for kernels in sorted(found):
                 yield Tiling(width, height, rows, kernels, share, 1, form="table", cluster=cluster)

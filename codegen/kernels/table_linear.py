@@ -48,7 +48,7 @@ def applies(_spec: LayerSpec, geometry: Geometry) -> bool:
 
 def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
     """About how large the table is, were the non-zeros spread evenly."""
-    segments = layer.geometry.kernels * layer.streams.chunks
+    segments = layer.geometry.output_channels * layer.streams.chunks
     units = segments * -(-nonzeros // (segments * UNIT_WEIGHTS)) if nonzeros else 0
     return 4 * _head_words(layer) + units * _unit_bytes(layer)
 
@@ -59,11 +59,11 @@ def _unit_bytes(layer: AnyTiled) -> int:
 
 def _bias_word(layer: AnyTiled) -> int:
     """Before it are the places of the units."""
-    return _aligned(layer.geometry.kernels * layer.streams.chunks + 1)
+    return _aligned(layer.geometry.output_channels * layer.streams.chunks + 1)
 
 
 def _head_words(layer: AnyTiled) -> int:
-    return _bias_word(layer) + _aligned(layer.geometry.kernels)
+    return _bias_word(layer) + _aligned(layer.geometry.output_channels)
 
 
 def _aligned(words: int) -> int:
@@ -76,7 +76,7 @@ def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
     The columns of an output go to the lanes by the bank of shared memory that their inputs lie in, so that the lanes of
     a warp seldom meet in one.
     """
-    outputs, inputs = layer.geometry.kernels, layer.geometry.channels
+    outputs, inputs = layer.geometry.output_channels, layer.geometry.channels
     size, chunks = layer.tiling.chunk_channels, layer.streams.chunks
     counts = np.zeros((outputs, chunks), dtype=np.int64)
     slices = [slice(i, i + max(1, SLICE_WEIGHTS // inputs)) for i in range(0, outputs, max(1, SLICE_WEIGHTS // inputs))]
@@ -116,7 +116,7 @@ def _bits(layer: AnyTiled, kernel: NDArray[np.float32]) -> tuple[NDArray[np.unsi
 def _head(layer: AnyTiled, starts: NDArray[np.int64], weights: Weights) -> NDArray[np.uint32]:
     head = np.zeros(_head_words(layer), dtype=np.uint32)
     head[: len(starts)] = starts
-    head[_bias_word(layer) :][: layer.geometry.kernels] = weights.bias.astype(np.float32).view(np.uint32)
+    head[_bias_word(layer) :][: layer.geometry.output_channels] = weights.bias.astype(np.float32).view(np.uint32)
     return head
 
 
@@ -147,7 +147,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
     """What the block with these rows and outputs stores; it may reach beyond the batch."""
-    images, kernels = layer.tiling.images, layer.tiling.group_kernels
+    images, kernels = layer.tiling.images, layer.tiling.group_outputs
     first = block[2] * kernels
     return Region(
         slice(block[0] * images, (block[0] + 1) * images), slice(first, min(first + kernels, layer.spec.outputs))

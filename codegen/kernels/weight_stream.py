@@ -87,9 +87,9 @@ class Slots:
 
 def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, int, int, int]]:
     """(thread row, kernel of the group, phase, kernel row) of each multiply-add of an input."""
-    several = geometry.groups > 1 and tiling.group_kernels >= geometry.group_kernels
-    for k in range(tiling.group_kernels):
-        if several and k // geometry.group_kernels != tap.channel // geometry.group_channels:
+    several = geometry.groups > 1 and tiling.group_outputs >= geometry.group_outputs
+    for k in range(tiling.group_outputs):
+        if several and k // geometry.group_outputs != tap.channel // geometry.group_channels:
             continue
         for phase in range(geometry.phase_count):
             for p, r in tap.uses:
@@ -108,9 +108,9 @@ def slots(layer: AnyTiled) -> Slots:
         for p, k, phase, r in _terms(geometry, tiling, tap)
     ]
     p, k, phase, c, r, s = np.array(rows, dtype=np.int64).T
-    extents = (tiling.group_kernels, geometry.phase_count, channels, geometry.kernel_height, geometry.kernel_width)
+    extents = (tiling.group_outputs, geometry.phase_count, channels, geometry.kernel_height, geometry.kernel_width)
     return Slots(
-        sums=(p * tiling.group_kernels + k) * geometry.phase_count + phase,
+        sums=(p * tiling.group_outputs + k) * geometry.phase_count + phase,
         weights=np.ravel_multi_index((k, phase, c, r, s), extents),
     )
 
@@ -144,7 +144,7 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
     return Values(
         weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
         biases=np.repeat(np.asarray(streams.stored(weights.bias), dtype=np.float32), phases, axis=1),
-        exists=np.repeat(streams.stored(np.ones(geometry.kernels, dtype=np.bool_)) != 0, phases, axis=1),
+        exists=np.repeat(streams.stored(np.ones(geometry.output_channels, dtype=np.bool_)) != 0, phases, axis=1),
         bounds=_bounds(layer, weights),
     )
 
@@ -178,12 +178,12 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
         "FULL": int(tiling.form == "full"),
         "CHANNELS": geometry.channels,
-        "KERNELS": geometry.kernels,
+        "KERNELS": geometry.output_channels,
         "SPAN_CHANNELS": streams.span_channels,
-        "SPAN_KERNELS": streams.span_kernels,
+        "SPAN_KERNELS": streams.span_outputs,
         "SPANS": streams.spans,
         "GROUPS_PER_SPAN": streams.streams_per_span,
-        "GROUP_KERNELS": tiling.group_kernels,
+        "GROUP_KERNELS": tiling.group_outputs,
         "SUMS": layer.sums,
         "CHUNK_CHANNELS": tiling.chunk_channels,
         "CHUNKS": streams.chunks,
@@ -272,7 +272,7 @@ def rolled_epilogue(stores: Sequence[Store]) -> str:
 
 def full_placeholders(spec: LayerSpec) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """The bits of the placeholder of each weight [K, C, R, S] and each bias [K] of the full form."""
-    everything = spread_placeholders(spec.weights_count + spec.kernels)
+    everything = spread_placeholders(spec.weights_count + spec.output_channels)
     return everything[: spec.weights_count].reshape(spec.weights_shape), everything[spec.weights_count :]
 
 
@@ -288,11 +288,11 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
     """The text of epilogue.h of the full form: every stream with all its chunks."""
     geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
     kernel_bits, bias_bits = full_placeholders(layer.spec)
-    kernel_bits = kernel_bits.reshape(geometry.kernels, -1, geometry.kernel_height, geometry.kernel_width)
+    kernel_bits = kernel_bits.reshape(geometry.output_channels, -1, geometry.kernel_height, geometry.kernel_width)
     lines = []
     for g in range(streams.count):
         first = streams.first_kernel(g)
-        kernels = range(first, min(first + tiling.group_kernels, geometry.kernels))
+        kernels = range(first, min(first + tiling.group_outputs, geometry.output_channels))
         lines.append(f"if (blockIdx.z == {g}) {{")
         for n in range(streams.chunks):
             lines.append(f"CHUNK({n});")

@@ -52,14 +52,14 @@ class NetworkBuilder:
         return output
 
     def conv(self, name: str, x: str, spec: Conv2d, bias: bool = True) -> str:
-        weights = self._weight(name, spec.weights_shape, spec.weights_count // spec.kernels)
-        biases = [self._bias(name, spec.kernels)] if bias else []
+        weights = self._weight(name, spec.weights_shape, spec.weights_count // spec.output_channels)
+        biases = [self._bias(name, spec.output_channels)] if bias else []
         return self.node("Conv", name, x, weights, *biases, **_attributes(spec))
 
     def conv_transpose(self, name: str, x: str, spec: ConvTranspose2d) -> str:
-        shape = spec.channels, spec.kernels // spec.groups, spec.kernel_height, spec.kernel_width
-        weights = self._weight(name, shape, spec.weights_count // spec.kernels // prod(spec.stride))
-        bias = self._bias(name, spec.kernels)
+        shape = spec.channels, spec.output_channels // spec.groups, spec.kernel_height, spec.kernel_width
+        weights = self._weight(name, shape, spec.weights_count // spec.output_channels // prod(spec.stride))
+        bias = self._bias(name, spec.output_channels)
         more = {"output_padding": list(spec.output_padding)}
         return self.node("ConvTranspose", name, x, weights, bias, **_attributes(spec), **more)
 

@@ -49,7 +49,7 @@ def efficientnet_b0(sparsity: float, seed: int) -> ModelProto:
 
 def _block(net: NetworkBuilder, name: str, x: str, shape: Conv2d, expansion: int) -> str:
     """An inverted residual block from `shape`'s input to its output: 1x1, depthwise, gates, linear 1x1."""
-    channels, size, kernels, stride = shape.channels, shape.height, shape.kernels, shape.stride[0]
+    channels, size, kernels, stride = shape.channels, shape.height, shape.output_channels, shape.stride[0]
     inner, y = expansion * channels, x
     if expansion > 1:
         y = _conv_norm_silu(net, f"{name}.expand", y, square_conv(channels, size, inner, 1))
@@ -74,4 +74,4 @@ def _conv_norm_silu(net: NetworkBuilder, name: str, x: str, spec: Conv2d) -> str
 
 
 def _conv_norm(net: NetworkBuilder, name: str, x: str, spec: Conv2d, scale: float = SCALE) -> str:
-    return net.batch_norm(f"{name}.norm", net.conv(f"{name}.conv", x, spec, bias=False), spec.kernels, scale)
+    return net.batch_norm(f"{name}.norm", net.conv(f"{name}.conv", x, spec, bias=False), spec.output_channels, scale)

@@ -34,7 +34,7 @@ def mobilenet_v2(sparsity: float, seed: int) -> ModelProto:
 
 def _block(net: NetworkBuilder, name: str, x: str, shape: Conv2d, expansion: int) -> str:
     """An inverted residual block, which goes from `shape`'s input to its output: 1x1, depthwise 3x3, linear 1x1."""
-    channels, size, kernels, stride = shape.channels, shape.height, shape.kernels, shape.stride[0]
+    channels, size, kernels, stride = shape.channels, shape.height, shape.output_channels, shape.stride[0]
     inner, y = expansion * channels, x
     if expansion > 1:
         y = net.relu6(_conv_norm(net, f"{name}.expand", y, square_conv(channels, size, inner, 1)))
@@ -47,4 +47,4 @@ def _block(net: NetworkBuilder, name: str, x: str, shape: Conv2d, expansion: int
 
 
 def _conv_norm(net: NetworkBuilder, name: str, x: str, spec: Conv2d, scale: float = 1) -> str:
-    return net.batch_norm(f"{name}.norm", net.conv(f"{name}.conv", x, spec, bias=False), spec.kernels, scale)
+    return net.batch_norm(f"{name}.norm", net.conv(f"{name}.conv", x, spec, bias=False), spec.output_channels, scale)

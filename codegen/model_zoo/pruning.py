@@ -43,7 +43,7 @@ def random_weights(spec: LayerSpec, sparsity: float, seed: int = 0) -> Weights:
     """Normal weights of one layer, pruned by magnitude, and a normal bias."""
     rng = np.random.default_rng(seed)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
-    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    bias = rng.standard_normal(spec.output_channels, dtype=np.float32)
     return Weights(prune(kernel, sparsity), bias, random_bounds(spec, seed))
 
 

@@ -85,4 +85,4 @@ def _shortcut(net: NetworkBuilder, name: str, x: str, channels: int, size: int, 
 
 
 def _conv_norm(net: NetworkBuilder, conv: str, norm: str, x: str, spec: Conv2d, scale: float = 1) -> str:
-    return net.batch_norm(norm, net.conv(conv, x, spec, bias=False), spec.kernels, scale)
+    return net.batch_norm(norm, net.conv(conv, x, spec, bias=False), spec.output_channels, scale)

@@ -197,7 +197,7 @@ def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Til
 
 
 def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
-    if layer.tiling.group_kernels == 1 or layer.tiling.form == "table":
+    if layer.tiling.group_outputs == 1 or layer.tiling.form == "table":
         return True  # there is nothing smaller, or no code of weights
     largest = int(stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
     multiply_adds, code_bytes = stream_limits(layer)

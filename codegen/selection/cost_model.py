@@ -254,7 +254,7 @@ def _cold_clocks(layer: AnyTiled, of: Terms, different: float, *, fetched: bool)
 
 def pool_microseconds(spec: Conv2d, batch: int) -> float:
     """The time of the max pool of a pooled layer where a kernel of its own reads and writes the maps."""
-    elements = spec.kernels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
+    elements = spec.output_channels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
     moved = batch * elements * ELEMENT_BYTES[spec.data_type]
     slow = spec.data_type != "float32" and geometry_of(spec).overlap
     return moved / (OVERLAPPING_HALVES_PER_MICROSECOND if slow else POOL_BYTES_PER_MICROSECOND) + POOL_MICROSECONDS
@@ -286,7 +286,9 @@ def _tile_table_microseconds(layer: AnyTiled, batch: int, density: float) -> flo
     x, y, streams = (size.at(batch) for size in launch.grid)
     here = math.ceil(x * y * streams / (CLUSTERS_AT_ONCE.get(tiling.cluster, MULTIPROCESSORS) * tiling.cluster))
     resident = max(1, min(WARPS * 32 // threads_of(layer), SHARED_BYTES // (launch.shared_bytes + 1024)))
-    weights = density * layer.spec.weights_count / layer.geometry.kernels / tiling.cluster * tiling.group_kernels
+    weights = (
+        density * layer.spec.weights_count / layer.geometry.output_channels / tiling.cluster * tiling.group_outputs
+    )
     accesses = weights * (tiling.rows + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
     clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * layer.work.tile_bytes
     waits = TILE_WAVE_MICROSECONDS * (math.ceil(here / resident) + 1 + (tiling.cluster > 1))

@@ -26,7 +26,7 @@ def comes_out_even(layer: AnyTiled) -> bool:
     """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
     tiling = layer.tiling
     if tiling.form == "table":  # its threads have a sum for each of their rows, its units any of the channels
-        return layer.layer.tabled is not None and tiling.group_kernels % tiling.cluster == 0
+        return layer.layer.tabled is not None and tiling.group_outputs % tiling.cluster == 0
     return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
 
 

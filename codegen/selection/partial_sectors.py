@@ -33,7 +33,7 @@ def split_sectors(layer: AnyTiled) -> float:
         begin = math.gcd(begin, tiling.tile_height * tiling.rows * row)
     block = (layer.word_images, tiling.tile_height, tiling.tile_width)
     outputs = element * height * width / (column * math.prod(block))
-    return _split(block, (tiling.rows * row, column), begin) * outputs * spec.kernels
+    return _split(block, (tiling.rows * row, column), begin) * outputs * spec.output_channels
 
 
 @lru_cache(maxsize=4096)

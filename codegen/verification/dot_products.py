@@ -113,7 +113,7 @@ def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Reg
         raise ValueError(f"an input of the shape {list(x.shape)} for a layer of {['N', *spec.input_shape]}")
     if isinstance(spec, Linear):
         spec, x = Conv2d(spec.inputs, 1, 1, spec.outputs, 1, 1, data_type=spec.data_type), x[:, :, None, None]
-    images, kernels = _range(region.images, len(x)), _range(region.kernels, spec.kernels)
+    images, kernels = _range(region.images, len(x)), _range(region.kernels, spec.output_channels)
     output_rows, output_columns = _range(region.rows, spec.output_height), _range(region.columns, spec.output_width)
     rows, inputs_y = _meetings(spec, 0, output_rows)
     columns, inputs_x = _meetings(spec, 1, output_columns)
@@ -201,7 +201,7 @@ def _strided(coarse: range, fine: range, stride: int, offset: int) -> tuple[slic
 
 def _groups(spec: Conv2d | ConvTranspose2d, kernels: range) -> Iterator[_Grouped]:
     """Divides kernels so that each part is of whole groups or within one: at most three parts."""
-    kernels_of_group, channels_of_group = spec.kernels // spec.groups, spec.channels // spec.groups
+    kernels_of_group, channels_of_group = spec.output_channels // spec.groups, spec.channels // spec.groups
     first = kernels.start
     while first < kernels.stop:
         group, within = divmod(first, kernels_of_group)

@@ -130,7 +130,7 @@ def _divided(
     is_direct: IsDirect,
 ) -> _Division:
     """Chooses the tilings and lets the pool store the weights. Raises TilingError."""
-    nonzeros = layer.weights.nonzeros_per_kernel
+    nonzeros = layer.weights.nonzeros_per_output
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
         by_tiling.setdefault(tiling, []).append(choice)

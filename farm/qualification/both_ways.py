@@ -86,7 +86,7 @@ def make_both(
     ptxas_seconds = direct_seconds = 0.0
     for variant in range(variants):
         name, weights = shape.layer_name(variant), shape.weights(variant)
-        parts = choose_parts(shape.spec, shape.tiling, weights.nonzeros_per_kernel)
+        parts = choose_parts(shape.spec, shape.tiling, weights.nonzeros_per_output)
         whole = Part(0, parts[-1].end)
         try:
             direct = assembler.assemble(weights, whole)

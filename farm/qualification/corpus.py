@@ -131,7 +131,7 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
     density = float(rng.choice([0.05, 0.2, 0.6]))
-    nonzeros = np.full(spec.kernels, max(1, round(density * spec.weights_count / spec.kernels)))
+    nonzeros = np.full(spec.output_channels, max(1, round(density * spec.weights_count / spec.output_channels)))
     try:
         if split:
             ranked = ranked_tilings(spec, batch, nonzeros, accumulate, clusters=True)
@@ -292,7 +292,7 @@ def _without_share(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
 
 
 def _without_group(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
-    mask, size = np.ones(shape.spec.weights_shape, dtype=bool), shape.tiling.group_kernels
+    mask, size = np.ones(shape.spec.weights_shape, dtype=bool), shape.tiling.group_outputs
     first = size * int(rng.integers(-(-len(mask) // size)))
     mask[first : first + size] = False
     return mask

@@ -38,7 +38,7 @@ def drawn_bounds(spec: LayerSpec, rng: np.random.Generator) -> FloatArray | None
 
 def drawn_biases(spec: LayerSpec, rng: np.random.Generator) -> FloatArray:
     """Normal ones, in some layers with zeros of both signs, or nothing else."""
-    normal, zeros = rng.standard_normal(spec.kernels, dtype=np.float32), rng.choice([0.0, 0.5, 1.0])
-    zero = np.array([0.0, -0.0], np.float32)[rng.integers(0, 2, spec.kernels)]
-    values = np.where(rng.random(spec.kernels) < zeros, zero, normal)
+    normal, zeros = rng.standard_normal(spec.output_channels, dtype=np.float32), rng.choice([0.0, 0.5, 1.0])
+    zero = np.array([0.0, -0.0], np.float32)[rng.integers(0, 2, spec.output_channels)]
+    values = np.where(rng.random(spec.output_channels) < zeros, zero, normal)
     return to_float32(from_float32(values, spec.data_type), spec.data_type)

@@ -159,7 +159,7 @@ def forecast(
 def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
     """[K groups]: machine instructions of each."""
     [weights] = [layer.weights for layer in model.layers if layer.name == build.layer]
-    return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_kernel)
+    return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_output)
 
 
 def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, made: bool | None) -> _Kernel:

@@ -124,7 +124,7 @@ def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Seq
     batch = options.batch * (build.rows or LIKELY_ROWS)
     for choice in build.choices:
         if choice.gpu and weights is not None:
-            nonzeros = weights.nonzeros_per_kernel
+            nonzeros = weights.nonzeros_per_output
             key = key_of(choice.arch, build.spec, batch, nonzeros, options.accumulate, options.optimisation)
             if key.batch_band != batch:
                 break  # what was measured is the time of another batch

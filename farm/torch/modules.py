@@ -85,7 +85,7 @@ def digests_of(module: nn.Module, norm: nn.Module | None) -> Iterator[str]:
 def module_difference(module: nn.Module, spec: LayerSpec) -> str:
     """Why a layer of the same weights does not compute the module, in words; empty where it does."""
     kernel, _ = _arrays(module)
-    if kernel.reshape(kernel.shape[0], -1).shape != (spec.kernels, spec.weights_count // spec.kernels):
+    if kernel.reshape(kernel.shape[0], -1).shape != (spec.output_channels, spec.weights_count // spec.output_channels):
         return f"has weights of the shape {list(spec.weights_shape)}, the module {list(kernel.shape)}"
     if isinstance(spec, Linear):
         return "" if isinstance(module, nn.Linear) else "is linear"

@@ -41,7 +41,7 @@ def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -
 
 def _tilings(layer: Layer, book: TuningBook, options: BuildOptions) -> list[Tiling]:
     """For each architecture."""
-    found = book.tilings(layer.spec, options.batch, layer.weights.nonzeros_per_kernel, options)
+    found = book.tilings(layer.spec, options.batch, layer.weights.nonzeros_per_output, options)
     return [tiling for tiling, _ in found]
 
 

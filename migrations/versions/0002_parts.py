@@ -70,7 +70,7 @@ def _build_of_0001(row: Any) -> dict[str, Any]:
 
 def _groups(spec: dict[str, Any], tiling: dict[str, Any]) -> int:
     """K groups: a layer of 0001 is one kernel with all of them."""
-    return int(-(-spec["kernels"] // tiling["group_kernels"]))
+    return int(-(-spec["kernels"] // tiling["group_outputs"]))
 
 
 def _fits_0001(row: Any) -> bool:

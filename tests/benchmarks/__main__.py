@@ -46,7 +46,7 @@ def templates() -> None:
     """Each operator's template, rolled, cold: at most 5 s."""
     toolchain = find_toolchain()
     for name, spec in TEN_OPERATORS.items():
-        tiling = choose_tiling(spec, 64, random_weights(spec, SPARSITY).nonzeros_per_kernel)
+        tiling = choose_tiling(spec, 64, random_weights(spec, SPARSITY).nonzeros_per_output)
         start = time.perf_counter()
         make_template(spec, tiling, "compute_80", toolchain, LIMITS)
         print(f"  {name:<15}{time.perf_counter() - start:6.2f} s")
@@ -56,7 +56,7 @@ def rewriting() -> None:
     """resnet-conv2 at sparsity 0.9, template in memory: at most 50 ms."""
     spec = TEN_OPERATORS["resnet-conv2"]
     weights = random_weights(spec, SPARSITY)
-    tiling = choose_tiling(spec, 64, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, 64, weights.nonzeros_per_output)
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     times = []
     for _ in range(21):
@@ -120,7 +120,7 @@ def write_ptx(farm: Farm, folder: Path) -> list[Path]:
     files = []
     toolchain = find_toolchain()
     for layer in read_checkpoint(farm.inspect("latest").job.model).layers:
-        nonzeros = layer.weights.nonzeros_per_kernel
+        nonzeros = layer.weights.nonzeros_per_output
         tiling = choose_tiling(layer.spec, 64, nonzeros)
         template = make_template(layer.spec, tiling, "compute_80", toolchain, LIMITS)
         for part in choose_parts(layer.spec, tiling, nonzeros):

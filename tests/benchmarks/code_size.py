@@ -36,7 +36,7 @@ def code_size() -> None:
     )
     for name, spec in LAYERS.items():
         weights = random_weights(spec, SPARSITY)
-        counts = weights.nonzeros_per_kernel
+        counts = weights.nonzeros_per_output
         for batch in (1, 64):
             tiling = choose_tiling(spec, batch, counts, code_limit_bytes=10**9, tables=False)
             streams = 16 * stream_instructions(spec, tiling, counts)
@@ -46,6 +46,6 @@ def code_size() -> None:
             print(
                 f"  {name:<24}{batch:>6}{counts.sum():>12,}{streams.sum() / 1e6:>7.1f} MB"
                 f"{len(choose_parts(spec, tiling, counts)):>7}{streams.sum() / counts.sum():>11.1f}"
-                f"{len(made.data) / np.sum(counts[: tiling.group_kernels]):>7.1f}",
+                f"{len(made.data) / np.sum(counts[: tiling.group_outputs]):>7.1f}",
                 flush=True,
             )

@@ -90,7 +90,7 @@ def direct_layers() -> None:
 
 def measure_layer(layer: Layer, alike: int) -> Measured:
     """Both ways, with the tiling that the farm gives the layer."""
-    spec, nonzeros = layer.spec, layer.weights.nonzeros_per_kernel
+    spec, nonzeros = layer.spec, layer.weights.nonzeros_per_output
     book, toolchain, options = TuningBook.of((), shipped_records()), find_toolchain(), ptxas_options(3)
     [(tiling, _)] = book.tilings(spec, BATCH * layer.likely_rows, nonzeros, BuildOptions((ARCH,)))
     template = make_template(spec, tiling, virtual_arch(ARCH, clusters=tiling.cluster > 1), toolchain, LIMITS)

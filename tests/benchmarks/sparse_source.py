@@ -144,7 +144,7 @@ class Stream:
     def statements(self, group: int, chunk: int) -> Iterator[list[Term]]:
         """The multiply-adds of a chunk, divided as the template's statements are."""
         first = self.divided.streams.first_kernel(group)
-        kernels = range(first, min(first + self.divided.tiling.group_kernels, self.divided.geometry.kernels))
+        kernels = range(first, min(first + self.divided.tiling.group_outputs, self.divided.geometry.output_channels))
         inputs = iter(self.inputs)
         for statement in taps(self.divided):
             terms = []
@@ -169,7 +169,7 @@ class Stream:
             match = _STORE.match(line)
             assert match is not None
             row, column, _, rest = match.groups()
-            if first + int(column) < self.divided.geometry.kernels:
+            if first + int(column) < self.divided.geometry.output_channels:
                 bias = _literal(int(self.bias[first + int(column)].view(np.uint32)))
                 yield f"STORE({row}, {column}, {bias}, {rest}"
 

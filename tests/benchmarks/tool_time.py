@@ -101,7 +101,7 @@ def measured(count: int) -> Iterator[Point]:
     toolchain, limits = find_toolchain(), ToolLimits()
     layers = all_layers()
     for layer in chance.sample(layers, min(count, len(layers))):
-        nonzeros = layer.weights.nonzeros_per_kernel
+        nonzeros = layer.weights.nonzeros_per_output
         tiling = choose_tiling(layer.spec, 64, nonzeros)
         spec, slots = layer.spec.to_json(), template_cost(layer.spec, tiling)
         before = cpu_seconds()

@@ -47,7 +47,7 @@ def test_each_part_of_a_layer_is_a_kernel_of_its_own_groups(place: Workplace) ->
         assert isinstance(result.made, CubinFacts)
         request = requests[result.key]
         kept[request.arch][request.part.first] = result.made.fmas_kept // request.template.tiling.rows
-    halves = sample.weights.nonzeros_per_kernel.reshape(2, -1).sum(axis=1)
+    halves = sample.weights.nonzeros_per_output.reshape(2, -1).sum(axis=1)
     assert kept == {arch: dict(enumerate(halves.tolist())) for arch in ("sm_80", "sm_90")}
 
 

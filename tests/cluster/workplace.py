@@ -43,8 +43,8 @@ class Workplace:
         )  # fmt: skip
         builds = []
         for i, each in enumerate(layers):
-            tiling = choose_tiling(each.spec, 64, each.weights.nonzeros_per_kernel)
-            tiling = replace(tiling, group_kernels=-(-each.spec.kernels // parts))
+            tiling = choose_tiling(each.spec, 64, each.weights.nonzeros_per_output)
+            tiling = replace(tiling, group_outputs=-(-each.spec.output_channels // parts))
             weights = self.store.put(each.weights.to_bytes())
             nonzeros = each.weights.nonzeros
             builds.append(Build(i, "job", i, each.name, "x", "y", each.spec, tiling, weights, nonzeros, cut))

@@ -98,7 +98,7 @@ class DrawnLayer:
     def line(self) -> str:
         plain: dict[str, Any] = {"geometry": self.geometry.to_json(), "recipe": asdict(self.recipe)}
         default = {"geometry": Geometry("Conv", 0, 0).to_json(), "recipe": asdict(Recipe(0))}
-        always = ("operator", "channels", "kernels", "seed")
+        always = ("operator", "channels", "output_channels", "seed")
         for part, fields in plain.items():
             plain[part] = {k: v for k, v in fields.items() if k in always or v != default[part][k]}
         return json.dumps(plain | ({"place": self.place} if self.place else {}))
@@ -179,7 +179,7 @@ class _Builder:
         x = self._last if geometry.gated else "x"
         inputs = [x, self._constant(self.layer.recipe.weights(geometry.weights_shape, self.dtype))]
         if geometry.bias:
-            inputs.append(self._constant(self.rng.standard_normal(geometry.kernels)))
+            inputs.append(self._constant(self.rng.standard_normal(geometry.output_channels)))
         attributes: dict[str, Any] = {}
         if geometry.convolves:
             names = ("strides", "pads", "auto_pad", "dilations", "output_padding", "output_shape")
@@ -245,11 +245,11 @@ class _Builder:
 
     def _channels(self, low: float, high: float) -> NDArray[np.float64]:
         """One value for each channel, in a shape that goes with the operator's output."""
-        values = self.rng.uniform(low, high, self.geometry.kernels)
+        values = self.rng.uniform(low, high, self.geometry.output_channels)
         return values.reshape(-1, *[1] * len(self.geometry.size)) if self.geometry.convolves else values
 
     def _batch_norm(self, before: str) -> None:
-        kernels = self.geometry.kernels
+        kernels = self.geometry.output_channels
         scale = self.rng.uniform(-1, 1, kernels) * (self.rng.random(kernels) < 0.8)  # zero: the kernel is pruned
         offset, mean = self.rng.standard_normal((2, kernels))
         variance = self.rng.uniform(1, 3, kernels)

@@ -183,7 +183,7 @@ def _gemms(chosen: dict[str, Any]) -> st.SearchStrategy[Geometry]:
         Geometry,
         operator=st.just("Gemm"),
         channels=st.integers(1, 48),
-        kernels=st.integers(1, 24),
+        output_channels=st.integers(1, 24),
         bias=st.booleans(),
         transposed_weights=st.booleans(),
         alpha=st.sampled_from((1.0, 1.0, 0.75, -0.5)),
@@ -221,7 +221,7 @@ def wide_convolutions(draw: st.DrawFn) -> Geometry:
     return Geometry(
         "Conv",
         channels=group * draw(st.sampled_from((4, 8, 16, 32))),
-        kernels=group * draw(st.integers(1, kernels)),
+        output_channels=group * draw(st.integers(1, kernels)),
         group=group,
         batch=1,
         data_type=draw(st.sampled_from(("float32", "float32", "float16"))),
@@ -260,7 +260,7 @@ def _convolutions(draw: st.DrawFn, kind: Operator, chosen: dict[str, Any]) -> Ge
     return Geometry(
         kind,
         channels=group * channels,
-        kernels=group * kernels,
+        output_channels=group * kernels,
         size=each(1, draw(st.sampled_from((8, 20)))),
         window=window,
         group=group,

@@ -72,13 +72,13 @@ def _run(
     x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
     gate = _stored(inputs[layer.gate], spec) if layer.gate else None
-    tiling = choose_tiling(spec, len(x), weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, len(x), weights.nonzeros_per_output)
     if place > 0:
-        possible = ranked_tilings(spec, len(x), weights.nonzeros_per_kernel)
+        possible = ranked_tilings(spec, len(x), weights.nonzeros_per_output)
         tiling = possible[round(place * (len(possible) - 1))]
     template = shared_template(spec, tiling, virtual_arch)
     tensor, output, step = _room(spec, len(x))
-    for part in choose_parts(spec, tiling, weights.nonzeros_per_kernel):
+    for part in choose_parts(spec, tiling, weights.nonzeros_per_output):
         kernel = rewrite(template, weights, part)
         launch = kernel.launch
         arguments: dict[str, Any] = {
@@ -94,7 +94,7 @@ def _run(
     x = x if gate is None else gated_input(spec, x, gate)
     together = products_together(weights, tiling)
     bound = error_bound(plain(spec), weights, x, residual=residual, products_together=together)
-    own = slice(BESIDE[0], BESIDE[0] + spec.kernels) if step else slice(None)
+    own = slice(BESIDE[0], BESIDE[0] + spec.output_channels) if step else slice(None)
     assert not is_written(np.delete(tensor, own, axis=1)).any()
     return np.ascontiguousarray(tensor[:, own]), bound
 
@@ -107,7 +107,7 @@ def _room(spec: LayerSpec, images: int) -> tuple[NDArray[Any], NDArray[Any], dic
     if isinstance(spec, Linear):
         tensor = poisoned(spec, images)
         return tensor, tensor, {}
-    tensor = poisoned(replace(spec, kernels=spec.kernels + sum(BESIDE), groups=1), images)
+    tensor = poisoned(replace(spec, output_channels=spec.output_channels + sum(BESIDE), groups=1), images)
     return tensor, tensor.reshape(-1)[BESIDE[0] * prod(tensor.shape[2:]) :], {"output_step": prod(tensor.shape[1:])}
 
 

@@ -134,10 +134,10 @@ def compile_both(layer: Drawn, toolchain: Toolchain, arch: str) -> Both:
     try:
         spec, weights = layer.spec, layer.weights
         tiling = layer.tiling or choose_tiling(
-            spec, layer.batch, weights.nonzeros_per_kernel, accumulate=layer.accumulate, tables=False
+            spec, layer.batch, weights.nonzeros_per_output, accumulate=layer.accumulate, tables=False
         )
         template = make_template(spec, tiling, "compute_80", toolchain, LIMITS)
-        parts = choose_parts(spec, tiling, weights.nonzeros_per_kernel)
+        parts = choose_parts(spec, tiling, weights.nonzeros_per_output)
         try:
             skeleton = make_skeleton(template, arch, toolchain, limits=LIMITS)
             assembler = DirectAssembler.of(template, skeleton.data, arch)

@@ -48,8 +48,8 @@ def test_layers_of_networks_are_right_with_the_tiling_and_parts_chosen_for_them(
     chosen = NETWORK_LAYERS[name]
     weights = weights_of(chosen.spec, chosen.sparsity)
     limit = max(CODE_BYTES, MOST_BYTES_PER_NONZERO * weights.nonzeros)
-    tiling = choose_tiling(chosen.spec, chosen.batch, weights.nonzeros_per_kernel, code_limit_bytes=limit)
-    parts = choose_parts(chosen.spec, tiling, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(chosen.spec, chosen.batch, weights.nonzeros_per_output, code_limit_bytes=limit)
+    parts = choose_parts(chosen.spec, tiling, weights.nonzeros_per_output)
     expect_right(chosen.spec, workbench.check(chosen.spec, tiling, weights, chosen.batch, parts=parts))
 
 
@@ -58,7 +58,7 @@ def test_layers_of_networks_are_right_with_the_tiling_and_parts_chosen_for_them(
 def test_the_ten_operators_are_right_on_the_gpu(name: str, batch: int, workbench: Workbench) -> None:
     spec = TEN_OPERATORS[name]
     weights = random_weights(spec, 0.9)
-    tiling = choose_tiling(spec, batch, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, batch, weights.nonzeros_per_output)
     expect_right(spec, workbench.check(spec, tiling, weights, batch))
 
 
@@ -149,7 +149,7 @@ def test_a_part_that_was_not_launched_is_noticed(workbench: Workbench) -> None:
     weights = random_weights(spec, 0.5)
     output = workbench.run(spec, workbench.cubins(workbench.kernels(spec, tiling, weights, [Part(1, 2)])), 2)
     plane = spec.output_shape[1:]
-    missing = 2 * tiling.group_kernels * int(np.prod(plane))
+    missing = 2 * tiling.group_outputs * int(np.prod(plane))
     assert workbench.verify(spec, tiling, weights, output).message == f"{missing} outputs were not written"
 
 

@@ -85,7 +85,7 @@ def test_kernels_that_leave_outputs_unwritten_never_win(
 
     monkeypatch.setattr(device, "load_layer", load)
     with KernelPool(settings, open_store(settings), toolchain, device.arch) as pool:
-        tilings = ranked_tilings(CASES[0].spec, 8, CASES[0].weights.nonzeros_per_kernel)
+        tilings = ranked_tilings(CASES[0].spec, 8, CASES[0].weights.nonzeros_per_output)
         building = Building(CASES[0], pool, tilings, "float32", EFFORT.candidates)
         found = ended(search(building, rig, lambda: False))
     [wrong] = found.wrong

@@ -105,7 +105,7 @@ def _checkpoint(name: str, sparsity: float, path: Path) -> Checkpoint:
 
 def _fullest(layer: Layer, tiling: Tiling, parts: Sequence[Part]) -> Part:
     streams = tiled(layer.spec, tiling).streams
-    nonzeros = np.asarray(streams.by_stream(layer.weights.nonzeros_per_kernel)).sum(axis=1)
+    nonzeros = np.asarray(streams.by_stream(layer.weights.nonzeros_per_output)).sum(axis=1)
     return max(parts, key=lambda part: int(nonzeros[part.first : part.end].sum()))
 
 

@@ -61,7 +61,7 @@ def weights_of(case: Case, density: float, mask: str = "no zero") -> Weights:
         case "one chunk empty":
             chunk = case.tiling.chunk_channels
             kept[:, (channels >= chunk) & (channels < 2 * chunk)] = False
-    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    bias = rng.standard_normal(spec.output_channels, dtype=np.float32)
     return Weights(np.where(kept, kernel, np.float32(0)), bias, random_bounds(spec))
 
 

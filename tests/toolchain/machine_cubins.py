@@ -31,7 +31,7 @@ def drawn_weights(name: str, density: float, seed: int) -> Weights:
     mask = np.random.default_rng(7).random(spec.weights_shape) < density
     rng = np.random.default_rng(seed)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * mask
-    return Weights(kernel.astype(np.float32), rng.standard_normal(spec.kernels, dtype=np.float32))
+    return Weights(kernel.astype(np.float32), rng.standard_normal(spec.output_channels, dtype=np.float32))
 
 
 @cache

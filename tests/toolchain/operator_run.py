@@ -41,8 +41,10 @@ def run(kernels: Sequence[Kernel], case: Case, x: NDArray[Any]) -> NDArray[Any]:
         tensor, own = poisoned(case.spec, case.batch), slice(None)
         arguments["output"] = tensor
     else:
-        tensor = poisoned(replace(case.spec, kernels=case.spec.kernels + sum(BESIDE), groups=1), case.batch)
-        own = slice(BESIDE[0], BESIDE[0] + case.spec.kernels)
+        tensor = poisoned(
+            replace(case.spec, output_channels=case.spec.output_channels + sum(BESIDE), groups=1), case.batch
+        )
+        own = slice(BESIDE[0], BESIDE[0] + case.spec.output_channels)
         arguments["output"] = tensor.reshape(-1)[BESIDE[0] * prod(tensor.shape[2:]) :]
         arguments["output_step"] = prod(tensor.shape[1:])
         if is_bounded(case.spec):
@@ -68,6 +70,6 @@ def rounded(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.floa
 def half_of_the_weights(spec: LayerSpec) -> Weights:
     rng = np.random.default_rng(0)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32) * (rng.random(spec.weights_shape) < 0.5)
-    bias = rng.standard_normal(spec.kernels, dtype=np.float32)
+    bias = rng.standard_normal(spec.output_channels, dtype=np.float32)
     kernel, bias = rounded(kernel.astype(np.float32), spec.data_type), rounded(bias, spec.data_type)
     return Weights(kernel, bias, random_bounds(spec))

@@ -149,7 +149,7 @@ def test_a_layer_that_is_assembled_directly_is_one_cubin_and_what_is_refused_is_
 ) -> None:
     settings, store, toolchain = laptop_settings(tmp_path), MemoryStore(), find_toolchain()
     [case] = operator_cases(["lenet-conv2"], Choice((64,), (0.9,)))
-    groups = tiled(case.spec, choose_tiling(case.spec, 64, case.weights.nonzeros_per_kernel)).streams.count
+    groups = tiled(case.spec, choose_tiling(case.spec, 64, case.weights.nonzeros_per_output)).streams.count
     assert groups > 1
     monkeypatch.setattr(kernels, "choose_parts", lambda *_: (Part(0, 1), Part(1, groups)))
     with KernelPool(settings, store, toolchain, "sm_90", assembler="direct") as pool:

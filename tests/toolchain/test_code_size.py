@@ -29,13 +29,13 @@ LARGE: dict[str, LayerSpec] = {
 def test_a_k_group_of_a_large_layer_takes_as_much_code_as_predicted_and_24_bytes_a_nonzero(name: str) -> None:
     spec, rng = LARGE[name], np.random.default_rng(0)
     weights = rng.standard_normal(spec.weights_shape, dtype=np.float32) * (rng.random(spec.weights_shape) < 0.1)
-    layer = Weights(weights.astype(np.float32), np.zeros(spec.kernels, np.float32))
-    tiling = choose_tiling(spec, 1, layer.nonzeros_per_kernel, code_limit_bytes=10**9, tables=False)
+    layer = Weights(weights.astype(np.float32), np.zeros(spec.output_channels, np.float32))
+    tiling = choose_tiling(spec, 1, layer.nonzeros_per_output, code_limit_bytes=10**9, tables=False)
     toolchain = find_toolchain()
     template = make_template(spec, tiling, "compute_80", toolchain, LIMITS)
     cubin = assemble(rewrite(template, layer, Part(0, 1)).ptx, "sm_90", toolchain, limits=LIMITS)
-    nonzeros = int(layer.nonzeros_per_kernel[: tiling.group_kernels].sum())
-    predicted = 16 * float(stream_instructions(spec, tiling, layer.nonzeros_per_kernel)[0])
+    nonzeros = int(layer.nonzeros_per_output[: tiling.group_outputs].sum())
+    predicted = 16 * float(stream_instructions(spec, tiling, layer.nonzeros_per_output)[0])
     assert cubin.spill_bytes == 0
     # A cubin is a little more than its code.
     assert 16 * nonzeros < len(cubin.data) <= MOST_BYTES * nonzeros + 10_000
@@ -45,7 +45,7 @@ def test_a_k_group_of_a_large_layer_takes_as_much_code_as_predicted_and_24_bytes
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 def test_ptxas_keeps_the_loops_of_a_kernel_that_copies_in_loops(arch: str) -> None:
     spec = Linear(1024, 4096)
-    weights = Weights(np.zeros(spec.weights_shape, np.float32), np.zeros(spec.kernels, np.float32))
+    weights = Weights(np.zeros(spec.weights_shape, np.float32), np.zeros(spec.output_channels, np.float32))
     weights.kernel[0, ::64] = 1
     sizes = {}
     for channels in (32, 128):

@@ -290,7 +290,7 @@ def test_bfloats_are_computed_in_float32_and_rounded_to_nearest(narrow_ptx: str)
     assert pairs.tolist() == (nearest_bfloat(sums) | nearest_bfloat(w) << 16).tolist()
 
 
-SPEC = Conv2d(channels=6, height=9, width=11, kernels=6, kernel_height=3, kernel_width=3, padding=(1, 1, 1, 1))
+SPEC = Conv2d(channels=6, height=9, width=11, output_channels=6, kernel_height=3, kernel_width=3, padding=(1, 1, 1, 1))
 
 
 def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -299,10 +299,10 @@ def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np
         weights, bias = weight_stream.full_placeholders(SPEC)
         return weights.view(np.float32), bias.view(np.float32)
     indices = weight_stream.slots(kernels.tiled(SPEC, tiling)).weights
-    one_copy = np.zeros((tiling.group_kernels, tiling.chunk_channels, 3, 3), dtype=np.uint32)
+    one_copy = np.zeros((tiling.group_outputs, tiling.chunk_channels, 3, 3), dtype=np.uint32)
     # The rows of a thread have placeholders of their own for a weight, too near each other to tell apart here.
     one_copy.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
-    kernel, channel = np.arange(SPEC.kernels) % tiling.group_kernels, np.arange(SPEC.channels) % tiling.chunk_channels
+    kernel, channel = np.arange(SPEC.kernels) % tiling.group_outputs, np.arange(SPEC.channels) % tiling.chunk_channels
     bias = (FIRST_BIAS + kernel).astype(np.uint32)
     return one_copy[kernel[:, None], channel].view(np.float32), bias.view(np.float32)
 
@@ -317,7 +317,7 @@ def convolve(x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray
 @pytest.mark.parametrize("arch", ["compute_75", "compute_80"])
 @pytest.mark.parametrize("form", ["rolled", "full"])
 def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Path, arch: str, form: Form) -> None:
-    tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_kernels=3, chunk_channels=2, stages=3, form=form)
+    tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_outputs=3, chunk_channels=2, stages=3, form=form)
     for name, text in kernels.tiled(SPEC, tiling).sources().items():
         (tmp_path / name).write_text(text)
     template = compile_to_ptx(toolchain, kernels.source_path(SPEC, tiling), tmp_path, arch)
@@ -329,4 +329,4 @@ def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Pat
     )
     expected = convolve(x, *placeholder_weights(tiling))
     assert np.abs(output - expected).max() < 1e-4
-    assert trace.per_thread("fma") == tiling.rows * tiling.group_kernels * SPEC.channels * 3 * 3
+    assert trace.per_thread("fma") == tiling.rows * tiling.group_outputs * SPEC.channels * 3 * 3

@@ -68,7 +68,7 @@ def test_what_all_checkpoints_of_a_sweep_share_is_read_once(farm: Farm, monkeypa
         read[f"skeleton {template.spec}"] += 1
         return of(template, skeleton, arch)
 
-    shapes = [replace(SMALLER, kernels=kernels) for kernels in range(1, 7)]
+    shapes = [replace(SMALLER, output_channels=kernels) for kernels in range(1, 7)]
     sweep = [
         checkpoint(*(layer(f"conv{i}", spec, seed=10 * step + i) for i, spec in enumerate(shapes)), name=f"step{step}")
         for step in range(3)

@@ -125,7 +125,7 @@ def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong
         ("conv2", 2, ("sm_90",), "idle"),
     ]
     assert all("not written" in each.verification.message for each in found)
-    kernels = [layer.spec.kernels for layer in NET.layers]
+    kernels = [layer.spec.output_channels for layer in NET.layers]
     # The K groups of all parts together are the layer's, one kernel each here.
     grids = [[launch.grid_at(2)[2] for _, launch in launched] for launched in device.ran]
     assert grids == [[1, count - 1] for count in kernels]

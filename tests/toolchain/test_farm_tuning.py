@@ -33,7 +33,7 @@ from tests.toolchain.tools import NET, OPTIONS
 from tests.tuning_samples import GPU, KeptRecords, other_tiling, record, whole_tuning
 from tests.verifications import assert_right
 
-BY_MODEL = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_kernel)
+BY_MODEL = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_output)
 TUNED = other_tiling(BY_MODEL)
 
 

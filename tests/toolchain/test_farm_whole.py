@@ -29,7 +29,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_whole_layers(assembler: DirectAssembler, weights: Weights, part: Part) -> Cubin:
-    if part.end - part.first == assembler.template.spec.kernels:
+    if part.end - part.first == assembler.template.spec.output_channels:
         raise MachineCodeError("not as one cubin")
     return assemble(assembler, weights, part)
 
@@ -54,7 +54,7 @@ def test_it_is_one_cubin_and_one_launch_beside_the_parts_of_other_architectures(
     validator().validate(manifest)
     for one, described in zip(NET.layers, manifest["layers"], strict=True):
         launches = [launch for launch in described["launches"] if "sm_90" in launch["cubins"]]
-        assert [launch["grid"][2]["fixed"] for launch in launches] == [one.spec.kernels]
+        assert [launch["grid"][2]["fixed"] for launch in launches] == [one.spec.output_channels]
         assert "part" not in launches[0]["cubins"]["sm_90"]["path"]
         assert sum("sm_80" in launch["cubins"] for launch in described["launches"]) == 2
     opened = Bundle(tmp_path / "out")

@@ -134,7 +134,7 @@ def test_an_input_without_weights_is_not_multiplied_and_its_gate_not_loaded() ->
     weights.kernel[:, 4:8] = 0
     weights.kernel[:, 9] = 0
     ptx = rewrite(template_of(case), weights).ptx.decode()
-    streams = -(-case.spec.kernels // case.tiling.group_kernels)
+    streams = -(-case.spec.output_channels // case.tiling.group_outputs)
     used = [(weights.kernel[4 * i : 4 * i + 4] != 0).any(axis=(0, 2, 3)) for i in range(streams)]
     assert ptx.count("mul.rn.f32 x") == sum(map(np.count_nonzero, used))
     quads = [np.pad(each, (0, 1)).reshape(-1, 4).any(axis=1) for each in used]

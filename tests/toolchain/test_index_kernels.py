@@ -43,7 +43,7 @@ def layer(name: str) -> tuple[Conv2d, NDArray[np.float32], Weights]:
     spec = SPECS[name]
     x = np.random.default_rng(7).standard_normal((IMAGES, *spec.input_shape), dtype=np.float32)
     weights = random_weights(spec, 0.6)
-    return spec, x, Weights(weights.kernel, np.zeros(spec.kernels, np.float32))
+    return spec, x, Weights(weights.kernel, np.zeros(spec.output_channels, np.float32))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -51,8 +51,8 @@ def test_im2col_makes_the_convolution_one_product(name: str) -> None:
     spec, x, weights = layer(name)
     columns = np.full(columns_shape(spec, IMAGES), np.nan, np.float32)
     emulate.run(ptx("im2col", name), im2col_grid(spec, IMAGES), (256, 1, 1), 0, [x, columns, IMAGES])
-    product = weights.kernel.reshape(spec.kernels, -1).astype(np.float64) @ columns
-    got = product.reshape(spec.kernels, IMAGES, *spec.output_shape[1:]).swapaxes(0, 1)
+    product = weights.kernel.reshape(spec.output_channels, -1).astype(np.float64) @ columns
+    got = product.reshape(spec.output_channels, IMAGES, *spec.output_shape[1:]).swapaxes(0, 1)
     np.testing.assert_allclose(got, layer_output(spec, weights, x), rtol=1e-12, atol=1e-12)
 
 
@@ -81,7 +81,7 @@ def test_escoins_kernel_stages_rows_longer_than_shared_memory_holds_and_skips_em
     kernel = random_weights(spec, 0.2).kernel
     kernel[1] = 0
     weights = Weights(kernel, np.zeros(3, np.float32))
-    assert weights.nonzeros_per_kernel.max() > 512
+    assert weights.nonzeros_per_output.max() > 512
     matrix = StretchedRows.of(spec, weights)
     output = np.full((2, *spec.output_shape), np.nan, np.float32)
     text = compile_ptx("escoin", spec, "compute_80", find_toolchain())

@@ -189,11 +189,11 @@ def test_a_part_has_the_products_of_its_own_k_groups() -> None:
 def test_sixteen_times_as_many_k_groups_are_proved_in_hardly_more_steps() -> None:
     """Calls, in which NumPy goes over all words at once: what is done for each K group or branch would show."""
     case = CASES["channels and kernels that do not divide"]
-    spec = replace(case.spec, kernels=32 * case.tiling.group_kernels)
+    spec = replace(case.spec, output_channels=32 * case.tiling.group_outputs)
     template = make_template(spec, case.tiling, "compute_80", find_toolchain(), LIMITS)
     rng = np.random.default_rng(1)
     kernel = (rng.standard_normal(spec.weights_shape) * (rng.random(spec.weights_shape) < 0.5)).astype(np.float32)
-    weights = Weights(kernel, rng.standard_normal(spec.kernels).astype(np.float32))
+    weights = Weights(kernel, rng.standard_normal(spec.output_channels).astype(np.float32))
     assembler = DirectAssembler.of(template, make_skeleton(template, ARCH, find_toolchain()).data, ARCH)
     few, many = (CubinFile.read(assembler.assemble(weights, Part(0, count)).data) for count in (2, 32))
     assert calls_of(lambda: prove(many)) < 2 * calls_of(lambda: prove(few))

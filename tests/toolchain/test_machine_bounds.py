@@ -117,8 +117,8 @@ def test_each_bound_is_one_word_of_each_k_group_that_has_products_with_its_input
     bounds = both_sides(PLAIN)
     read = np.array(
         [
-            (weights.kernel[first : first + tiling.group_kernels, :, 0, 0] != 0).any(axis=0)
-            for first in range(0, spec.kernels, tiling.group_kernels)
+            (weights.kernel[first : first + tiling.group_outputs, :, 0, 0] != 0).any(axis=0)
+            for first in range(0, spec.output_channels, tiling.group_outputs)
         ]
     )
     words = directly(PLAIN, replace(weights, bounds=bounds)).words
@@ -131,7 +131,7 @@ def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() 
     case = LIKE_DENSENET[FINISHED]
     words = directly(case, weights_of(case, 0.6)).words
     stores, bounds = places_of(words, "STG"), in_streams(words)
-    groups = -(-case.spec.kernels // case.tiling.group_kernels)
+    groups = -(-case.spec.output_channels // case.tiling.group_outputs)
     assert groups == 1
     assert (stores < bounds[-1]).any()
     barriers, loads = places_of(words, "BAR"), places_of(words, "LDS")

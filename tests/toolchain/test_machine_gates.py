@@ -63,7 +63,7 @@ def test_an_input_without_weights_is_neither_loaded_nor_multiplied() -> None:
     def count(weights: Weights, opcode: int) -> int:
         return int((encoding.OPCODE.get(directly(ONE_ROW, weights).words) == opcode).sum())
 
-    weights, groups = weights_of(ONE_ROW, 1.0), -(-ONE_ROW.spec.kernels // ONE_ROW.tiling.group_kernels)
+    weights, groups = weights_of(ONE_ROW, 1.0), -(-ONE_ROW.spec.output_channels // ONE_ROW.tiling.group_outputs)
     fewer = Weights(weights.kernel.copy(), weights.bias)
     fewer.kernel[:, 4:8] = 0
     fewer.kernel[:, 9] = 0

@@ -107,7 +107,7 @@ def stores_before_the_last_multiply_add(words: Words) -> int:
 
 def test_outputs_are_stored_amid_the_multiply_adds_of_the_last_chunk() -> None:
     words = only_group(template(), skeleton(), sparsity=0.5)
-    assert stores_before_the_last_multiply_add(words) >= TILING.group_kernels * (PASSES - 1) / PASSES - 1
+    assert stores_before_the_last_multiply_add(words) >= TILING.group_outputs * (PASSES - 1) / PASSES - 1
 
 
 def test_outputs_are_stored_behind_all_multiply_adds_where_passes_need_many_loads() -> None:

@@ -47,9 +47,9 @@ def in_parts(case: Case) -> bool:
 
 def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
     weights = random_weights(spec, sparsity)
-    nonzeros = weights.nonzeros_per_kernel
+    nonzeros = weights.nonzeros_per_output
     # One template of the full form for all sparsities: nvcc takes seconds for each.
-    tenth = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    tenth = np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
     tiling = choose_tiling(spec, 64, tenth if form == "full" else nonzeros, form=form)
     found = verify_layer(shared_template(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
     assert found.ok, found.message
@@ -109,7 +109,7 @@ def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObj
     case = CASES[name]
     data_type = case.spec.data_type
     kernel = data.draw(hnp.arrays(np.float32, case.spec.weights_shape, elements=weight_values, fill=st.just(0.0)))
-    bias = data.draw(hnp.arrays(np.float32, case.spec.kernels, elements=weight_values))
+    bias = data.draw(hnp.arrays(np.float32, case.spec.output_channels, elements=weight_values))
     bounds = random_bounds(case.spec, data.draw(st.integers(0, 99)))
     weights = Weights(rounded(kernel, data_type), rounded(bias, data_type), bounds)
     x = random_input(case.spec, case.batch, data.draw(st.integers(0, 99)))
@@ -123,7 +123,7 @@ def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObj
 @pytest.mark.parametrize("name", [name for name in ROLLED if not CASES[name].spec.epilogue])
 def test_a_layer_without_weights_gives_exactly_its_bias(name: str) -> None:
     case = CASES[name]
-    bias = rounded(np.linspace(-1, 1, case.spec.kernels, dtype=np.float32), case.spec.data_type)
+    bias = rounded(np.linspace(-1, 1, case.spec.output_channels, dtype=np.float32), case.spec.data_type)
     kernel = rewrite(
         template_of(case), Weights(np.zeros(case.spec.weights_shape, dtype=np.float32), bias, random_bounds(case.spec))
     )
@@ -217,9 +217,11 @@ def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
 
 def additions_of(case: Case, nonzeros: slice | int) -> int:
     """How often a sum of three kernels goes to float32, whose weights are zero but for these [C * R * S]."""
-    kernel = np.zeros((case.spec.kernels, case.spec.weights_count // case.spec.kernels), dtype=np.float32)
+    kernel = np.zeros(
+        (case.spec.output_channels, case.spec.weights_count // case.spec.output_channels), dtype=np.float32
+    )
     kernel[:, nonzeros] = 1
-    weights = Weights(kernel.reshape(case.spec.weights_shape), np.zeros(case.spec.kernels, dtype=np.float32))
+    weights = Weights(kernel.reshape(case.spec.weights_shape), np.zeros(case.spec.output_channels, dtype=np.float32))
     additions, rest = divmod(rewrite(template_of(case), weights).ptx.count(b"// farm.accumulate"), 3)
     assert rest == 0
     return additions

@@ -31,11 +31,11 @@ def overflowing(spec: LayerSpec) -> Weights:
     """One weight in four of each kernel, of both signs, as large as the type has it."""
     rng = np.random.default_rng(0)
     kernel = rng.choice([0, 0, 0, 0, 0, 0, 1, -1], spec.weights_shape).astype(np.float32)
-    return Weights(kernel * np.float32(LARGE[spec.data_type]), np.zeros(spec.kernels, np.float32))
+    return Weights(kernel * np.float32(LARGE[spec.data_type]), np.zeros(spec.output_channels, np.float32))
 
 
 def made(spec: LayerSpec, weights: Weights) -> Template:
-    tiling = choose_tiling(spec, 4, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, 4, weights.nonzeros_per_output)
     return shared_template(spec, tiling)
 
 
@@ -45,7 +45,7 @@ def test_a_kernel_that_overflows_is_right(spec: LayerSpec, data_type: DataType) 
     spec = replace(spec, data_type=data_type)
     weights = overflowing(spec)
     template = made(spec, weights)
-    parts = choose_parts(spec, template.tiling, weights.nonzeros_per_kernel)
+    parts = choose_parts(spec, template.tiling, weights.nonzeros_per_output)
     found = verify_layer(template, weights, parts, batch=4)
     assert found.ok, found.message
     assert found.bound_share <= 1
@@ -55,7 +55,7 @@ def test_a_kernel_that_overflows_is_right(spec: LayerSpec, data_type: DataType) 
 def test_infinities_of_the_wrong_sign_and_outputs_not_written_are_wrong_also_where_sums_overflow() -> None:
     spec = Linear(1, 8)
     weights = Weights(np.full((8, 1), 3.4e38, np.float32), np.zeros(8, np.float32))
-    tiling = choose_tiling(spec, 64, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, 64, weights.nonzeros_per_output)
     x = random_input(spec, 64, seed=0)
     with np.errstate(over="ignore"):
         right = (x * np.float32(3.4e38)).repeat(8, axis=1)
@@ -72,7 +72,7 @@ def test_infinities_of_the_wrong_sign_and_outputs_not_written_are_wrong_also_whe
 def test_an_output_that_was_not_written_is_wrong_where_no_number_would_be_right() -> None:
     spec = Linear(4, 8, epilogue=(AddResidual(),))
     weights = Weights(np.tile(np.float32([3e38, -3e38, 3e38, -3e38]), (8, 1)), np.zeros(8, np.float32))
-    tiling = choose_tiling(spec, 64, weights.nonzeros_per_kernel)
+    tiling = choose_tiling(spec, 64, weights.nonzeros_per_output)
     x, residual = np.ones((64, 4), np.float32), random_residual(spec, 64, seed=0)
     no_number = np.full((64, 8), np.nan, np.float32)
     assert verify_output(spec, tiling, weights, x, no_number, residual=residual).message == ""

@@ -30,7 +30,7 @@ WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
 
 
 def share(spec: Conv2d) -> NDArray[np.int64]:
-    return np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    return np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
@@ -119,7 +119,7 @@ def test_what_does_not_fit_a_multiprocessor_or_a_cluster_is_refused() -> None:
     good = Tiling(25, 1, 1, 32, 256, 1, form="table", cluster=2)
     assert misfit_of(DEEP, good, share(DEEP)) == ""
     assert launch_of(DEEP, good).shared_bytes <= BLOCK_SHARED_BYTES
-    for bad in (replace(good, group_kernels=33, cluster=2), replace(good, group_kernels=40), replace(good, rows=60)):
+    for bad in (replace(good, group_outputs=33, cluster=2), replace(good, group_outputs=40), replace(good, rows=60)):
         assert misfit_of(DEEP, bad, share(DEEP)) == "it needs more threads, registers or shared memory than there are"
 
 

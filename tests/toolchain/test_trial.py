@@ -251,14 +251,14 @@ def test_a_drawn_layer_has_the_mask_that_it_is_named_for() -> None:
     assert weights["no zero"].sparsity == 0
     assert weights["no weight"].nonzeros == 0
     assert weights["one weight"].nonzeros == 1
-    size = shape.tiling.group_kernels
-    empty = weights["one K group empty"].nonzeros_per_kernel == 0
+    size = shape.tiling.group_outputs
+    empty = weights["one K group empty"].nonzeros_per_output == 0
     assert empty.any()
     assert set(np.flatnonzero(empty) // size) == {np.flatnonzero(empty)[0] // size}
 
 
 def _has_parts(shape: Shape) -> bool:
-    return shape.spec.kernels > shape.tiling.group_kernels > 1 and shape.tiling.cluster == 1
+    return shape.spec.output_channels > shape.tiling.group_outputs > 1 and shape.tiling.cluster == 1
 
 
 def test_a_layer_in_parts_for_ptxas_is_tried_as_the_one_cubin_that_jobs_get(monkeypatch: pytest.MonkeyPatch) -> None:

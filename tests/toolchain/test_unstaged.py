@@ -34,9 +34,9 @@ def template_of(spec: Conv2d, tiling: Tiling) -> Template:
     [
         (SPEC, PLAIN),
         (replace(SPEC, epilogue=(AddResidual(), LeakyRelu(0.1))), PLAIN),
-        (replace(SPEC, epilogue=(Swish(),)), replace(PLAIN, group_kernels=24)),
+        (replace(SPEC, epilogue=(Swish(),)), replace(PLAIN, group_outputs=24)),
         (replace(SPEC, width=50), PLAIN),  # columns beyond the image
-        (replace(SPEC, channels=37, kernels=21), PLAIN),  # channels and kernels beyond the layer
+        (replace(SPEC, channels=37, output_channels=21), PLAIN),  # channels and kernels beyond the layer
         (replace(SPEC, height=7, width=9), PLAIN),  # a map is one row of columns
         (replace(SPEC, channels=3), replace(PLAIN, chunk_channels=3)),
     ],
@@ -44,7 +44,7 @@ def template_of(spec: Conv2d, tiling: Tiling) -> Template:
 )
 def test_it_computes_what_the_layer_is(spec: Conv2d, tiling: Tiling) -> None:
     weights = random_weights(spec, 0.9, seed=3)
-    groups = -(-spec.kernels // tiling.group_kernels)
+    groups = -(-spec.output_channels // tiling.group_outputs)
     parts = (Part(0, 1), Part(1, groups)) if groups > 1 else (Part(0, 1),)
     found = verify_layer(template_of(spec, tiling), weights, parts, batch=3)
     assert found.ok, found.message

@@ -63,7 +63,7 @@ SPECS: list[LayerSpec] = [
 def test_a_dense_layer_computes_what_the_kernels_do(spec: LayerSpec) -> None:
     random = np.random.default_rng(0)
     weights = Weights(
-        random.standard_normal(spec.weights_shape, np.float32), random.standard_normal(spec.kernels, np.float32)
+        random.standard_normal(spec.weights_shape, np.float32), random.standard_normal(spec.output_channels, np.float32)
     )
     layer = Layer("layer", spec, weights, "x", "y")
     x = random.standard_normal((2, *spec.input_shape), np.float32)

@@ -90,7 +90,7 @@ def regions(draw: st.DrawFn, spec: LayerSpec, images: int) -> Region:
 def random_weights(spec: LayerSpec, rng: np.random.Generator, sparsity: float = 0.5) -> Weights:
     """Normal values of the spec's data type."""
     kernel = prune(rng.standard_normal(spec.weights_shape, np.float32), sparsity)
-    bias = rng.standard_normal(spec.kernels, np.float32)
+    bias = rng.standard_normal(spec.output_channels, np.float32)
     return Weights(nearest(kernel, spec.data_type), nearest(bias, spec.data_type))
 
 
@@ -113,7 +113,7 @@ def terms(spec: LayerSpec, weights: Weights, x: NDArray[Any], place: tuple[int, 
     """The non-zero weights of the output at `place`, each with the input element that it meets, if any."""
     n, k, *position = place
     channels = weights.kernel.shape[1]
-    first = 0 if isinstance(spec, Linear) else k // (spec.kernels // spec.groups) * channels
+    first = 0 if isinstance(spec, Linear) else k // (spec.output_channels // spec.groups) * channels
     for c, *tap in np.argwhere(weights.kernel[k]):
         where = _input_position(spec, position, tap)
         if where is not None:

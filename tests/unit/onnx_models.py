@@ -132,7 +132,7 @@ def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
     if isinstance(spec, Linear):
         return x.reshape(-1, spec.inputs) @ kernel.T + bias
     images, (top, left, bottom, right) = len(x), spec.padding
-    channels, kernels = spec.channels // spec.groups, spec.kernels // spec.groups
+    channels, kernels = spec.channels // spec.groups, spec.output_channels // spec.groups
     x = x.reshape(images, spec.groups, channels, spec.height, spec.width)
     kernel = kernel.reshape(spec.groups, kernels, channels, spec.kernel_height, spec.kernel_width)
     height, width = spec.output_height, spec.output_width
@@ -154,7 +154,7 @@ def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
                 output += np.einsum(products[0], x[window][..., : many[0], : many[1]], products[1])
     if transposed:
         output = output[..., top : top + height, left : left + width]
-    return output.reshape(images, spec.kernels, height, width) + bias[:, None, None]
+    return output.reshape(images, spec.output_channels, height, width) + bias[:, None, None]
 
 
 def pruned(*shape: int, seed: int) -> NDArray[np.float32]:

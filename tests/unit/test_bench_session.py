@@ -113,7 +113,7 @@ class PlayedPool:
         if case.key.operator in self.fails:
             future.set_exception(NotBuiltError("ptxas ran into its time limit of 600 s"))
         else:
-            tiling = choose_tiling(case.spec, case.images, case.weights.nonzeros_per_kernel)
+            tiling = choose_tiling(case.spec, case.images, case.weights.nonzeros_per_output)
             future.set_result(BuiltLayer(tiling, ((name_of(case), None),), 6.0, {"registers": 32}))
         return future
 
@@ -292,7 +292,7 @@ def test_the_same_operator_has_the_same_weights_pruned_further_along_a_sweep() -
 
 def test_structured_pruning_halves_channels_kernels_or_both() -> None:
     cases = {case.key.operator: case.spec for case in structured_cases(["vgg-conv2", "lenet-conv1"], [1])}
-    assert {name: (spec.channels, spec.kernels) for name, spec in cases.items()} == {
+    assert {name: (spec.channels, spec.output_channels) for name, spec in cases.items()} == {
         "vgg-conv2, PC": (32, 64),
         "vgg-conv2, PF": (64, 32),
         "vgg-conv2, Both": (32, 32),

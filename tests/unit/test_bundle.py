@@ -128,7 +128,7 @@ def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_cubins_and_the_same
     tmp_path: Path, store: MemoryStore
 ) -> None:
     parts = (Part(0, 1), Part(1, 3), Part(3, 4))
-    tiling = replace(TILING, group_kernels=1)
+    tiling = replace(TILING, group_outputs=1)
     manifest = write_layers(
         tmp_path / "out", store, replace(build(0, "large"), tiling=tiling, parts=parts), build(1, "small")
     )

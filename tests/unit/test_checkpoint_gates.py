@@ -174,7 +174,7 @@ SPEC = Conv2d(1152, 7, 7, 320, 1, 1, gated=True)
 @pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_gates_have_room_in_the_shared_memory_of_whatever_is_chosen(batch: int, arch: str) -> None:
-    nonzeros = random_weights(SPEC, 0.9).nonzeros_per_kernel
+    nonzeros = random_weights(SPEC, 0.9).nonzeros_per_output
     tiling = choose_tiling(SPEC, batch, nonzeros, clusters=has_clusters(arch))
     gated, without = (tiled(spec, tiling).launch for spec in (SPEC, plain(SPEC)))
     assert gated.arguments == ("input", "output", "gate", "images", "output_step")
@@ -185,18 +185,18 @@ def test_the_gates_have_room_in_the_shared_memory_of_whatever_is_chosen(batch: i
 def test_a_gated_layer_takes_longer_than_a_plain_one() -> None:
     from codegen.selection.cost_model import predict_microseconds
 
-    tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_kernel)
+    tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_output)
     gated, without = (predict_microseconds(tiled(spec, tiling), 64, 0.1) for spec in (SPEC, plain(SPEC)))
     assert without < gated < 2 * without
 
 
 def test_the_full_form_does_not_do_for_it() -> None:
     with pytest.raises(TilingError, match="without gates"):
-        choose_tiling(SPEC, 1, random_weights(SPEC, 0.9).nonzeros_per_kernel, form="full")
+        choose_tiling(SPEC, 1, random_weights(SPEC, 0.9).nonzeros_per_output, form="full")
 
 
 def test_the_assembler_does_it_but_for_float16() -> None:
-    tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_kernel)
+    tiling = choose_tiling(SPEC, 64, random_weights(SPEC, 0.9).nonzeros_per_output)
     assert assembler_for("direct", SPEC, tiling, "sm_90", "13.1") == ("direct", "")
     halves = replace(SPEC, data_type="float16")
     assert assembler_for("direct", halves, tiling, "sm_90", "13.1") == (

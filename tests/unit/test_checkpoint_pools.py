@@ -182,7 +182,7 @@ def test_the_network_of_a_job_has_no_pool_that_a_layer_computes(tmp_path: Path) 
 
 def test_all_tilings_of_a_layer_with_a_pool_have_whole_windows() -> None:
     spec = behind(LARGE).with_pool().spec
-    nonzeros = random_weights(spec, 0.9).nonzeros_per_kernel
+    nonzeros = random_weights(spec, 0.9).nonzeros_per_output
     ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
     assert len(ranked) > 100
     assert all(has_whole_windows(tiled(spec, each)) for each in ranked)
@@ -194,7 +194,7 @@ def test_all_tilings_of_a_layer_with_a_pool_have_whole_windows() -> None:
 def test_a_layer_with_a_pool_is_of_the_rolled_form() -> None:
     spec = behind(DEEP).with_pool().spec
     with pytest.raises(TilingError, match="a pool behind them: leave out --template full"):
-        choose_tiling(spec, 1, random_weights(spec, 0.9).nonzeros_per_kernel, form="full")
+        choose_tiling(spec, 1, random_weights(spec, 0.9).nonzeros_per_output, form="full")
 
 
 def test_a_pool_in_a_layer_is_predicted_to_take_less_than_one_beside_it() -> None:

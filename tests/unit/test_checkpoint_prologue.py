@@ -111,7 +111,7 @@ def test_weights_with_bounds_are_read_back_and_change_the_digest(tmp_path: Path)
 
 def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
-    nonzeros = layer.weights.nonzeros_per_kernel
+    nonzeros = layer.weights.nonzeros_per_output
     assert choose_tiling(layer.spec, 1, nonzeros).form == "rolled"
     with pytest.raises(TilingError, match="without a normalisation before and a pool behind"):
         choose_tiling(layer.spec, 1, nonzeros, form="full")
@@ -119,7 +119,7 @@ def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
 
 def test_a_mould_of_such_a_layer_is_left_to_ptxas(tmp_path: Path) -> None:
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
-    tiling = choose_tiling(layer.spec, 1, layer.weights.nonzeros_per_kernel)
+    tiling = choose_tiling(layer.spec, 1, layer.weights.nonzeros_per_output)
     assert assembler_for("patch", layer.spec, tiling, "sm_90", "13.1")[0] == "ptxas"
     assert assembler_for("direct", layer.spec, tiling, "sm_90", "13.1")[0] == "direct"
 

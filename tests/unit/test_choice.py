@@ -52,7 +52,7 @@ EVERY_KIND: dict[str, LayerSpec] = {
 
 def spread(spec: LayerSpec, density: float) -> NDArray[np.int64]:
     """The same share of non-zeros in every kernel."""
-    return np.full(spec.kernels, round(density * spec.weights_count / spec.kernels))
+    return np.full(spec.output_channels, round(density * spec.weights_count / spec.output_channels))
 
 
 def multiply_adds(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -67,7 +67,7 @@ def check_limits(spec: LayerSpec, tiling: Tiling) -> None:
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
     assert fits(geometry_of(canonical(spec)), tiling)
     work = tiled(spec, tiling).work
-    assert work.sums <= SUMS or tiling.group_kernels == 1
+    assert work.sums <= SUMS or tiling.group_outputs == 1
     assert registers_of(work) <= 255
     assert work.slots <= BODY_SLOTS
     assert work.results <= BODY_RESULTS
@@ -83,7 +83,7 @@ def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density:
         tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**9)
         check_limits(spec, tiling)
         assert tiling.form == "rolled" or (batch == 1 and isinstance(spec, Linear))
-        if tiling.form == "rolled" and tiling.group_kernels > 1:
+        if tiling.form == "rolled" and tiling.group_outputs > 1:
             assert multiply_adds(canonical(spec), tiling, nonzeros).max() <= STREAM_MULTIPLY_ADDS
             work = tiled(spec, tiling).work
             assert Stream.of(work, nonzeros.sum() / spec.weights_count).code_bytes <= STREAM_BYTES
@@ -91,9 +91,9 @@ def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density:
 
 def test_k_groups_are_as_many_as_divide_the_multiprocessors_too() -> None:
     vgg = Conv2d(512, 28, 28, 512, 3, 3, padding=PAD)
-    tried = {tiling.group_kernels for tiling in ranked_tilings(vgg, 64, spread(vgg, 0.1))}
+    tried = {tiling.group_outputs for tiling in ranked_tilings(vgg, 64, spread(vgg, 0.1))}
     assert {43, 32} <= tried  # 12 groups: measured at 730 us, 16 at 922
-    assert choose_tiling(vgg, 64, spread(vgg, 0.1)).group_kernels == 43
+    assert choose_tiling(vgg, 64, spread(vgg, 0.1)).group_outputs == 43
 
 
 def test_wide_1x1_layers_have_their_blocks_of_all_k_groups_side_by_side() -> None:
@@ -109,7 +109,7 @@ def convolutions(draw: st.DrawFn) -> Conv2d | ConvTranspose2d:
         channels=groups * draw(st.integers(1, 16)),
         height=draw(st.integers(1, 230)),
         width=draw(st.integers(1, 230)),
-        kernels=groups * draw(st.integers(1, 16)),
+        output_channels=groups * draw(st.integers(1, 16)),
         kernel_height=draw(st.integers(1, 7)),
         kernel_width=draw(st.integers(1, 7)),
         stride=draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
@@ -136,8 +136,8 @@ def test_any_layer_gets_a_tiling_that_covers_it_and_parts_that_cover_its_streams
     assert launch_of(spec, tiling).block[0] <= 1024
     assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
     streams = stream_count(canonical(spec), tiling)
-    covered = Streams.of(geometry_of(canonical(spec)), tiling).by_stream(np.ones(spec.kernels, dtype=np.int64))
-    assert int(covered.sum()) == spec.kernels
+    covered = Streams.of(geometry_of(canonical(spec)), tiling).by_stream(np.ones(spec.output_channels, dtype=np.int64))
+    assert int(covered.sum()) == spec.output_channels
     parts = choose_parts(spec, tiling, nonzeros)
     assert [group for part in parts for group in range(part.first, part.end)] == list(range(streams))
     assert all(part.first < part.end for part in parts)
@@ -146,7 +146,7 @@ def test_any_layer_gets_a_tiling_that_covers_it_and_parts_that_cover_its_streams
 def test_a_tiling_that_was_measured_may_have_more_shared_memory_than_one_that_is_chosen() -> None:
     spec = Conv2d(64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
     nonzeros = spread(spec, 0.1)
-    measured = Tiling(56, 4, 1, group_kernels=8, chunk_channels=8, stages=4)
+    measured = Tiling(56, 4, 1, group_outputs=8, chunk_channels=8, stages=4)
     assert launch_of(spec, measured).shared_bytes > SHARED_BYTES
     assert misfit_of(spec, measured, nonzeros) == ""
     assert measured not in ranked_tilings(spec, 1, nonzeros)
@@ -159,7 +159,7 @@ def test_a_tiling_that_was_measured_may_need_a_few_registers_more_by_estimate() 
     measured = Tiling(56, 14, 1, 43, chunk_channels=4, stages=2, accumulate="float16", images=2, order="place")
     assert misfit_of(spec, measured, nonzeros) == ""
     assert measured not in ranked_tilings(spec, 64, nonzeros)
-    assert "registers" in misfit_of(spec, replace(measured, group_kernels=52), nonzeros)
+    assert "registers" in misfit_of(spec, replace(measured, group_outputs=52), nonzeros)
 
 
 CHOICES = """
@@ -207,13 +207,13 @@ def test_maps_of_one_size_and_other_shapes_share_the_tiling_of_a_1x1_layer() -> 
 
 def test_weights_in_few_kernels_get_smaller_groups_than_the_same_number_spread() -> None:
     spec = Conv2d(512, 14, 14, 256, 3, 3, padding=PAD)
-    uneven = np.zeros(spec.kernels, dtype=np.int64)
+    uneven = np.zeros(spec.output_channels, dtype=np.int64)
     uneven[:26] = spec.weights_count // 10 // 26
     tiling = choose_tiling(spec, 64, uneven, code_limit_bytes=10**9)
     assert multiply_adds(spec, tiling, uneven).max() <= STREAM_MULTIPLY_ADDS
     even = choose_tiling(spec, 64, spread(spec, 0.1), code_limit_bytes=10**9)
     assert multiply_adds(spec, even, uneven).max() > STREAM_MULTIPLY_ADDS
-    assert tiling.group_kernels < even.group_kernels
+    assert tiling.group_outputs < even.group_outputs
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "float16"])
@@ -260,7 +260,7 @@ def test_a_layer_with_too_much_code_is_an_error_that_says_how_much_and_a_higher_
 def test_a_kernel_with_more_terms_than_a_stream_should_have_is_compiled_all_the_same() -> None:
     spec = Conv2d(2500, 4, 4, 2, 3, 3, padding=PAD)
     tiling = choose_tiling(spec, 64, spread(spec, 1.0))
-    assert tiling.group_kernels == 1
+    assert tiling.group_outputs == 1
     assert multiply_adds(spec, tiling, spread(spec, 1.0)).max() > STREAM_MULTIPLY_ADDS
 
 

@@ -20,7 +20,7 @@ UNSTAGED = Tiling(64, 1, 1, 32, 32, stages=0)
 
 
 def even(spec: LayerSpec, each: int) -> np.ndarray:
-    return np.full(spec.kernels, each)
+    return np.full(spec.output_channels, each)
 
 
 def test_a_wide_sparse_perceptron_is_computed_without_stages() -> None:
@@ -40,7 +40,7 @@ def test_pointwise_convolutions_of_image_networks_keep_their_stages(
 
 
 def test_those_of_a_dense_layer_are_not_even_looked_at() -> None:
-    spec = replace(WIDE, channels=256, kernels=256)
+    spec = replace(WIDE, channels=256, output_channels=256)
     assert any(tiling.stages == 0 for tiling in ranked_tilings(spec, 64, even(spec, 8)))
     assert all(tiling.stages > 1 for tiling in ranked_tilings(spec, 64, even(spec, 64)))
 

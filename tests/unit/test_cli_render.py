@@ -64,7 +64,7 @@ def column(lines: list[str], name: str) -> str:
 
 def detail(*outcomes: Outcome, template_seconds: float = 0.0) -> JobDetail:
     spec = Conv2d(512, 14, 14, 512, 3, 3, stride=(2, 2))
-    tiling = Tiling(tile_width=8, tile_height=8, rows=1, group_kernels=32, chunk_channels=8, stages=2)
+    tiling = Tiling(tile_width=8, tile_height=8, rows=1, group_outputs=32, chunk_channels=8, stages=2)
     name = "/layer4/layer4.1/conv2/Conv"
     build = Build(1, "d6f2330b3ea4", 0, name, "in", "out", spec, tiling, "w", 235_929, (Part(0, 16),))
     results = tuple(

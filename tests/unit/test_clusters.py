@@ -43,7 +43,7 @@ BOUNDED = Conv2d(992, 7, 7, 128, 1, 1, bounded=True)
 
 
 def tenth(spec: LayerSpec) -> NDArray[np.int64]:
-    return np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    return np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -103,7 +103,7 @@ def test_parts_are_whole_clusters(name: str) -> None:
 
 
 def test_sampled_blocks_are_whole_clusters() -> None:
-    layer = tiled(DEEP["512 x 7 x 7"], replace(BLOCKS_OF_FOUR, group_kernels=32, cluster=8))
+    layer = tiled(DEEP["512 x 7 x 7"], replace(BLOCKS_OF_FOUR, group_outputs=32, cluster=8))
     blocks = set(sample_blocks(layer, layer.launch.grid_at(4), seed=0))
     assert {(x, y, z // 8 * 8 + rank) for x, y, z in blocks for rank in range(8)} == blocks
     assert {z for _, _, z in blocks} == set(range(layer.streams.count))
@@ -131,7 +131,7 @@ def test_the_streams_of_a_linear_layer_do_whatever_inputs_the_last_of_a_cluster_
 
 
 def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
-    kernels = spec.kernels
+    kernels = spec.output_channels
     weights = Weights(
         np.arange(1, spec.weights_count + 1, dtype=np.float32).reshape(spec.weights_shape),
         np.arange(1, kernels + 1, dtype=np.float32),
@@ -210,7 +210,7 @@ def test_a_tuner_tries_clusters_of_a_float16_layer_among_its_first_tilings() -> 
 def test_blocks_of_a_float16_cluster_have_no_more_products_of_a_kernel_than_are_added_up_together() -> None:
     spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
     split = Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=2)
-    few, many = (np.full(spec.kernels, count) for count in (320, 321))
+    few, many = (np.full(spec.output_channels, count) for count in (320, 321))
     assert not misfit_of(spec, split, few)
     assert "products" in misfit_of(spec, split, many)
     assert split not in ranked_tilings(spec, 64, many, clusters=True)

@@ -30,7 +30,7 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_a_tenth_of_a_large_layer_takes_at_most_24_bytes_a_nonzero(name: str, batch: int) -> None:
     spec = LARGE[name]
-    drawn = np.random.default_rng(0).binomial(spec.weights_count // spec.kernels, 0.1, spec.kernels)
+    drawn = np.random.default_rng(0).binomial(spec.weights_count // spec.output_channels, 0.1, spec.output_channels)
     for nonzeros in (spread(spec, 0.1), drawn):
         tiling = choose_tiling(spec, batch, nonzeros, code_limit_bytes=10**9, tables=False)
         code_bytes = 16 * float(stream_instructions(spec, tiling, nonzeros).sum())

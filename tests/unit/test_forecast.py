@@ -110,7 +110,7 @@ def test_more_code_takes_ptxas_longer_and_a_low_level_shorter() -> None:
     assert ptxas_seconds(SMALL, short, 3) < ptxas_seconds(SMALL, long, 3)
     assert ptxas_seconds(SMALL, long, 1) < ptxas_seconds(SMALL, long, 3)
     assert ptxas_seconds(replace(SMALL, data_type="float16"), long, 3) > ptxas_seconds(SMALL, long, 3)
-    sparse = layer().weights.nonzeros_per_kernel
+    sparse = layer().weights.nonzeros_per_output
     assert (nvcc_seconds(SMALL, choose_tiling(SMALL, 64, sparse)) or 0) > 0
 
 

@@ -26,9 +26,9 @@ def by_definition(spec: ConvTranspose2d, kernel: NDArray[np.float32], x: NDArray
     """[K, H', W']: every input element times a kernel, added up `stride` outputs apart, one at a time."""
     top, left, _, _ = spec.padding
     output = np.zeros(spec.output_shape)
-    kernels, channels = spec.kernels // spec.groups, spec.channels // spec.groups
+    kernels, channels = spec.output_channels // spec.groups, spec.channels // spec.groups
     for k, c, i, j, r, s in np.ndindex(
-        spec.kernels, channels, spec.height, spec.width, spec.kernel_height, spec.kernel_width
+        spec.output_channels, channels, spec.height, spec.width, spec.kernel_height, spec.kernel_width
     ):
         row = i * spec.stride[0] + r * spec.dilation[0] - top
         column = j * spec.stride[1] + s * spec.dilation[1] - left
@@ -52,12 +52,12 @@ def by_phases(spec: ConvTranspose2d, kernel: NDArray[np.float32], x: NDArray[np.
     output = np.full(spec.output_shape, np.nan)
     up_y, up_x = geometry.phases
     for k, phase, y, column in np.ndindex(
-        geometry.kernels, geometry.phase_count, geometry.positions_height, geometry.positions_width
+        geometry.output_channels, geometry.phase_count, geometry.positions_height, geometry.positions_width
     ):
         row_out = y * up_y + phase // up_x - geometry.crop[0]
         column_out = column * up_x + phase % up_x - geometry.crop[1]
         if 0 <= row_out < spec.output_height and 0 <= column_out < spec.output_width:
-            group = k // geometry.group_kernels * geometry.group_channels
+            group = k // geometry.group_outputs * geometry.group_channels
             rows = slice(around + y - geometry.pad_top, around + y - geometry.pad_top + geometry.kernel_height)
             first = around + column - geometry.pad_left
             window = padded[group : group + geometry.group_channels, rows, first : first + geometry.kernel_width]
@@ -74,7 +74,7 @@ def transposed(draw: st.DrawFn) -> ConvTranspose2d:
         channels=2 * groups,
         height=draw(st.integers(1, 4)),
         width=draw(st.integers(1, 4)),
-        kernels=groups,
+        output_channels=groups,
         kernel_height=draw(st.integers(1, 4)),
         kernel_width=draw(st.integers(1, 3)),
         stride=stride,
@@ -107,7 +107,7 @@ def test_the_phases_share_out_the_weights_and_each_has_one_phase(spec: ConvTrans
 def test_other_layers_have_one_phase_of_all_weights(spec: Any) -> None:
     kernel = np.random.default_rng(0).standard_normal(spec.weights_shape, dtype=np.float32)
     parts = phase_weights(spec, with_bias_of_zero(kernel))
-    assert parts.shape[:2] == (spec.kernels, 1)
+    assert parts.shape[:2] == (spec.output_channels, 1)
     assert np.array_equal(parts.ravel(), kernel.ravel())
 
 
@@ -152,15 +152,15 @@ def test_first_kernel_and_by_stream_agree_and_reach_every_kernel_once(layer: tup
     spec, tiling = layer
     assert fits(geometry_of(spec), tiling)
     streams = Streams.of(geometry_of(spec), tiling)
-    numbers = streams.by_stream(np.arange(1, spec.kernels + 1))
-    assert numbers.shape == (streams.count, tiling.group_kernels)
+    numbers = streams.by_stream(np.arange(1, spec.output_channels + 1))
+    assert numbers.shape == (streams.count, tiling.group_outputs)
     found = []
     for stream, row in enumerate(numbers.tolist()):
         kernels = [number - 1 for number in row if number]
         assert kernels == list(range(streams.first_kernel(stream), streams.first_kernel(stream) + len(kernels)))
-        assert row[len(kernels) :] == [0] * (tiling.group_kernels - len(kernels))
+        assert row[len(kernels) :] == [0] * (tiling.group_outputs - len(kernels))
         found += kernels
-    assert found == list(range(spec.kernels))
+    assert found == list(range(spec.output_channels))
 
 
 @given(divided())
@@ -168,11 +168,11 @@ def test_the_kernels_of_a_stream_read_the_channels_of_one_span(layer: tuple[Conv
     spec, tiling = layer
     streams = Streams.of(geometry_of(spec), tiling)
     assert streams.spans * streams.span_channels == spec.channels
-    assert streams.spans * streams.span_kernels == spec.kernels
+    assert streams.spans * streams.span_outputs == spec.output_channels
     assert (
         (streams.chunks - 1) * tiling.chunk_channels < streams.span_channels <= streams.chunks * tiling.chunk_channels
     )
-    group_of = np.arange(spec.kernels) // (spec.kernels // spec.groups)
+    group_of = np.arange(spec.output_channels) // (spec.output_channels // spec.groups)
     first_channel = group_of * (spec.channels // spec.groups)
     spans = streams.by_stream(first_channel // streams.span_channels + 1)
     assert all(len(set(row) - {0}) == 1 for row in spans.tolist())
@@ -190,7 +190,7 @@ def test_streams_keep_what_belongs_to_a_kernel_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group_kernels", "chunk_channels", "whole"),
+    ("group_outputs", "chunk_channels", "whole"),
     [
         (2, 3, True),
         (4, 3, True),
@@ -204,7 +204,7 @@ def test_streams_keep_what_belongs_to_a_kernel_together() -> None:
     ],
 )
 def test_a_stream_of_several_groups_has_them_whole_in_one_chunk_and_one_of_less_no_other_groups_channels(
-    group_kernels: int, chunk_channels: int, whole: bool
+    group_outputs: int, chunk_channels: int, whole: bool
 ) -> None:
     geometry = geometry_of(Conv2d(16, 4, 4, 16, 3, 3, groups=4))
-    assert fits(geometry, Tiling(4, 4, 1, group_kernels, chunk_channels, 2)) == whole
+    assert fits(geometry, Tiling(4, 4, 1, group_outputs, chunk_channels, 2)) == whole

@@ -180,9 +180,9 @@ def test_only_layers_that_differ_are_built_and_with_groups_that_suit_the_pattern
     net = made_challenge("radix-net", 1024, 120, np.zeros((1, 1024), np.float32), 0)
     checkpoint = net.checkpoint()
     assert len(cases_of(net, checkpoint)) == 6 + 1  # the first reads the inputs in their own order
-    assert {tiling.group_kernels for tiling in tilings_of(net, checkpoint)} == {16, 32}
+    assert {tiling.group_outputs for tiling in tilings_of(net, checkpoint)} == {16, 32}
     drawn = made_challenge("random", 1024, 2, np.zeros((1, 1024), np.float32), 0)
-    assert {tiling.group_kernels for tiling in tilings_of(drawn, drawn.checkpoint())} == {64, 128}
+    assert {tiling.group_outputs for tiling in tilings_of(drawn, drawn.checkpoint())} == {64, 128}
 
 
 def test_networks_that_differ_in_depth_share_their_kernels_and_all_are_begun_before_one_is_measured() -> None:

@@ -115,7 +115,7 @@ def test_what_the_cache_saved_is_told_of_this_job_alone(yard: Farmyard) -> None:
 def record(of: Layer, batch: int, gpu: str = "NVIDIA H200") -> TuningRecord:
     from codegen.selection.choose import choose_tiling
 
-    nonzeros = of.weights.nonzeros_per_kernel
+    nonzeros = of.weights.nonzeros_per_output
     tiling = replace(choose_tiling(of.spec, batch, nonzeros), stages=4)
     key = key_of("sm_90", of.spec, batch, nonzeros, "float32", 3)
     return TuningRecord(key, gpu, tiling, 3.25, 4.0, 12, (), datetime(2026, 1, 1, tzinfo=UTC), 4.5, 5.0)

@@ -27,7 +27,7 @@ def test_a_tiling_is_worked_out_once_however_often_it_is_asked_about() -> None:
     assert (work.call_count, launch.call_count) == (1, 1)
 
 
-@pytest.mark.parametrize("other", [replace(TILING, group_kernels=8), replace(TILING, stages=3)])
+@pytest.mark.parametrize("other", [replace(TILING, group_outputs=8), replace(TILING, stages=3)])
 def test_tilings_that_read_the_same_input_share_its_layout(other: Tiling) -> None:
     layer = lower(SPEC)
     assert layer.tiled(TILING).input_tile is layer.tiled(other).input_tile
@@ -45,9 +45,9 @@ def test_a_layer_is_lowered_canonical() -> None:
     assert lower(Conv2d(8, 4, 6, 8, 1, 1)).spec == Conv2d(8, 1, 24, 8, 1, 1)
 
 
-@pytest.mark.parametrize("spec", [replace(SPEC, kernels=40), Linear(300, 70)])
+@pytest.mark.parametrize("spec", [replace(SPEC, output_channels=40), Linear(300, 70)])
 def test_choosing_a_tiling_lowers_the_layer_a_few_times_not_for_every_candidate(spec: Conv2d | Linear) -> None:
-    nonzeros = np.full(spec.kernels, spec.weights_count // spec.kernels // 10)
+    nonzeros = np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
     with (
         patch.object(choose, "lower", wraps=lower) as once,
         patch.object(ranking, "lower", wraps=lower) as again,

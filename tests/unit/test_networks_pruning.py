@@ -80,5 +80,5 @@ def test_the_power_that_is_kept_is_that_of_pruned_normal_weights(sparsity: float
 def test_random_weights_fit_any_spec(spec: LayerSpec) -> None:
     weights = random_weights(spec, 0.5)
     assert weights.kernel.shape == spec.weights_shape
-    assert weights.bias.shape == (spec.kernels,)
+    assert weights.bias.shape == (spec.output_channels,)
     assert weights.sparsity == 0.5

@@ -32,7 +32,12 @@ TABLE = {  # Dong et al. (2020): output height and width, C, K, R, padding, para
 def test_the_ten_operators_are_those_of_the_paper(name: str) -> None:
     size, channels, kernels, extent, padding, parameters, operations = TABLE[name]
     spec = TEN_OPERATORS[name]
-    assert (spec.output_height, spec.output_width, spec.channels, spec.kernels) == (size, size, channels, kernels)
+    assert (spec.output_height, spec.output_width, spec.channels, spec.output_channels) == (
+        size,
+        size,
+        channels,
+        kernels,
+    )
     assert (spec.kernel_height, spec.kernel_width, spec.padding) == (extent, extent, (padding,) * 4)
     assert spec.weights_count == parameters
     assert 2 * 64 * size * size * parameters / 1e6 == pytest.approx(operations, rel=0.002)
@@ -96,7 +101,7 @@ def test_vgg16_has_the_published_numbers_of_parameters_and_multiply_adds() -> No
     convolutions, linears = [spec for stage in vgg16_stages() for spec in stage], vgg16_classifier()
     assert len(convolutions) == 13
     specs: list[LayerSpec] = [*convolutions, *linears]
-    assert sum(spec.weights_count + spec.kernels for spec in specs) == 138_357_544
+    assert sum(spec.weights_count + spec.output_channels for spec in specs) == 138_357_544
     operations = sum(spec.weights_count * spec.output_height * spec.output_width for spec in convolutions)
     assert operations + sum(spec.weights_count for spec in linears) == pytest.approx(15.47e9, rel=0.003)
 

@@ -108,11 +108,11 @@ def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() ->
 def test_every_tile_is_offered_with_two_images_in_a_lane_and_without_them_for_a_batch_of_one() -> None:
     offered = list(lower(HALF).candidates())
     plain = {
-        (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_kernels, t.chunk_channels)
+        (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_outputs, t.chunk_channels)
         for t in lower(WIDE).candidates()
     }
     paired = {
-        (t.tile_width, t.tile_height, t.rows, t.images, t.group_kernels, t.chunk_channels)
+        (t.tile_width, t.tile_height, t.rows, t.images, t.group_outputs, t.chunk_channels)
         for t in offered
         if pairing(HALF.data_type, t).images == 2
     }
@@ -161,12 +161,12 @@ def test_sums_of_few_products_stay_in_float16(nonzeros: int, expected: str) -> N
 
 
 def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> None:
-    spec = replace(HALF, kernels=64)
-    packed = replace(TWO, group_kernels=64, chunk_channels=4, accumulate="float16")
+    spec = replace(HALF, output_channels=64)
+    packed = replace(TWO, group_outputs=64, chunk_channels=4, accumulate="float16")
     assert resident_blocks(tiled(spec, packed)) == 2
     assert resident_blocks(tiled(spec, replace(packed, tile_height=2))) == 4
-    assert resident_blocks(tiled(spec, replace(packed, group_kernels=16))) == 0
-    assert resident_blocks(tiled(replace(spec, kernels=128), replace(packed, group_kernels=128))) == 0
+    assert resident_blocks(tiled(spec, replace(packed, group_outputs=16))) == 0
+    assert resident_blocks(tiled(replace(spec, output_channels=128), replace(packed, group_outputs=128))) == 0
     assert resident_blocks(tiled(replace(spec, data_type="float32"), replace(packed, images=1))) == 0
 
 
@@ -176,7 +176,7 @@ def test_groups_of_32_packed_sums_are_held_to_so_few_registers_that_more_blocks_
     assert resident_blocks(tiled(spec, packed)) == 4
     assert 65536 // (4 * tiled(spec, packed).threads) // 8 * 8 == 72
     assert resident_blocks(tiled(spec, replace(packed, chunk_channels=8))) == 0
-    assert resident_blocks(tiled(spec, replace(packed, group_kernels=16))) == 0
+    assert resident_blocks(tiled(spec, replace(packed, group_outputs=16))) == 0
     assert resident_blocks(tiled(spec, replace(packed, tile_height=14))) == 0
 
 
@@ -195,7 +195,7 @@ def test_a_deep_convolution_of_float16_has_shorter_streams_that_more_images_foll
     single, paired = (
         choose_tiling(replace(spec, data_type=kind), 64, np.full(512, 512 * 9 // 10)) for kind in ("float32", "float16")
     )
-    assert paired.group_kernels < single.group_kernels
+    assert paired.group_outputs < single.group_outputs
     assert paired.images > single.images  # measured, code fetched ahead: 63 us with 16 images, 97 with 32
     assert paired.stages == 2
 

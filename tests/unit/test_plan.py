@@ -116,7 +116,7 @@ def test_a_part_that_two_layers_have_in_common_is_assembled_once() -> None:
 
 
 def test_a_part_costs_its_share_of_the_layers_multiply_adds() -> None:
-    tiling, parts = replace(TILING, rows=2, group_kernels=2), (Part(0, 3), Part(3, 4))
+    tiling, parts = replace(TILING, rows=2, group_outputs=2), (Part(0, 3), Part(3, 4))
     assert [request.cost for request in planned(build(1, tiling=tiling, parts=parts), archs=("sm_90",)).cubins] == [
         150,
         50,
@@ -150,7 +150,7 @@ def test_the_most_expensive_cubins_come_first_and_those_of_a_layer_stay_neighbou
 
 
 def test_the_most_expensive_templates_come_first_and_a_full_one_before_a_rolled_one() -> None:
-    small, full = replace(TILING, group_kernels=1), replace(TILING, form="full")
+    small, full = replace(TILING, group_outputs=1), replace(TILING, form="full")
     found = planned(build(1, tiling=small), build(2, tiling=TILING), build(3, tiling=full))
     assert [request.tiling for request in found.templates] == [full, TILING, small]
 

@@ -52,7 +52,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[LayerSpec]:
 def chosen(rankings: KeptRankings, of: Any = LAYER, options: BuildOptions = OPTIONS) -> list[Tiling]:
     """For each architecture."""
     book = TuningBook({}, rankings)
-    found = book.tilings(of.spec, options.batch, of.weights.nonzeros_per_kernel, options)
+    found = book.tilings(of.spec, options.batch, of.weights.nonzeros_per_output, options)
     return [tiling for tiling, _ in found]
 
 
@@ -87,7 +87,7 @@ def test_the_checkpoints_of_a_sweep_share_it_and_other_bands_do_not(worked_out: 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_a_kept_ranking_chooses_what_the_cost_model_chooses(spec: LayerSpec, batch: int) -> None:
     store, of = MemoryStore(), layer(spec=spec)
-    nonzeros = of.weights.nonzeros_per_kernel
+    nonzeros = of.weights.nonzeros_per_output
     by_model = [choose_tiling(spec, batch, nonzeros, clusters=clusters) for clusters in (False, True)]
     for _ in range(2):
         assert chosen(KeptRankings(store), of, replace(OPTIONS, batch=batch)) == by_model
@@ -110,7 +110,7 @@ def test_a_record_counts_as_soon_as_it_is_added_and_until_it_goes() -> None:
 
     def with_records(*records: Any) -> list[Tiling]:
         book = replace(TuningBook.of(records), ranking=rankings)
-        return [tiling for tiling, _ in book.tilings(SMALL, 64, LAYER.weights.nonzeros_per_kernel, OPTIONS)]
+        return [tiling for tiling, _ in book.tilings(SMALL, 64, LAYER.weights.nonzeros_per_output, OPTIONS)]
 
     assert with_records(record(tuned)) == [older, tuned]
     assert with_records() == [older, hopper]

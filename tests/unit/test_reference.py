@@ -119,7 +119,7 @@ def test_a_transposed_convolution_is_the_adjoint_of_the_convolution(spec: Conv2d
     )
     rng = np.random.default_rng(seed)
     kernel, (x, _), (y, _) = random_weights(spec, rng).kernel, random_arrays(spec, rng), random_arrays(transposed, rng)
-    there = layer_output(spec, Weights(kernel, np.zeros(spec.kernels, np.float32)), x)
+    there = layer_output(spec, Weights(kernel, np.zeros(spec.output_channels, np.float32)), x)
     swapped = Weights(_swap(kernel, spec.groups), np.zeros(spec.channels, np.float32))
     back = layer_output(transposed, swapped, y)
     assert back.shape == x.shape

@@ -91,7 +91,7 @@ def test_a_missing_product_is_beyond_the_bound_of_most_outputs(spec: LayerSpec, 
     spec = replace(spec, data_type=arithmetic.data_type)
     weights, (x, residual) = random_weights(spec, rng, 0.9), random_arrays(spec, rng, 32)
     kernel = weights.kernel.copy()
-    for k in range(spec.kernels):
+    for k in range(spec.output_channels):
         kernel[k].flat[np.argmax(np.abs(kernel[k]))] = 0
     wrong = layer_output(spec, Weights(kernel, weights.bias), x, residual=residual)
     error = np.abs(wrong - layer_output(spec, weights, x, residual=residual))

@@ -63,19 +63,19 @@ def naive_streams(template: Template, weights: Weights) -> list[str]:
     branch = next(i for i, line in enumerate(lines) if " bra" in line)
     turn = [line for line in lines[label + 1 : branch] if not line.startswith(".pragma")]
     tail = lines[branch + 1 : lines.index("ret;") + 1]
-    group_kernels, chunk_channels = template.tiling.group_kernels, template.tiling.chunk_channels
+    group_outputs, chunk_channels = template.tiling.group_outputs, template.tiling.chunk_channels
     taps = [(0, [0]), (1, [1, 0]), (2, [1])]  # input row: kernel rows of output rows 0 and 1 that use it
     slots = [
         (k, c, r)
         for c in range(chunk_channels)
         for _, kernel_rows in taps
-        for k in range(group_kernels)
+        for k in range(group_outputs)
         for r in kernel_rows
     ]
 
     def weight(slot: int, group: int, chunk: int) -> np.float32:
         k, c, r = slots[slot]
-        k, c = k + group * group_kernels, c + chunk * chunk_channels
+        k, c = k + group * group_outputs, c + chunk * chunk_channels
         return weights.kernel[k, c, r, 0] if k < SHAPE[0] and c < SHAPE[1] else np.float32(0)
 
     streams = []
@@ -100,7 +100,7 @@ def naive_streams(template: Template, weights: Weights) -> list[str]:
             if kernel is None:
                 out.append(line)
                 continue
-            k = group * group_kernels + int(kernel[1])
+            k = group * group_outputs + int(kernel[1])
             if k < SHAPE[0] and ("farm.store" in line or weights.bias[k] != 0):
                 out.append(line.replace(immediate(FIRST_BIAS + int(kernel[1])), bits(weights.bias[k])))
         streams.append("\n".join(out))
@@ -150,7 +150,7 @@ def test_placeholders_put_back_for_themselves_keep_every_instruction() -> None:
 def test_a_rolled_template_rewritten_with_its_own_placeholders_repeats_its_loop_unchanged() -> None:
     template = Template.from_ptx(ROLLED)
     indices = slots(tiled(template.spec, template.tiling)).weights
-    once = np.zeros((template.tiling.group_kernels, template.tiling.chunk_channels, 2, 1), dtype=np.uint32)
+    once = np.zeros((template.tiling.group_outputs, template.tiling.chunk_channels, 2, 1), dtype=np.uint32)
     # A weight that several rows of a thread use has as many placeholders: the last of them stands for all.
     once.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
     kernel = np.zeros(SHAPE, dtype=np.float32)

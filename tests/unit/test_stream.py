@@ -41,7 +41,7 @@ def divided(draw: st.DrawFn) -> tuple[LayerSpec, Tiling]:
 def numbered(spec: LayerSpec) -> Weights:
     """Every weight and bias a number of its own, from 1."""
     kernel = np.arange(1, spec.weights_count + 1, dtype=np.float32).reshape(spec.weights_shape)
-    return Weights(kernel, np.arange(1, spec.kernels + 1, dtype=np.float32))
+    return Weights(kernel, np.arange(1, spec.output_channels + 1, dtype=np.float32))
 
 
 @given(divided())
@@ -58,7 +58,7 @@ def test_every_weight_is_multiplied_once_in_each_row_of_a_thread_for_its_own_ker
         if value
     )
     first_kernels = [streams.first_kernel(stream) for stream in range(streams.count)]
-    stream_of = np.searchsorted(first_kernels, np.arange(geometry.kernels), side="right") - 1
+    stream_of = np.searchsorted(first_kernels, np.arange(geometry.output_channels), side="right") - 1
     expected = Counter(
         (int(value), int(stream_of[k]), row, (k - first_kernels[stream_of[k]]) * geometry.phase_count + phase)
         for (k, phase, *_), value in np.ndenumerate(phase_weights(spec, weights))
@@ -75,7 +75,7 @@ def test_each_turn_of_the_loop_has_the_channels_of_its_chunk(layer: tuple[LayerS
     streams = Streams.of(geometry, tiling)
     kernel = np.zeros(spec.weights_shape, dtype=np.float32)
     kernel += np.arange(1, geometry.group_channels + 1).reshape(1, -1, *[1] * (kernel.ndim - 2))
-    made = values(tiled(spec, tiling), Weights(kernel, np.zeros(spec.kernels, dtype=np.float32)))
+    made = values(tiled(spec, tiling), Weights(kernel, np.zeros(spec.output_channels, dtype=np.float32)))
     for chunk in range(streams.chunks):
         numbers = {int(number) - 1 for number in np.unique(made.weights[:, chunk]) if number}
         whole = streams.span_channels > geometry.group_channels
@@ -91,7 +91,7 @@ def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[Laye
     made = values(tiled(spec, tiling), numbered(spec))
     assert made.biases.shape == made.exists.shape
     assert np.array_equal(made.biases != 0, made.exists)
-    each = np.repeat(np.arange(1, geometry.kernels + 1), geometry.phase_count)
+    each = np.repeat(np.arange(1, geometry.output_channels + 1), geometry.phase_count)
     assert made.biases[made.exists].tolist() == each.tolist()
 
 
@@ -176,7 +176,7 @@ def test_every_float_between_one_and_two_is_a_placeholder_once() -> None:
 def test_the_full_form_maps_every_placeholder_to_its_weight(spec: Conv2d) -> None:
     weights, (kernel, bias) = numbered(spec), full_placeholders(spec)
     found = full_values(spec, weights)
-    assert len(found) == spec.weights_count + spec.kernels
+    assert len(found) == spec.weights_count + spec.output_channels
     read = np.vectorize(found.__getitem__, otypes=[np.uint32])
     assert np.array_equal(read(kernel).view(np.float32), weights.kernel)
     assert np.array_equal(read(bias).view(np.float32), weights.bias)

@@ -46,7 +46,7 @@ def test_the_parts_of_a_layer_are_those_chosen_for_its_tiling_and_weights(monkey
     [build] = submitted(checkpoint(sample)).builds
     assert build.parts == (Part(0, 1), Part(1, 3))
     [(spec, tiling, nonzeros)] = asked
-    assert (spec, tiling, nonzeros.tolist()) == (SMALL, build.tiling, sample.weights.nonzeros_per_kernel.tolist())
+    assert (spec, tiling, nonzeros.tolist()) == (SMALL, build.tiling, sample.weights.nonzeros_per_output.tolist())
 
 
 def test_weights_are_on_their_way_to_the_store_while_tilings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usua
 
 
 def test_a_layer_with_more_code_than_allowed_is_skipped_with_its_size() -> None:
-    large = layer("large", spec=replace(SMALL, channels=64, kernels=64), sparsity=0.5)
+    large = layer("large", spec=replace(SMALL, channels=64, output_channels=64), sparsity=0.5)
     net = checkpoint(large, layer("small", spec=SMALLER))
     assert [build.layer for build in submitted(net).builds] == ["large", "small"]
     job = submitted(net, replace(OPTIONS, code_limit_bytes=100_000))

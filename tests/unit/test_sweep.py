@@ -108,7 +108,7 @@ def clock() -> PlayedClock:
 def checkpoint_of(name: str, layers: Sequence[Conv2d], sparsity: float = 0.9) -> NewJob:
     builds = []
     for position, spec in enumerate(layers):
-        nonzeros = random_weights(spec, sparsity).nonzeros_per_kernel
+        nonzeros = random_weights(spec, sparsity).nonzeros_per_output
         tiling = choose_tiling(spec, 64, nonzeros)
         parts = choose_parts(spec, tiling, nonzeros)
         weights = f"{name}-{position}".encode().hex().ljust(64, "0")

@@ -28,7 +28,7 @@ from tests.benchmarks.cost_model.points import points_of
 from tests.samples import SMALL, fixed_toolchain, layer
 from tests.tuning_samples import GPU, PlayedBuilder, PlayedRig, record
 
-TILING = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_kernel)
+TILING = choose_tiling(SMALL, 64, layer().weights.nonzeros_per_output)
 TUNE = ["tune", "--op", "lenet-conv1,lenet-conv2", "--batch", "1", "--candidates", "3"]
 
 

@@ -24,7 +24,7 @@ from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, ended, w
 
 CASES = list(model_cases(checkpoint(layer("conv1"), layer("conv2", spec=SMALLER)), [], Choice((4,))))
 CASE = CASES[0]
-RANKED = spread(ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel))
+RANKED = spread(ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_output))
 FEW = Effort(candidates=12)
 PLAN = TunePlan(FEW)
 
@@ -44,16 +44,16 @@ def found(rig: PlayedRig, builder: PlayedBuilder | None = None, effort: Effort =
 
 
 def test_the_ranking_begins_with_the_tiling_that_is_chosen() -> None:
-    assert RANKED[0] == choose_tiling(SMALL, 4, CASE.weights.nonzeros_per_kernel)
+    assert RANKED[0] == choose_tiling(SMALL, 4, CASE.weights.nonzeros_per_output)
     assert len(set(RANKED)) == len(RANKED) > 12
 
 
 def kind(tiling: Tiling) -> tuple[int, ...]:
-    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels
+    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_outputs
 
 
 def test_of_tilings_nearly_alike_a_few_come_first_and_none_is_lost() -> None:
-    ranked = ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_kernel)
+    ranked = ranked_tilings(SMALL, 4, CASE.weights.nonzeros_per_output)
     count = Counter(map(kind, ranked))
     head = RANKED[: sum(min(ALIKE, each) for each in count.values())]
     assert max(Counter(map(kind, head)).values()) <= ALIKE < max(count.values())

@@ -127,7 +127,7 @@ def test_builders_go_on_with_the_next_layer_while_the_one_at_hand_is_measured() 
 def test_between_two_runs_of_a_layer_the_other_layers_of_its_network_move_their_data_and_code() -> None:
     def moved(each: Layer, batch: int) -> int:
         spec: LayerSpec = each.spec
-        values = spec.channels * spec.height * spec.width + spec.kernels * spec.height * spec.width
+        values = spec.channels * spec.height * spec.width + spec.output_channels * spec.height * spec.width
         return 4 * batch * values + NONZERO_BYTES * each.weights.nonzeros
 
     net = checkpoint(layer("medium", spec=SAME), layer("large", spec=LARGE))

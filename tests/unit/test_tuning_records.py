@@ -32,7 +32,7 @@ from tests.samples import SMALL, checkpoint, layer
 from tests.tuning_samples import GPU, other_tiling, record
 
 LAYER = layer()
-BY_MODEL = choose_tiling(SMALL, 64, LAYER.weights.nonzeros_per_kernel)
+BY_MODEL = choose_tiling(SMALL, 64, LAYER.weights.nonzeros_per_output)
 TUNED = other_tiling(BY_MODEL)
 SCHEMA = json.loads(files("farm.tuning").joinpath("tuning.schema.json").read_text())
 
@@ -214,14 +214,14 @@ def test_a_layer_without_a_record_takes_that_of_at_most_twice_or_half_its_densit
     tuned = record(TUNED, layer(sparsity=0.9))
     pruned = layer(sparsity=sparsity)
     book = TuningBook.of([tuned])
-    nonzeros = pruned.weights.nonzeros_per_kernel
+    nonzeros = pruned.weights.nonzeros_per_output
     [(tiling, choice)] = book.tilings(SMALL, 64, nonzeros, BuildOptions(("sm_90",)))
     assert (tiling, choice.gpu) == ((found, GPU) if found else (choose_tiling(SMALL, 64, nonzeros, clusters=True), ""))
 
 
 def test_the_record_of_the_nearest_density_counts() -> None:
     near, far = record(TUNED, layer(sparsity=0.9)), record(other_tiling(TUNED), layer(sparsity=0.85))
-    nonzeros = layer(sparsity=0.95).weights.nonzeros_per_kernel
+    nonzeros = layer(sparsity=0.95).weights.nonzeros_per_output
     for records in ([near, far], [far, near]):
         [(tiling, _)] = TuningBook.of(records).tilings(SMALL, 64, nonzeros, BuildOptions(("sm_90",)))
         assert tiling == TUNED
@@ -237,7 +237,7 @@ def test_sums_in_float16_take_a_record_of_sums_in_float32_and_not_the_other_way(
 
 def test_a_layer_with_a_residual_takes_its_own_record_and_without_one_that_of_the_layer_alone() -> None:
     added = layer(spec=replace(SMALL, epilogue=(AddResidual(), Clip(low=0.0))))
-    nonzeros = added.weights.nonzeros_per_kernel
+    nonzeros = added.weights.nonzeros_per_output
     other = other_tiling(TUNED)
     shared, own = record(TUNED), record(other, added, microseconds=99.0)
     sparser = replace(own, key=replace(own.key, density_band=own.key.density_band / 2))

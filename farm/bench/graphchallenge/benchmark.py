@@ -174,7 +174,7 @@ class ChallengeSession:
         for tiling, layers in built:
             kernels, launched = self._kernels(tiling, layers)
             code = sum(len(cubin) for cubin, _ in kernels.values())
-            note = f"{tiling.tile_width} threads, groups of {tiling.group_kernels}"
+            note = f"{tiling.tile_width} threads, groups of {tiling.group_outputs}"
             for launching in launched:
                 size = f"{code / len(kernels) / 1e6:.2f} MB of code a layer"
                 yield f"{note}, {launching}, {size}", partial(self.gpu.compiled, kernels, launching)
@@ -185,7 +185,7 @@ class ChallengeSession:
         """The layers' own, once they are built, and how they may be launched."""
         made = {digest: future.result() for digest, future in layers.items()}
         registers = max(each.facts["registers"] for each in made.values())
-        groups = -(-self._challenge.neurons // tiling.group_kernels)
+        groups = -(-self._challenge.neurons // tiling.group_outputs)
         kernels = {digest: each.kernels[0] for digest, each in made.items()}
         return kernels, launchings(tiling.tile_width, groups, registers)
 

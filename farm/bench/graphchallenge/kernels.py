@@ -77,7 +77,7 @@ def chain_of(challenge: Challenge, checkpoint: Checkpoint) -> Chain | None:
     groups, rest = divmod(challenge.neurons, CHAINED_GROUP)
     beside = 0 if rest else MULTIPROCESSORS // groups
     how = Chain(CHAINED_GROUP, CHAINED_THREADS, CHAINED_PARTS, beside)
-    suits = CHAINED_GROUP in {tiling.group_kernels for tiling in tilings_of(challenge, checkpoint)}
+    suits = CHAINED_GROUP in {tiling.group_outputs for tiling in tilings_of(challenge, checkpoint)}
     return how if suits and beside and cycle_of(checkpoint).kept <= MOST_CHAINED else None
 
 

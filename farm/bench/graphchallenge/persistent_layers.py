@@ -79,8 +79,8 @@ def chained(spec: LayerSpec, layers: Sequence[Weights], again: int, chain: Chain
     """
     if not isinstance(spec, Conv2d) or spec.kernel_height * spec.kernel_width * spec.height > 1:
         raise TemplateError("a chain is of 1x1 convolutions whose columns are rows of a batch")
-    groups, rest = divmod(spec.kernels, chain.group)
-    if rest or spec.channels != spec.kernels:
+    groups, rest = divmod(spec.output_channels, chain.group)
+    if rest or spec.channels != spec.output_channels:
         raise TemplateError("a chain is of layers of whole groups, with as many inputs as outputs")
     if not 0 < chain.parts <= MOST_PARTS:
         raise TemplateError(f"a block of a chain has 1 to {MOST_PARTS} parts: {chain.parts} have no barriers")
@@ -111,7 +111,7 @@ class _Stream:
     @cached_property
     def _kernel(self) -> FloatArray:
         """[outputs of the group, inputs]"""
-        return self.weights.kernel.reshape(self.spec.kernels, -1)[self._first : self._first + self.chain.group]
+        return self.weights.kernel.reshape(self.spec.output_channels, -1)[self._first : self._first + self.chain.group]
 
     @property
     def _first(self) -> int:

@@ -78,8 +78,8 @@ def lots_kernel(spec: LayerSpec, layers: Sequence[Weights], lots: Lots, arch: st
     """
     if not isinstance(spec, Conv2d) or spec.kernel_height * spec.kernel_width * spec.height > 1:
         raise TemplateError("lots are of 1x1 convolutions whose columns are rows of a batch")
-    groups, rest = divmod(spec.kernels, lots.group)
-    if rest or spec.channels != spec.kernels or len(layers) < 2:
+    groups, rest = divmod(spec.output_channels, lots.group)
+    if rest or spec.channels != spec.output_channels or len(layers) < 2:
         raise TemplateError("lots are of two layers or more of whole groups, with as many inputs as outputs")
     if spec.width & (spec.width - 1) or lots.turn_columns % spec.width:
         raise TemplateError(f"the turns of lots are of {lots.turn_columns} columns, not of whole tiles in memory")
@@ -120,7 +120,7 @@ class _Stream:
     @cached_property
     def _kernel(self) -> FloatArray:
         """[outputs of the group, inputs]"""
-        return self.weights.kernel.reshape(self.spec.kernels, -1)[self._first : self._first + self.lots.group]
+        return self.weights.kernel.reshape(self.spec.output_channels, -1)[self._first : self._first + self.lots.group]
 
     @cached_property
     def _inputs(self) -> list[int]:

@@ -64,7 +64,7 @@ def gimmik_kernels(spec: LayerSpec, weights: Weights, images: int, arch: str, to
     except ImportError:
         return GimmikKernels(reason=f"GiMMiK is not installed: {way_out('peers')}")
     n = columns_of(spec, images)
-    matrix = np.asarray(weights.kernel, np.float32).reshape(spec.kernels, -1)
+    matrix = np.asarray(weights.kernel, np.float32).reshape(spec.output_channels, -1)
     if not matrix.any():
         return GimmikKernels(reason="GiMMiK refuses a matrix of zeros")
     product = PTXMatMul(matrix, n=n, ldb=n, ldc=n, aligne=math.gcd(n, 4))

@@ -38,7 +38,7 @@ def macros(spec: Conv2d) -> list[str]:
         "C": spec.channels,
         "H": spec.height,
         "W": spec.width,
-        "K": spec.kernels,
+        "K": spec.output_channels,
         "R": spec.kernel_height,
         "S": spec.kernel_width,
         "H_OUT": spec.output_height,
@@ -119,14 +119,14 @@ class StretchedRows:
         width = spec.width + spec.padding[1] + spec.padding[3]
         offsets = (c * height + r * spec.dilation[0]) * width + s * spec.dilation[1]
         values = weights.kernel[k, c, r, s].astype(np.float32).view(np.int32)
-        rows = np.searchsorted(k, np.arange(spec.kernels + 1)).astype(np.int32)
+        rows = np.searchsorted(k, np.arange(spec.output_channels + 1)).astype(np.int32)
         return StretchedRows(rows, np.stack([offsets.astype(np.int32), values], axis=1))
 
 
 def escoin_grid(spec: Conv2d, images: int, positions: int) -> tuple[int, int, int]:
     """Blocks of the Escoin kernel whose threads have so many positions."""
     places = images * spec.output_height * spec.output_width
-    return -(-places // (THREADS * positions)) * spec.kernels, 1, 1
+    return -(-places // (THREADS * positions)) * spec.output_channels, 1, 1
 
 
 def padded(spec: Conv2d, x: FloatArray) -> FloatArray:

@@ -133,16 +133,16 @@ class Peers:
     ) -> Prepared:
         """The layer as weights [K, C R S] times columns, with or without the time to make the columns."""
         spec, images = self._spec, self._layer.images
-        matrix = self._gpu.upload(self._layer.weights.kernel.reshape(spec.kernels, -1))
+        matrix = self._gpu.upload(self._layer.weights.kernel.reshape(spec.output_channels, -1))
         product = multiply(matrix)
         if isinstance(spec, Linear):
             if not im2col:
                 raise NotApplicableError("a linear layer has no im2col: the other row is it")
-            outputs = self._outputs((spec.kernels, images))
+            outputs = self._outputs((spec.output_channels, images))
             return Prepared([Variant(lambda i: product(self.inputs[i].t(), outputs[i]))], lambda y: y.t(), tf32)
         convolution = self._plain_convolution()
         shape = columns_shape(convolution, images)
-        outputs = self._outputs((spec.kernels, shape[1]))
+        outputs = self._outputs((spec.output_channels, shape[1]))
         kernel = self._raw("im2col")
         grid = im2col_grid(convolution, images)
 
@@ -151,7 +151,7 @@ class Peers:
             return columns
 
         def as_output(y: Any) -> Any:
-            return y.view(spec.kernels, images, *spec.output_shape[1:]).transpose(0, 1)
+            return y.view(spec.output_channels, images, *spec.output_shape[1:]).transpose(0, 1)
 
         if im2col:
             scratch = self._torch.empty(shape, device="cuda")
@@ -188,7 +188,7 @@ class Peers:
         if made is None or made.reason:
             raise NotApplicableError(made.reason if made else "its kernels were not compiled")
         n = columns_of(spec, images)
-        outputs = self._outputs((spec.kernels, n))
+        outputs = self._outputs((spec.output_channels, n))
         count = min(len(self.inputs), max(1, math.ceil(COLD_BYTES / (4 * n * spec.input_shape[0]))))
         columns = [self._columns(x) for x in self.inputs[:count]]
 
@@ -202,7 +202,7 @@ class Peers:
             return Variant(launch, f"{made.variant}; its columns made beforehand, not charged")
 
         def as_output(y: Any) -> Any:
-            return y.view(spec.kernels, images, *spec.output_shape[1:]).transpose(0, 1)
+            return y.view(spec.output_channels, images, *spec.output_shape[1:]).transpose(0, 1)
 
         return Prepared([variant(each) for each in made.kernels], as_output)
 

@@ -80,7 +80,7 @@ class DenseLayer(nn.Module):
 
 def channels_first(spec: ConvTranspose2d, kernel: torch.Tensor) -> torch.Tensor:
     """Weights of a transposed convolution as PyTorch takes them: the spec has output channels first."""
-    groups, k, c = spec.groups, spec.kernels // spec.groups, spec.channels // spec.groups
+    groups, k, c = spec.groups, spec.output_channels // spec.groups, spec.channels // spec.groups
     size = kernel.shape[2:]
     return kernel.reshape(groups, k, c, *size).transpose(1, 2).reshape(groups * c, k, *size).contiguous()
 

@@ -158,7 +158,7 @@ class KernelPool:
     def _build(
         self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool]
     ) -> BuiltLayer:
-        spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+        spec, nonzeros = case.spec, case.weights.nonzeros_per_output
         try:
             options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
             choice = TilingChoice(self._arch)
@@ -229,7 +229,7 @@ class KernelPool:
         def make(part: Part, whole: bool) -> Future[CubinFacts]:
             return self._tools.submit(self._make_cubin, template, weights, part, wanted, assembler, whole)
 
-        if assembler == "direct" and len(parts) > 1 and fits_one_cubin(spec, tiling, case.weights.nonzeros_per_kernel):
+        if assembler == "direct" and len(parts) > 1 and fits_one_cubin(spec, tiling, case.weights.nonzeros_per_output):
             try:
                 return [make(Part(parts[0].first, parts[-1].end), whole=True).result()]
             except _PartsNeededError:

@@ -115,11 +115,11 @@ def structured_cases(names: Sequence[str], batches: Sequence[int], seed: int = 0
     """The ten operators pruned structurally: half the input channels (PC), half the kernels (PF), both; dense."""
     for name in names or TEN_OPERATORS:
         spec = TEN_OPERATORS[name]
-        fewer_channels, fewer_kernels = max(1, spec.channels // 2), max(1, spec.kernels // 2)
+        fewer_channels, fewer_kernels = max(1, spec.channels // 2), max(1, spec.output_channels // 2)
         structures = {
             "PC": replace(spec, channels=fewer_channels),
-            "PF": replace(spec, kernels=fewer_kernels),
-            "Both": replace(spec, channels=fewer_channels, kernels=fewer_kernels),
+            "PF": replace(spec, output_channels=fewer_kernels),
+            "Both": replace(spec, channels=fewer_channels, output_channels=fewer_kernels),
         }
         for structure, pruned in structures.items():
             weights = random_weights(pruned, 0.0, seed)

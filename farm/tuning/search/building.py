@@ -130,4 +130,4 @@ def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
 
 def _alike(tiling: Tiling) -> tuple[int, ...]:
     """The same for tilings that are nearly alike."""
-    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_kernels, tiling.cluster
+    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_outputs, tiling.cluster

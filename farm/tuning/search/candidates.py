@@ -33,7 +33,7 @@ class Unranked:
     @staticmethod
     def of(case: Case, arch: str, accumulate: Accumulator) -> Unranked:
         return Unranked(
-            case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, clusters=has_clusters(arch)
+            case.spec, case.images, case.weights.nonzeros_per_output, accumulate, clusters=has_clusters(arch)
         )
 
 

@@ -92,7 +92,7 @@ def kinds_of(
     """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
-        key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_kernel, accumulate, optimisation)
+        key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_output, accumulate, optimisation)
         of_key.setdefault(key, []).append(case)
     ranked = ranker([Unranked.of(alike[0], arch, accumulate) for alike in of_key.values()])
     kinds = [
@@ -106,7 +106,7 @@ def kinds_of(
 def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
     """The same kind; the tilings of the layer's other records, of the nearest densities, come second."""
     case = kind.case
-    nonzeros = case.weights.nonzeros_per_kernel
+    nonzeros = case.weights.nonzeros_per_output
     known = (tiling for _, tiling in related(records, kind.key))
     fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros)]
     ranked = (*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])
@@ -131,7 +131,7 @@ def _kind(
     key: TuningKey, cases: Sequence[Case], found: Sequence[Tiling], optimisation: int, assembler_of: AssemblerOf
 ) -> Kind:
     case, *alike = cases
-    spec, nonzeros = case.spec, case.weights.nonzeros_per_kernel
+    spec, nonzeros = case.spec, case.weights.nonzeros_per_output
     tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
     others = [each for each in found if each not in tables] if tables else found
     ranked = _in_both_orders(spec, spread(others))

@@ -245,7 +245,7 @@ def _over(clock: Callable[[], float], deadline: float) -> bool:
 def _does_for(record: TuningRecord, case: Case) -> bool:
     """Whether nothing better is to be expected of this layer: its tiling fits, and was chosen as in a network."""
     chosen_so = record.cold_microseconds is not None
-    return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_kernel)
+    return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_output)
 
 
 def _tuned(searching: Generator[Attempt, None, Found], kind: Kind, gpu: str) -> Iterator[TuningEvent]:

@@ -196,7 +196,7 @@ def worst(layers: Sequence[Measured], count: int) -> list[str]:
 
 def _words(tiling: Tiling) -> str:
     shape = f"{tiling.tile_width}x{tiling.tile_height}x{tiling.images} r{tiling.rows}"
-    streams = f"k{tiling.group_kernels} c{tiling.chunk_channels} s{tiling.stages}"
+    streams = f"k{tiling.group_outputs} c{tiling.chunk_channels} s{tiling.stages}"
     return f"{shape} {streams} cluster {tiling.cluster} by {tiling.order}"
 
 

@@ -55,7 +55,7 @@ class _Fusion:
                     break
                 if passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output):
                     before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
-                    self.axes = axes_after(self.axes, before, after, self.product.spec.kernels)
+                    self.axes = axes_after(self.axes, before, after, self.product.spec.output_channels)
                 elif transposes(node, self.graph, self.output):
                     self.axes, self.is_transposed = axes_transposed(self.axes, node), True
                 else:
@@ -89,7 +89,11 @@ class _Fusion:
         return None if any(self.graph.is_read(name) for name in node.outputs[1:]) else node
 
     def _folds(self, node: Node) -> bool:
-        affine = None if self.steps else affine_of(node, self.output, self.axes, self.product.spec.kernels, self.graph)
+        affine = (
+            None
+            if self.steps
+            else affine_of(node, self.output, self.axes, self.product.spec.output_channels, self.graph)
+        )
         if affine is None:
             return False
         affine = affine.after(self.affine)
@@ -126,7 +130,7 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
     Nodes are fused if nothing else reads the output so far. Of two layers that an Add adds up, the one that is
     asked first takes the Add. Raises UnsupportedError if the weights are not finite in their data type.
     """
-    kernels = product.spec.kernels
+    kernels = product.spec.output_channels
     affine = Affine(np.ones(kernels), np.zeros(kernels))
     if not _stays_finite(product, affine):
         fact = f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}"
