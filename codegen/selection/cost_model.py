@@ -3,7 +3,7 @@
 The terms: instructions to issue, loads from shared memory, the instruction stream against three levels of instruction
 caches, latency of a lone warp and of copies, L2 and DRAM traffic. In a network other layers run between two runs of
 one: then the first blocks fetch all of their code, from the L2 cache where the network's graph has brought it ahead.
-`terms.py` has the constants, BENCHMARKS.md how well the first choice does.
+`coefficients.py` has the constants, tests/benchmarks/NOTES.md how well the first choice does.
 """
 
 from __future__ import annotations
