@@ -57,6 +57,21 @@ def test_a_document_that_is_named_is_there() -> None:
 
 
 def test_decisions_are_numbered_without_a_gap_and_dated() -> None:
-    headings = [line for line in (ROOT / "DECISIONS.md").read_text().splitlines() if line.startswith("## ")]
-    matches = [re.fullmatch(r"## (\d+)\. .+ \(20\d\d-\d\d-\d\d(; 20\d\d-\d\d-\d\d)*\)", line) for line in headings]
+    headings = [line for line in _decisions() if line.startswith("### ")]
+    matches = [re.fullmatch(r"### (\d+)\. .+ \(20\d\d-\d\d-\d\d\)", line) for line in headings]
     assert [int(match[1]) for match in matches if match] == list(range(1, len(headings) + 1))
+
+
+def test_the_index_of_decisions_has_each_group_with_its_numbers() -> None:
+    groups: dict[str, list[int]] = {}
+    for line in _decisions():
+        if line.startswith("## "):
+            groups[line.removeprefix("## ")] = []
+        elif line.startswith("### "):
+            groups[list(groups)[-1]].append(int(line.split()[1].removesuffix(".")))
+    expected = [f"- {name}: {numbers[0]}-{numbers[-1]}" for name, numbers in groups.items() if numbers]
+    assert [line for line in _decisions() if re.fullmatch(r"- .+: \d+-\d+", line)] == expected
+
+
+def _decisions() -> list[str]:
+    return (ROOT / "DECISIONS.md").read_text().splitlines()
