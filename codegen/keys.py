@@ -51,7 +51,7 @@ ASSEMBLER_SOURCES = (
 them."""
 MACHINE_SOURCES = tuple(dict.fromkeys((*REWRITER_SOURCES, *ASSEMBLER_SOURCES)))
 """Sources that shape a cubin assembled without ptxas, and its skeleton."""
-MOULD_SOURCES = (*REWRITER_SOURCES, "sass/value_patch.py")
+MOULD_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py")
 """Sources that shape a patch template and the cubins filled from it."""
 RANKING_SOURCES = (
     *_LAYER_SOURCES,

@@ -26,14 +26,8 @@ from codegen.kernels.weight_stream import bits, slots, values
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import (
-    FADD_IMMEDIATE,
-    FFMA_IMMEDIATE,
-    HFMA2_IMMEDIATE,
-    HFMA2_MMA_IMMEDIATE,
-    IMMEDIATE,
-    OPCODE,
-)
+from codegen.sass.isa.encoding import IMMEDIATE, OPCODE
+from codegen.sass.isa.opcodes import FADD_IMMEDIATE, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 from codegen.toolchain.ptxas import Cubin, assemble
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, ToolLimits
 

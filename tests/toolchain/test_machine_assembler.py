@@ -24,6 +24,7 @@ from codegen.ptx.template import Template, make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE, LDS
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
 from codegen.sass.skeleton.accumulators import texts
@@ -118,16 +119,16 @@ def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Produc
         for place in range(begin, end):
             one = words[place]
             target, a, c = (int(f.get(one)) for f in (encoding.DESTINATION, encoding.SOURCE_A, encoding.SOURCE_C))
-            if opcodes[place] == encoding.BAR:
+            if opcodes[place] == BAR:
                 chunk += 1
-            elif opcodes[place] == encoding.LDS and encoding.PREDICATE.get(one) == encoding.ALWAYS and target != 255:
+            elif opcodes[place] == LDS and encoding.PREDICATE.get(one) == encoding.ALWAYS and target != 255:
                 if encoding.NEGATED_PREDICATE.get(one):
                     continue
                 pointer = form.pointers[chunk].tolist().index(a)
                 offset = (int(encoding.OFFSET.get(one)) + 2**23) % 2**24 - 2**23 - int(form.offsets[chunk, pointer])
                 for i in range(encoding.SIZE_BYTES[int(encoding.SIZE.get(one))] // 4):
                     inputs[target + i] = chunk, pointer, offset + 4 * i
-            elif opcodes[place] == encoding.FFMA_IMMEDIATE and target in numbers:
+            elif opcodes[place] == FFMA_IMMEDIATE and target in numbers:
                 products = sums[numbers[target]]
                 if a == 255:
                     assert (c, int(immediates[place]), products) == (255, 0, [])
@@ -238,7 +239,7 @@ def test_half_of_many_packed_products_go_to_the_tensor_cores_unit() -> None:
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole)
     opcodes = encoding.OPCODE.get(CubinFile.read(made.data).words)
-    matrix, half = ((opcodes == each).sum() for each in (encoding.HFMA2_MMA_IMMEDIATE, encoding.HFMA2_IMMEDIATE))
+    matrix, half = ((opcodes == each).sum() for each in (HFMA2_MMA_IMMEDIATE, HFMA2_IMMEDIATE))
     assert 0.4 < matrix / (matrix + half) <= 0.55
 
 
@@ -261,13 +262,13 @@ def test_an_input_is_kept_only_for_the_next_product_of_the_same_unit_with_it(den
     ).words
     opcodes, inputs, kept = encoding.OPCODE.get(words), encoding.SOURCE_A.get(words), encoding.REUSE.get(words)
     flags = 0
-    for unit in (encoding.HFMA2_IMMEDIATE, encoding.HFMA2_MMA_IMMEDIATE):
+    for unit in (HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE):
         places = np.flatnonzero((opcodes == unit) & (inputs != encoding.ZERO_REGISTER))
         for here, following in pairwise(places.tolist()):
             if kept[here]:
                 flags += 1
                 assert inputs[here] == inputs[following]
-                between = encoding.DESTINATION.get(words[here:following])[opcodes[here:following] == encoding.LDS]
+                between = encoding.DESTINATION.get(words[here:following])[opcodes[here:following] == LDS]
                 assert inputs[here] not in between
     assert flags
 

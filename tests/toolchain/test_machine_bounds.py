@@ -16,6 +16,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
+from codegen.sass.isa.opcodes import FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import Marked
 from codegen.sass.verify.hazards import prove
@@ -135,7 +136,7 @@ def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() 
     assert groups == 1
     assert (stores < bounds[-1]).any()
     barriers, loads = places_of(words, "BAR"), places_of(words, "LDS")
-    products = np.flatnonzero(encoding.OPCODE.get(words) == encoding.FFMA_IMMEDIATE)
+    products = np.flatnonzero(encoding.OPCODE.get(words) == FFMA_IMMEDIATE)
     for barrier in barriers[1:]:
         assert ((products > loads[loads < barrier].max()) & (products < barrier)).any()
 
@@ -143,7 +144,7 @@ def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() 
 def test_an_input_is_not_kept_over_the_bound_of_another() -> None:
     words = directly(LIKE_DENSENET[FINISHED], weights_of(LIKE_DENSENET[FINISHED], 0.6)).words
     bounds = in_streams(words)
-    before = bounds[encoding.OPCODE.get(words)[bounds - 1] == encoding.FFMA_IMMEDIATE] - 1
+    before = bounds[encoding.OPCODE.get(words)[bounds - 1] == FFMA_IMMEDIATE] - 1
     assert len(before)
     assert not encoding.REUSE.get(words)[before].any()
 

@@ -21,7 +21,19 @@ from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
-from codegen.sass.isa.opcodes import UNIFORM_B, UNIFORM_DESTINATION
+from codegen.sass.isa.opcodes import (
+    CCTL,
+    CGAERRBAR,
+    ERRBAR,
+    EXIT,
+    MEMBAR,
+    NOP,
+    STS_PLAIN,
+    UCGABAR_ARRIVE,
+    UCGABAR_WAIT,
+    UNIFORM_B,
+    UNIFORM_DESTINATION,
+)
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import Marked
 from codegen.sass.skeleton.reader import Skeleton
@@ -37,7 +49,7 @@ ARCH = "sm_90"
 TWO = "a cluster of two, kernels that do not divide"
 EIGHT = "a cluster of eight"
 HALVES = "float16, a cluster of four, pairs of images, kernels that do not divide"
-MEMBAR, STS, LD, CCTL, S2UR = 0x992, 0x388, 0x980, 0x98F, 0x9C3
+LD, S2UR = 0x980, 0x9C3
 CLUSTER_RANK = 0x88
 MASKS = ("no weight", "one weight", "a block without weights", "one block with weights", "one chunk empty", "no zero")
 
@@ -104,7 +116,7 @@ def places(words: Words, opcode: int) -> NDArray[np.int64]:
 
 
 def nothing(words: Words) -> Words:
-    return words[int(places(words, encoding.NOP)[-1])]
+    return words[int(places(words, NOP)[-1])]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +185,7 @@ def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: Cubi
     uniform, reader = (int(np.flatnonzero(used.named(name))[-1]) for name in ("ULEA", "LEA"))
     words = np.repeat(nothing(cubin.words)[np.newaxis], 12, axis=0)
     words[0], words[1] = cubin.words[uniform], cubin.words[reader]
-    words[11] = cubin.words[int(places(cubin.words, encoding.EXIT)[-1])]
+    words[11] = cubin.words[int(places(cubin.words, EXIT)[-1])]
     name = int(UNIFORM_DESTINATION.get(words)[0])
     for field in (encoding.WAIT, encoding.PREDICATE, encoding.STALL):
         field.put(words, 7 if field is encoding.PREDICATE else 0)
@@ -205,7 +217,7 @@ def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_
 def test_a_sum_in_another_register_is_refused() -> None:
     skeleton = CubinFile.read(skeleton_of(TWO).data)
     words = skeleton.words
-    stores = places(words, STS)
+    stores = places(words, STS_PLAIN)
     last = int(stores[stores < places(words, MEMBAR)[0]][-1])
     encoding.SOURCE_B.put(words[last : last + 1], encoding.SOURCE_B.get(words)[last - 1])
     with pytest.raises(MachineCodeError, match="stored for the other blocks of its cluster"):
@@ -216,8 +228,8 @@ def test_a_sum_in_another_register_is_refused() -> None:
     ("opcode", "which", "reason"),
     [
         (MEMBAR, 0, "written since the last barrier of the cluster"),
-        (encoding.UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
-        (encoding.UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
+        (UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
+        (UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
     ],
 )
 def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
@@ -231,7 +243,7 @@ def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
 
 def test_blocks_that_do_not_wait_for_who_reads_their_sums_are_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    for opcode in (encoding.UCGABAR_ARRIVE, encoding.UCGABAR_WAIT, CCTL):
+    for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL):
         words[places(words, opcode)[1::2]] = nothing(words)
     assert any("no barrier behind it" in each.reason for each in findings(words, cubin.registers))
 
@@ -255,10 +267,10 @@ def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cub
     [
         (MEMBAR, 0, "no barrier and fence before it|a fence that no cluster's barrier follows"),
         (0x5AB, 0, "a fence that no cluster's barrier follows"),
-        (encoding.UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
-        (encoding.UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
+        (UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
+        (UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
         (CCTL, 0, "what was loaded before may be taken for new"),
-        (encoding.UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
+        (UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
     ],
 )
 def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
@@ -280,14 +292,14 @@ def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinF
 
 def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    load, arrive = int(places(words, LD)[0]), int(places(words, encoding.UCGABAR_ARRIVE)[0])
+    load, arrive = int(places(words, LD)[0]), int(places(words, UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
     assert any("loads from another block" in each.reason for each in findings(words, cubin.registers))
 
 
 def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    for opcode in (encoding.UCGABAR_ARRIVE, encoding.UCGABAR_WAIT, CCTL, MEMBAR, 0x9AB, 0x5AB):
+    for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL, MEMBAR, ERRBAR, CGAERRBAR):
         words[places(words, opcode)] = nothing(words)
     found = [each for each in findings(words, cubin.registers) if "with no barrier and fence" in each.reason]
     assert len(found) == len(places(words, LD))
@@ -296,13 +308,13 @@ def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: Cubi
 def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
     load = int(places(words, LD)[-1])
-    words[load] = words[int(places(words, STS)[-1])]
+    words[load] = words[int(places(words, STS_PLAIN)[-1])]
     assert any("where other blocks load from it" in each.reason for each in findings(words, cubin.registers))
 
 
 def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
-    place = int(places(words, encoding.UCGABAR_WAIT)[0])
+    place = int(places(words, UCGABAR_WAIT)[0])
     encoding.PREDICATE.put(words[place : place + 1], 0)
     with pytest.raises(MachineCodeError, match="a predicate guards"):
         prove(changed(cubin, words))

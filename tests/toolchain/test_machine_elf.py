@@ -7,7 +7,8 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import EXIT, OPCODE
+from codegen.sass.isa.encoding import OPCODE
+from codegen.sass.isa.opcodes import EXIT
 from codegen.target.arch import supported_archs
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain

@@ -22,7 +22,8 @@ from codegen.kernels import stream_count
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import BAR, FFMA_IMMEDIATE, IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.sass.isa.encoding import IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain

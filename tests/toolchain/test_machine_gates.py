@@ -11,6 +11,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.opcodes import FMUL, LDS
 from codegen.sass.qualification import unknown
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import assemble
@@ -67,15 +68,15 @@ def test_an_input_without_weights_is_neither_loaded_nor_multiplied() -> None:
     fewer = Weights(weights.kernel.copy(), weights.bias)
     fewer.kernel[:, 4:8] = 0
     fewer.kernel[:, 9] = 0
-    assert count(weights, encoding.FMUL) - count(fewer, encoding.FMUL) == 5 * groups
+    assert count(weights, FMUL) - count(fewer, FMUL) == 5 * groups
     # Each input has a load of its own; the gates of four come in one, and where three are used still do.
-    assert count(weights, encoding.LDS) - count(fewer, encoding.LDS) == 6 * groups
+    assert count(weights, LDS) - count(fewer, LDS) == 6 * groups
 
 
 def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0))
     words = made.words
-    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
         prove(with_field(made, encoding.WAIT, place, 0))
 
@@ -83,7 +84,7 @@ def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
 def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0, "one weight"))
     words = made.words
-    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     assert int(encoding.STALL.get(words)[place]) > 1
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 1 cycles after"):
         prove(with_field(made, encoding.STALL, place, 1))
@@ -94,7 +95,7 @@ def test_another_gate_is_found_by_the_emulator() -> None:
     template, made, whole = template_of(ONE_ROW), directly(ONE_ROW, weights), [whole_layer(ONE_ROW)]
     assert verify_layer(template, weights, whole, cubins=[made.data]).ok
     words = made.words
-    place = int(np.flatnonzero(encoding.OPCODE.get(words) == encoding.FMUL)[0])
+    place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     other = with_field(made, encoding.SOURCE_B, place, encoding.SOURCE_B.get(words)[place] + 1)
     assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
 

@@ -14,17 +14,15 @@ from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import (
-    DESTINATION,
+from codegen.sass.isa.encoding import DESTINATION, IMMEDIATE, OPCODE, SOURCE_A, SOURCE_C
+from codegen.sass.isa.opcodes import (
     FFMA_IMMEDIATE,
     HFMA2_IMMEDIATE,
     HFMA2_MMA_IMMEDIATE,
-    IMMEDIATE,
-    OPCODE,
-    SOURCE_A,
-    SOURCE_C,
+    PREDICATES,
+    UNIFORM_PREDICATES,
+    UNIFORM_REGISTERS,
 )
-from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Accesses, operands
 from codegen.target.arch import supported_archs
 from codegen.toolchain.tools import find_toolchain

@@ -7,14 +7,10 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.branches import branch_distances, put_branch_distances
 from codegen.sass.isa.encoding import (
     ALWAYS,
-    BRA,
     DESTINATION,
-    EXIT,
-    FFMA_IMMEDIATE,
-    HFMA2_IMMEDIATE,
-    LDS,
     NO_SCOREBOARD,
     OPCODE,
     PREDICATE,
@@ -27,10 +23,8 @@ from codegen.sass.isa.encoding import (
     WRITE_SCOREBOARD,
     Field,
     Words,
-    branch_distances,
-    put_branch_distances,
 )
-from codegen.sass.isa.opcodes import PREDICATES
+from codegen.sass.isa.opcodes import BRA, EXIT, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, LDS, PREDICATES
 from codegen.sass.isa.operands import operands
 from codegen.sass.verify import hazards
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for

@@ -22,6 +22,7 @@ from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.latencies import LONGEST
+from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, LDG, LDS, STG
 from codegen.sass.skeleton.marker_ptx import NO_GROUP, Marked
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.toolchain.tools import find_toolchain
@@ -68,7 +69,7 @@ def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None
 
 def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_it() -> None:
     words = last_group()
-    adds, loads, barriers = (places_of(words, each) for each in (encoding.FFMA_IMMEDIATE, encoding.LDS, encoding.BAR))
+    adds, loads, barriers = (places_of(words, each) for each in (FFMA_IMMEDIATE, LDS, BAR))
     for barrier in barriers[1:]:
         last, following = loads[loads < barrier].max(), loads[loads > barrier].min()
         assert ((adds > last) & (adds < barrier)).any()
@@ -95,14 +96,14 @@ def test_the_zeros_of_sums_without_weights_issue_one_after_the_other() -> None:
 
 def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_nothing() -> None:
     words = last_group()
-    adds = places_of(words, encoding.FFMA_IMMEDIATE)
+    adds = places_of(words, FFMA_IMMEDIATE)
     stalls = encoding.STALL.get(words[adds[0] : adds[-1]])
     assert stalls.sum() < 1.1 * len(stalls)
 
 
 def stores_before_the_last_multiply_add(words: Words) -> int:
-    last = places_of(words, encoding.FFMA_IMMEDIATE).max()
-    return int((encoding.OPCODE.get(words[:last]) == encoding.STG).sum())
+    last = places_of(words, FFMA_IMMEDIATE).max()
+    return int((encoding.OPCODE.get(words[:last]) == STG).sum())
 
 
 def test_outputs_are_stored_amid_the_multiply_adds_of_the_last_chunk() -> None:
@@ -125,8 +126,8 @@ def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
     spec = Conv2d(64, 56, 56, 256, 1, 1, epilogue=(AddResidual(),))
     template = shared_template(spec, Tiling(512, 1, 1, 16, 8, 3), "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
-    loads = np.flatnonzero(encoding.OPCODE.get(words) == encoding.LDG)
-    multiply_adds = places_of(words, encoding.FFMA_IMMEDIATE)
+    loads = np.flatnonzero(encoding.OPCODE.get(words) == LDG)
+    multiply_adds = places_of(words, FFMA_IMMEDIATE)
     assert len(loads) == 16
     assert loads[0] < multiply_adds[-1]
     [own] = set(encoding.WRITE_SCOREBOARD.get(words[loads]).tolist())
@@ -145,7 +146,7 @@ def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_ha
 
 def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
     words = last_group()
-    adds, loads = (places_of(words, each) for each in (encoding.FFMA_IMMEDIATE, encoding.LDS))
+    adds, loads = (places_of(words, each) for each in (FFMA_IMMEDIATE, LDS))
     source, kept = encoding.SOURCE_A.get(words), encoding.REUSE.get(words)
     split = [(a, b) for a, b in pairwise(adds) if b == a + 2 and a + 1 in loads]
     same = [a for a, b in split if source[a] == source[b]]
@@ -159,4 +160,4 @@ def test_a_layer_with_a_chunk_without_weights_has_its_streams_chunk_by_chunk() -
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole)
-    assert not len(places_of(CubinFile.read(made.data).words, encoding.LDS))
+    assert not len(places_of(CubinFile.read(made.data).words, LDS))

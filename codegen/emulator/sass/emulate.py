@@ -28,7 +28,9 @@ from codegen.emulator.sass.state import Core, Instruction, Memories
 from codegen.emulator.sass.understood_bits import check_known
 from codegen.errors import EmulationError
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import BAR, BRA, BRX, EXIT, OPCODE, UCGABAR_WAIT, WORD_BYTES, branch_distances
+from codegen.sass.isa.branches import branch_distances
+from codegen.sass.isa.encoding import OPCODE, WORD_BYTES
+from codegen.sass.isa.opcodes import BAR, BRA, BRX, EXIT, UCGABAR_WAIT
 
 ARCHITECTURE: Final = 90
 KNOWN_ARCH: Final = f"sm_{ARCHITECTURE}"

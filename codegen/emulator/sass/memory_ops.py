@@ -12,7 +12,7 @@ from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.ptx.memory_ops import fetched
 from codegen.emulator.sass.integers import WINDOW_HIGH, Run
 from codegen.emulator.sass.state import Core, Instruction, Mask
-from codegen.sass.isa.encoding import UCGABAR_ARRIVE
+from codegen.sass.isa.opcodes import UCGABAR_ARRIVE
 
 _ELEMENTS: Final = {0: ("u1", 1), 1: ("i1", 1), 2: ("u2", 1), 3: ("i2", 1), 4: ("u4", 1), 5: ("u4", 2), 6: ("u4", 4)}
 """By the field of the size: what is loaded into each register, and how many registers."""

@@ -16,7 +16,7 @@ from codegen.sass.assemble.scheduling_bits import MOST_STALL, SETTLE_CYCLES
 from codegen.sass.assemble.stalls import settle
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, Words
-from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES
+from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES, STG
 from codegen.sass.isa.operands import Accesses, Operands, operands
 
 PASSES = 2
@@ -116,7 +116,7 @@ def _chains(words: Words, used: Operands, sums: NDArray[np.int64], end: int) -> 
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
     plain = (encoding.PREDICATE.get(words) == ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 0)
     steps = (used.named(*_STEPS) & plain).tolist()
-    stores = (encoding.OPCODE.get(words) == encoding.STG).tolist()
+    stores = (encoding.OPCODE.get(words) == STG).tolist()
     first, data = encoding.SOURCE_A.get(words).tolist(), encoding.SOURCE_B.get(words).tolist()
     owner = {register: number for number, register in enumerate(sums.tolist())}
     """What holds a sum, or tells something of it."""
@@ -236,7 +236,7 @@ def _settle(words: Words, end: int) -> None:
     bare = (encoding.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (
         encoding.READ_SCOREBOARD.get(words) == NO_SCOREBOARD
     )
-    known = bare & (used.named(*_STEPS) | (encoding.OPCODE.get(words) == encoding.STG))
+    known = bare & (used.named(*_STEPS) | (encoding.OPCODE.get(words) == STG))
     moves = np.arange(len(words)) < end - 1
     waited = np.append(encoding.WAIT.get(words)[1:], 0)
     sets = 1 << encoding.WRITE_SCOREBOARD.get(words) | 1 << encoding.READ_SCOREBOARD.get(words)

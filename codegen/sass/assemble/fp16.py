@@ -9,18 +9,19 @@ from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
 from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
+from codegen.sass.isa.opcodes import FADD, HADD2, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 
 _HALF, _MATRIX, _FLOAT = (UNITS.index(name) for name in ("half", "matrix", "float"))
-HALF_FMA = encoding.HFMA2_IMMEDIATE | encoding.ALWAYS << 12
-MATRIX_FMA = encoding.HFMA2_MMA_IMMEDIATE | encoding.ALWAYS << 12
+HALF_FMA = HFMA2_IMMEDIATE | encoding.ALWAYS << 12
+MATRIX_FMA = HFMA2_MMA_IMMEDIATE | encoding.ALWAYS << 12
 ZERO_ADDEND = 1 << 82 - 64
 """Of HFMA2 that adds nothing: the lower half of RZ, twice."""
-_TO_FLOAT = 0x230 | encoding.ALWAYS << 12 | ZERO_REGISTER << 24
+_TO_FLOAT = HADD2 | encoding.ALWAYS << 12 | ZERO_REGISTER << 24
 _TO_FLOAT_HIGH = 1 << 78 - 64 | 1 << 72 - 64
 """HADD2.F32 d, -RZ, b: a half as float32."""
 _PARTS = (2, 3)
 """The lower and the upper half of its operand, at bit 60."""
-_ADD = 0x221 | encoding.ALWAYS << 12
+_ADD = FADD | encoding.ALWAYS << 12
 _HALF_TO_FLOAT = int(REGISTER_CYCLES[_HALF, _FLOAT])
 _MATRIX_CYCLES = 11
 """From a result of the tensor cores' unit to whatever reads it."""

@@ -15,14 +15,13 @@ from codegen.sass.assemble.scheduling_bits import MOST_STALL, SETTLE_CYCLES, con
 from codegen.sass.assemble.stalls import passed_by, settle
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
-from codegen.sass.isa.opcodes import UNIFORM_REGISTERS, VARIABLE
+from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS, VARIABLE
 from codegen.sass.isa.operands import Operands, operands
 from codegen.sass.skeleton.epilogue_code import put_zero_for
 from codegen.sass.skeleton.reader import CONTROL, Skeleton
 from codegen.sass.skeleton.register_copies import put_loads
 from codegen.sass.verify.program import Program
 
-_MOV, _MOV_IMMEDIATE = 0x202, 0x802
 _ALL_LANES = 0xF00
 _OF_MOVES = 5
 """The scoreboard of what comes before a move, where the load that it replaces has none."""
@@ -88,7 +87,7 @@ class Leaf:
         between = finish = None
         scoreboards = set_apart(words, int(cuts[-1])) if skeleton.runs_on else OF_STREAMS
         jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
-        branches = encoding.OPCODE.get(skeleton.words[skeleton.jumps]) == encoding.BRA
+        branches = encoding.OPCODE.get(skeleton.words[skeleton.jumps]) == BRA
         entry_stall = _shorten(words, own, cuts, jumps[branches], skeleton, head)
         if skeleton.runs_on:
             last = int(cuts[-1])
@@ -219,7 +218,7 @@ def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
     """FADD in the place of the FFMA that stood for it, copies of packed sums, and zeros for loads that were markers."""
     biases = skeleton.biases
     adds = words[biases.words - start]
-    encoding.OPCODE.put(adds, encoding.FADD_IMMEDIATE)
+    encoding.OPCODE.put(adds, FADD_IMMEDIATE)
     encoding.SOURCE_A.put(adds, biases.added_to)
     encoding.SOURCE_C.put(adds, 0)
     encoding.REUSE.put(adds, 0)
@@ -245,7 +244,7 @@ def _moved(loads: Words, sources: NDArray[np.int64]) -> Words:
     """MOV of registers in the place of loads."""
     none = np.zeros(len(loads), dtype=np.int64)
     high = _ALL_LANES | control(none + ZERO_CYCLES, none + NO_SCOREBOARD, encoding.WAIT.get(loads), none)
-    low = _MOV | encoding.ALWAYS << 12 | encoding.DESTINATION.get(loads) << 16 | sources << 32
+    low = MOV | encoding.ALWAYS << 12 | encoding.DESTINATION.get(loads) << 16 | sources << 32
     return np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
 
 
@@ -255,5 +254,5 @@ def put_number(load: Words, number: int, stall: int) -> None:
     waits = encoding.WAIT.get(load)
     none = np.zeros(1, dtype=np.int64)
     high = _ALL_LANES | control(none + stall, none + NO_SCOREBOARD, waits, none)
-    load[0, 0] = np.uint64(_MOV_IMMEDIATE | encoding.ALWAYS << 12 | int(target[0]) << 16 | number << 32)
+    load[0, 0] = np.uint64(MOV_IMMEDIATE | encoding.ALWAYS << 12 | int(target[0]) << 16 | number << 32)
     load[0, 1] = np.uint64(int(high[0]))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.sass.assemble.input_transforms import Preparation
 from codegen.sass.isa import encoding
+from codegen.sass.isa.opcodes import FMNMX_IMMEDIATE
 
 CYCLES = 5
 """From a bound to the first product of its input."""
@@ -23,7 +24,6 @@ _REGISTER_BITS = 8
 _BOUNDED = re.compile(r"^mov\.f32 x(\d+),(%f\d+);$")
 _BOUND = re.compile(r"^mov\.f32 b,0f[0-9A-F]{8}; (max|min)\.NaN\.f32 x(\d+),x\2,b; // farm\.(low|high) \2$")
 _SIDES = {"low": "max", "high": "min"}
-_FMNMX_IMMEDIATE = 0x809
 _NOT_BELOW_OR_ABOVE = np.array([0x07820000, 0x03820000], dtype=np.int64)
 """Of FMNMX: which of two it takes, and that NaN is one of them."""
 
@@ -77,5 +77,5 @@ class Bounds:
         which, side, product, before = which[order], side[order], product[order], before[order]
         own = register[product]
         value = limit[which, side].view(np.uint32).astype(np.int64)
-        low = _FMNMX_IMMEDIATE | encoding.ALWAYS << 12 | own << 16 | own << 24 | value << 32
+        low = FMNMX_IMMEDIATE | encoding.ALWAYS << 12 | own << 16 | own << 24 | value << 32
         return Preparation(before, own, low, _NOT_BELOW_OR_ABOVE[side], CYCLES, _APART)

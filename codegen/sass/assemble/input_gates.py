@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.sass.assemble.input_transforms import Preparation
 from codegen.sass.isa import encoding as word
+from codegen.sass.isa.opcodes import FMUL
 
 _GATING = re.compile(r"^mul\.rn\.f32 x(\d+),(%f\d+),g\1;$")
 _GATES = re.compile(r"^ld\.shared(?:\.v([24]))?\.b32 \{?([g\d,]+)\}?,\[(%\w+)\+(\d+)\]; // farm\.gates (\d+) \d+$")
@@ -24,7 +25,7 @@ PLACES = 2
 """Of the ring that a turn takes."""
 _CYCLES = 4
 """From a multiplication by a gate to the first product of its input."""
-_MULTIPLY = word.FMUL | word.ALWAYS << 12
+_MULTIPLY = FMUL | word.ALWAYS << 12
 _MULTIPLY_ORDINARY = 1 << 86 - 64
 """The product as it is: other values double it, or halve it."""
 

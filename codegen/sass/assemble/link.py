@@ -13,8 +13,10 @@ from codegen.sass.assemble.overlapped_chunks import Inserted, woven
 from codegen.sass.assemble.scheduling_bits import MOST_STALL, control
 from codegen.sass.assemble.weight_code import Streams, zeroes
 from codegen.sass.isa import encoding
+from codegen.sass.isa.branches import put_jump_distances
 from codegen.sass.isa.encoding import NO_SCOREBOARD, WORD_BYTES, Words
 from codegen.sass.isa.latencies import GUARD_CYCLES
+from codegen.sass.isa.opcodes import EXIT, NOP
 from codegen.sass.skeleton.marker_ptx import NO_GROUP
 from codegen.sass.skeleton.reader import Skeleton
 
@@ -56,7 +58,7 @@ class Frame:
             head,
             Leaf.of(skeleton, words, head),
             tuple(board for board in range(encoding.SCOREBOARDS) if board not in sets),
-            end + int(np.flatnonzero(encoding.OPCODE.get(skeleton.words[end:]) == encoding.EXIT)[0]),
+            end + int(np.flatnonzero(encoding.OPCODE.get(skeleton.words[end:]) == EXIT)[0]),
         )
 
 
@@ -218,10 +220,10 @@ def _segments(frame: Frame, parts: Streams, group: int) -> list[Words]:
 def _nop(stall: int) -> Words:
     none = np.zeros(1, dtype=np.int64)
     high = control(none + stall, none + NO_SCOREBOARD, none, none)
-    return np.array([[encoding.NOP | encoding.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
+    return np.array([[NOP | encoding.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
 
 
 def _put_jumps(words: Words, places: NDArray[np.int64], targets: NDArray[np.int64], capability: int) -> None:
     jumps = words[places]
-    encoding.put_jump_distances(jumps, (targets - places - 1) * WORD_BYTES, capability)
+    put_jump_distances(jumps, (targets - places - 1) * WORD_BYTES, capability)
     words[places] = jumps

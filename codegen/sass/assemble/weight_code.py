@@ -21,7 +21,7 @@ from codegen.sass.assemble.overlapped_chunks import Between, Inserted, Places
 from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES, SETTLE_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
-from codegen.sass.isa.opcodes import UNIFORM_ADDRESS
+from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, LDS, UNIFORM_ADDRESS
 from codegen.sass.skeleton.marker_ptx import Marked
 from codegen.sass.skeleton.reader import Skeleton
 
@@ -30,8 +30,8 @@ MOST_LOADS = 0.25
 loads for one warp it can multiply and add for four."""
 FMA_CYCLES = 4
 """From a multiply-add to one that adds to its result."""
-_FMA = encoding.FFMA_IMMEDIATE | encoding.ALWAYS << 12
-_LOAD = encoding.LDS | encoding.ALWAYS << 12
+_FMA = FFMA_IMMEDIATE | encoding.ALWAYS << 12
+_LOAD = LDS | encoding.ALWAYS << 12
 _UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
 _LOAD_SIZES = np.array([0, 4, 5, 0, 6])
 """The size field by the words that are loaded."""

@@ -88,36 +88,7 @@ WAIT = Field(116, 6)
 REUSE = Field(122, 4)
 """Operands a, b, c that the next instruction finds in the cache of its operand's port."""
 
-_ONE_PIECE = 80
-"""An architecture whose branches store their distance in one piece."""
 SIZE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 8, 6: 16}
-
-FFMA_IMMEDIATE = 0x823
-"""FFMA d, a, immediate, c."""
-FFMA_IMMEDIATE_ADDEND = 0x423
-"""FFMA d, a, b, immediate."""
-FMUL = 0x220
-FMUL_IMMEDIATE = 0x820
-FADD_IMMEDIATE = 0x421
-HFMA2_IMMEDIATE = 0x831
-HFMA2_MMA_IMMEDIATE = 0x835
-"""The same on the tensor cores' unit."""
-LDS = 0x984
-STS = 0x988
-STS_PLAIN = 0x388
-"""STS without a uniform register in its address."""
-STG = 0x986
-LDG = 0x981
-LDGSTS = 0xFAE
-BAR = 0xB1D
-NOP = 0x918
-BRA = 0x947
-BRX = 0x949
-BSSY = 0x945
-BSYNC = 0x941
-EXIT = 0x94D
-UCGABAR_ARRIVE = 0x9C7
-UCGABAR_WAIT = 0xDC7
 
 
 def words_of(text: bytes) -> Words:
@@ -130,47 +101,3 @@ def words_of(text: bytes) -> Words:
 def text_of(words: Words) -> bytes:
     """The bytes of a section of code with these words."""
     return words.astype("<u8").tobytes()
-
-
-def branch_distances(words: Words, capability: int) -> NDArray[np.int64]:
-    """[instructions]: how many bytes beyond the next word each BRA goes, backwards if negative.
-
-    `capability` is the architecture's number, 90 for sm_90: from there on the distance is stored in two pieces.
-    """
-    low, high = words[..., 0], words[..., 1]
-    upper = (low >> np.uint64(34)) | (high << np.uint64(30))
-    upper = (upper & np.uint64((1 << 48) - 1)).astype(np.int64)
-    if capability < 90:
-        return _signed(upper, 48) * 4
-    lower = ((low >> np.uint64(16)) & np.uint64(0xFF)).astype(np.int64)
-    return ((_signed(upper, 48) << 8) | lower) * 4
-
-
-def put_branch_distances(words: Words, distances: ArrayLike, capability: int) -> None:
-    """Writes how many bytes beyond the next word each BRA goes: multiples of 4."""
-    quads = np.asarray(distances, dtype=np.int64) // 4
-    if capability >= 90:
-        Field(16, 8).put(words, quads & 0xFF)
-        quads = quads >> 8
-    pieces = (quads & ((1 << 48) - 1)).astype(np.uint64)
-    Field(34, 30).put(words, pieces & np.uint64((1 << 30) - 1))
-    Field(64, 18).put(words, pieces >> np.uint64(30))
-
-
-def jump_distances(words: Words, capability: int) -> NDArray[np.int64]:
-    """[instructions]: the same of BRA and BSSY, whose distance is in one piece on every architecture."""
-    one_piece = OPCODE.get(words) == BSSY
-    return np.where(one_piece, branch_distances(words, _ONE_PIECE), branch_distances(words, capability))
-
-
-def put_jump_distances(words: Words, distances: NDArray[np.int64], capability: int) -> None:
-    """Writes how far each BRA and BSSY goes."""
-    one_piece = OPCODE.get(words) == BSSY
-    for which, form in ((one_piece, _ONE_PIECE), (~one_piece, capability)):
-        chosen = words[which]
-        put_branch_distances(chosen, distances[which], form)
-        words[which] = chosen
-
-
-def _signed(values: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    return values - ((values >> (bits - 1)) << bits)

@@ -136,3 +136,42 @@ SHAPES: Final[dict[int, Shape]] = {
     0x1C3: Shape("S2UR", "other", 1, asynchronous=True),
 }
 """By the lower nine bits of the opcode."""
+
+BRA: Final = 0x947
+BREAK: Final = 0x942
+BRX: Final = 0x949
+BSSY: Final = 0x945
+BSYNC: Final = 0x941
+BAR: Final = 0xB1D
+CCTL: Final = 0x98F
+CGAERRBAR: Final = 0x5AB
+ERRBAR: Final = 0x9AB
+EXIT: Final = 0x94D
+FADD: Final = 0x221
+FADD_IMMEDIATE: Final = 0x421
+FFMA_IMMEDIATE: Final = 0x823
+"""FFMA d, a, immediate, c."""
+FFMA_IMMEDIATE_ADDEND: Final = 0x423
+"""FFMA d, a, b, immediate."""
+FMNMX_IMMEDIATE: Final = 0x809
+FMUL: Final = 0x220
+HADD2: Final = 0x230
+HFMA2_IMMEDIATE: Final = 0x831
+HFMA2_MMA_IMMEDIATE: Final = 0x835
+"""HFMA2 on the unit of the tensor cores."""
+ISETP_IMMEDIATE: Final = 0x80C
+LDG: Final = 0x981
+LDGSTS: Final = 0xFAE
+LDS: Final = 0x984
+LOP3: Final = 0x212
+MEMBAR: Final = 0x992
+MOV: Final = 0x202
+MOV_IMMEDIATE: Final = 0x802
+NOP: Final = 0x918
+STG: Final = 0x986
+STS: Final = 0x988
+STS_PLAIN: Final = 0x388
+"""STS without a uniform register in its address."""
+UCGABAR_ARRIVE: Final = 0x9C7
+UCGABAR_WAIT: Final = 0xDC7
+WARPSYNC: Final = 0x948

@@ -11,12 +11,20 @@ from codegen.errors import MachineCodeError
 from codegen.kernels.placeholders import FIRST_BIAS
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import ZERO_REGISTER, Words
-from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_ADDRESS, WORDS_OF_SIZE
+from codegen.sass.isa.opcodes import (
+    FADD_IMMEDIATE,
+    FFMA_IMMEDIATE_ADDEND,
+    LOP3,
+    PREDICATES,
+    STS,
+    STS_PLAIN,
+    UNIFORM_ADDRESS,
+    WORDS_OF_SIZE,
+)
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
 from codegen.sass.skeleton.accumulators import Sums
 
-_LOP3 = 0x212
 _XOR = 0x3C
 _TRUTH_TABLE = encoding.Field(72, 8)
 _WORD_BYTES = 4
@@ -104,7 +112,7 @@ class Ending:
     @staticmethod
     def of_moved(words: Words, opcodes: NDArray[np.int64], sums: Sums, end: slice) -> Ending:
         """Of sums that are apart: ptxas knows where each is once it is moved, and only biases are changed."""
-        adds = end.start + np.flatnonzero(opcodes[end] == encoding.FADD_IMMEDIATE)
+        adds = end.start + np.flatnonzero(opcodes[end] == FADD_IMMEDIATE)
         numbers = encoding.IMMEDIATE.get(words)[adds] - FIRST_BIAS
         chosen = np.isin(numbers, list(sums.in_row))
         biases = Biases(adds[chosen], encoding.SOURCE_A.get(words)[adds[chosen]], numbers[chosen])
@@ -118,7 +126,7 @@ class Ending:
 
 def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int, sums: Sums) -> Biases:
     """The words that multiply something with the one and add a placeholder: its register has other uses after them."""
-    adds = end.start + np.flatnonzero(opcodes[end] == encoding.FFMA_IMMEDIATE_ADDEND)
+    adds = end.start + np.flatnonzero(opcodes[end] == FFMA_IMMEDIATE_ADDEND)
     # FFMA d, a, b, immediate: b lies where c does otherwise.
     a, b = encoding.SOURCE_A.get(words)[adds], encoding.SOURCE_C.get(words)[adds]
     numbers = encoding.IMMEDIATE.get(words)[adds] - FIRST_BIAS
@@ -160,7 +168,7 @@ def _exchanged(
     """[sums]: the store of each to shared memory, where the other blocks of the cluster read it. One may store several,
     which then are in neighbouring registers.
     """
-    found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (encoding.STS, encoding.STS_PLAIN)))
+    found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (STS, STS_PLAIN)))
     stores = words[found]
     lengths = WORDS_OF_SIZE[encoding.SIZE.get(stores)]
     store = np.repeat(np.arange(len(found)), lengths)
@@ -186,9 +194,7 @@ def _stores(words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int6
     """[packed sums]: the store that names each for the last time."""
     offsets = encoding.OFFSET.get(words)[end]
     near = np.abs(offsets - marker_ptx.ENDS) < marker_ptx.REACH
-    found: NDArray[np.int64] = end.start + np.flatnonzero(
-        np.isin(opcodes[end], (encoding.STS, encoding.STS_PLAIN)) & near
-    )
+    found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (STS, STS_PLAIN)) & near)
     if not np.array_equal(encoding.SOURCE_B.get(words)[found], registers):
         raise MachineCodeError("a packed sum is not in its register after the last chunk")
     return found
@@ -198,7 +204,7 @@ def _splits(
     words: Words, opcodes: NDArray[np.int64], registers: NDArray[np.int64], end: slice, one: int
 ) -> NDArray[np.int64]:
     """[packed sums]: the exclusive or of each with the one."""
-    places = end.start + np.flatnonzero(opcodes[end] == _LOP3)
+    places = end.start + np.flatnonzero(opcodes[end] == LOP3)
     a, b = _FIRST_SLOT.get(words)[places], _SECOND_SLOT.get(words)[places]
     chosen = (a == one) != (b == one)
     chosen &= (_TRUTH_TABLE.get(words)[places] == _XOR) & (encoding.SOURCE_C.get(words)[places] == ZERO_REGISTER)

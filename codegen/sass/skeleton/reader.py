@@ -15,8 +15,27 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.branches import jump_distances
 from codegen.sass.isa.encoding import Words
-from codegen.sass.isa.opcodes import FIRST_PREDICATE, PREDICATES, UNIFORM_ADDRESS, UNIFORM_C
+from codegen.sass.isa.opcodes import (
+    BAR,
+    BRA,
+    BREAK,
+    BSSY,
+    BSYNC,
+    EXIT,
+    FIRST_PREDICATE,
+    ISETP_IMMEDIATE,
+    LDG,
+    LDS,
+    PREDICATES,
+    STG,
+    STS,
+    STS_PLAIN,
+    UNIFORM_ADDRESS,
+    UNIFORM_C,
+    WARPSYNC,
+)
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
 from codegen.sass.skeleton.epilogue_code import Biases, Ending, Moves
@@ -25,9 +44,8 @@ from codegen.sass.skeleton.operand_ring import Ring
 from codegen.sass.skeleton.output_stores import accesses_of
 from codegen.sass.skeleton.register_copies import check_held, loads_of
 
-_ISETP_IMMEDIATE = 0x80C
-CONTROL = (encoding.EXIT, encoding.BRA, encoding.BSSY, encoding.BSYNC, 0x942, 0x948)
-"""What a K group may have besides plain instructions; the last are BREAK and WARPSYNC."""
+CONTROL = (EXIT, BRA, BSSY, BSYNC, BREAK, WARPSYNC)
+"""The control instructions that a K group may have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +225,7 @@ class Skeleton:
             pointers=registers,
             uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
             offsets=offsets,
-            residuals=_last(branch + np.flatnonzero(opcodes[leaf] == encoding.LDG), sum(map(len, template.residuals))),
+            residuals=_last(branch + np.flatnonzero(opcodes[leaf] == LDG), sum(map(len, template.residuals))),
             ring=ring,
             markers=markers,
             zeroed=zeroed,
@@ -220,7 +238,7 @@ class Skeleton:
             one=int(encoding.DESTINATION.get(words)[last]),
             template=template,
             runs_on=runs_on,
-            stores=branch + np.flatnonzero(opcodes[leaf] == encoding.STG),
+            stores=branch + np.flatnonzero(opcodes[leaf] == STG),
         )
         if len(skeleton.stores) < len(ending.biases.words):
             raise MachineCodeError("a sum is not stored")
@@ -239,9 +257,9 @@ class _Places:
         offsets = encoding.OFFSET.get(words)
         self.offsets = offsets - ((offsets >> 23) << 24)
         uniform = UNIFORM_ADDRESS.get(words) != 0
-        self.loads = opcodes == encoding.LDS
-        self.plain_stores = (opcodes == encoding.STS_PLAIN) & ~uniform
-        self.all_stores = np.isin(opcodes, (encoding.STS, encoding.STS_PLAIN))
+        self.loads = opcodes == LDS
+        self.plain_stores = (opcodes == STS_PLAIN) & ~uniform
+        self.all_stores = np.isin(opcodes, (STS, STS_PLAIN))
 
     def only(self, kind: NDArray[np.bool_], offset: int, *, within: slice, what: str) -> int:
         found = np.flatnonzero(kind[within] & (self.offsets[within] == offset)) + (within.start or 0)
@@ -259,14 +277,14 @@ class _Places:
 def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[int, int, int]:
     """Where the K group is compared, the branch to `other`, and `other`."""
     immediates = encoding.IMMEDIATE.get(words)
-    compares = np.flatnonzero((opcodes == _ISETP_IMMEDIATE) & (immediates == marker_ptx.NO_GROUP))
+    compares = np.flatnonzero((opcodes == ISETP_IMMEDIATE) & (immediates == marker_ptx.NO_GROUP))
     if len(compares) != 1:
         raise MachineCodeError("ptxas compares the K group in another way")
     compare = int(compares[0])
     predicate = int(FIRST_PREDICATE.get(words)[compare])
-    jumps = np.flatnonzero(np.isin(opcodes, (encoding.BRA, encoding.BSSY)))
-    targets = jumps + 1 + encoding.jump_distances(words[jumps], capability) // encoding.WORD_BYTES
-    asks = (opcodes[jumps] == encoding.BRA) & (encoding.PREDICATE.get(words)[jumps] == predicate)
+    jumps = np.flatnonzero(np.isin(opcodes, (BRA, BSSY)))
+    targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
+    asks = (opcodes[jumps] == BRA) & (encoding.PREDICATE.get(words)[jumps] == predicate)
     after = np.flatnonzero(asks & (jumps > compare))
     if not len(after):
         raise MachineCodeError("ptxas branches on the K group in another way")
@@ -287,10 +305,10 @@ def _jumps(
     control = inside[np.isin(inside & 0xFF, range(0x40, 0x60)) & (inside >> 8 == 9)]
     if not set(control.tolist()) <= set(CONTROL):
         raise MachineCodeError("a K group has calls")
-    jumps = leaf.start + 1 + np.flatnonzero(np.isin(inside[1:], (encoding.BRA, encoding.BSSY)))
-    targets = jumps + 1 + encoding.jump_distances(words[jumps], capability) // encoding.WORD_BYTES
+    jumps = leaf.start + 1 + np.flatnonzero(np.isin(inside[1:], (BRA, BSSY)))
+    targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
     # BSSY only says where those who part will meet.
-    parts = opcodes[jumps] == encoding.BRA
+    parts = opcodes[jumps] == BRA
     before = np.cumsum(markers)
     passes = parts & (before[jumps] != before[targets - 1])
     if ((targets <= leaf.start) | (targets >= leaf.stop) | passes).any():
@@ -311,7 +329,7 @@ def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
 
 def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], leaf: slice) -> None:
     """A barrier comes before the markers of each chunk [chunks, markers] and after those of the chunk before."""
-    barriers = np.flatnonzero(opcodes == encoding.BAR)
+    barriers = np.flatnonzero(opcodes == BAR)
     before = np.append(leaf.start, markers[:-1, -1])
     first = np.searchsorted(barriers, before)
     if (first >= len(barriers)).any() or (barriers[np.minimum(first, len(barriers) - 1)] > markers[:, 0]).any():

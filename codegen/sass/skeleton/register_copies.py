@@ -14,6 +14,7 @@ from codegen.errors import MachineCodeError
 from codegen.sass.assemble.scheduling_bits import SETTLE_CYCLES
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Field, Words
+from codegen.sass.isa.opcodes import LDG
 from codegen.sass.isa.operands import operands
 
 _ORDER = Field(78, 3)
@@ -30,7 +31,7 @@ def held_in_place(line: str) -> str:
 def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray[np.int64]:
     """The loads that were held in place."""
     found: NDArray[np.int64] = within.start + np.flatnonzero(
-        (opcodes[within] == encoding.LDG) & (_ORDER.get(words[within]) == _VOLATILE)
+        (opcodes[within] == LDG) & (_ORDER.get(words[within]) == _VOLATILE)
     )
     return found
 

@@ -15,13 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.isa.encoding import ALWAYS, OPCODE, UCGABAR_ARRIVE, UCGABAR_WAIT
+from codegen.sass.isa.encoding import ALWAYS, OPCODE
+from codegen.sass.isa.opcodes import CCTL, CGAERRBAR, ERRBAR, MEMBAR, UCGABAR_ARRIVE, UCGABAR_WAIT
 from codegen.sass.verify.program import Finding, Places, Program
 
-_MEMBAR: Final = 0x992
-_FENCE: Final = ((_MEMBAR, 6), (0x9AB, 0), (0x5AB, 8))
+_FENCE: Final = ((MEMBAR, 6), (ERRBAR, 0), (CGAERRBAR, 8))
 """The words before the one that arrives, and their stalls: nothing else was ever seen in 398 such barriers."""
-_CCTL: Final = 0x98F
 
 
 def barrier_findings(code: Program) -> Iterator[Finding]:
@@ -30,7 +29,7 @@ def barrier_findings(code: Program) -> Iterator[Finding]:
     arrives, waits = np.flatnonzero(opcodes == UCGABAR_ARRIVE), np.flatnonzero(opcodes == UCGABAR_WAIT)
     loads = np.flatnonzero(code.used.named("LD"))
     fences = [np.flatnonzero(opcodes == opcode) for opcode, _ in _FENCE]
-    parts = np.concatenate([arrives, waits, np.flatnonzero(opcodes == _CCTL), *fences])
+    parts = np.concatenate([arrives, waits, np.flatnonzero(opcodes == CCTL), *fences])
     if not len(parts) and not len(loads):
         return
     for place in np.sort(parts[(code.guard[parts] != ALWAYS) | (code.guard_negated[parts] != 0)]).tolist():
@@ -38,7 +37,7 @@ def barrier_findings(code: Program) -> Iterator[Finding]:
     fenced = _fenced(code, opcodes, arrives)
     if len(unfinished := np.setdiff1d(np.concatenate(fences), _behind(arrives[fenced], -1, -2, -3))):
         yield Finding(int(unfinished[0]), "a fence that no cluster's barrier follows")
-    if not np.array_equal(np.flatnonzero(opcodes == _CCTL), waits + 1):
+    if not np.array_equal(np.flatnonzero(opcodes == CCTL), waits + 1):
         yield Finding(int(parts.min()), "a cluster's barrier behind which what was loaded before may be taken for new")
     if len(arrives) != len(waits) or (arrives > waits).any() or (waits[:-1] > arrives[1:]).any():
         yield Finding(int(parts.min()), "a cluster's barrier at which the blocks do not arrive and wait in turn")

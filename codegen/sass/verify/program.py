@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa import latencies
+from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import (
     ALWAYS,
     DESTINATION,
@@ -31,7 +32,6 @@ from codegen.sass.isa.encoding import (
     WRITE_SCOREBOARD,
     Field,
     Words,
-    branch_distances,
 )
 from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, VARIABLE
 from codegen.sass.isa.operand_roles import REGISTER_FORM

@@ -1,0 +1,56 @@
+"""How far branches go: distances read from and written to the words of BRA and BSSY."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from codegen.sass.isa.encoding import OPCODE, Field, Words
+from codegen.sass.isa.opcodes import BSSY
+
+_ONE_PIECE = 80
+"""An architecture whose branches store their distance in one piece."""
+
+
+def branch_distances(words: Words, capability: int) -> NDArray[np.int64]:
+    """[instructions]: how many bytes beyond the next word each BRA goes, backwards if negative.
+
+    `capability` is the architecture's number, 90 for sm_90: from there on the distance is stored in two pieces.
+    """
+    low, high = words[..., 0], words[..., 1]
+    upper = (low >> np.uint64(34)) | (high << np.uint64(30))
+    upper = (upper & np.uint64((1 << 48) - 1)).astype(np.int64)
+    if capability < 90:
+        return _signed(upper, 48) * 4
+    lower = ((low >> np.uint64(16)) & np.uint64(0xFF)).astype(np.int64)
+    return ((_signed(upper, 48) << 8) | lower) * 4
+
+
+def put_branch_distances(words: Words, distances: ArrayLike, capability: int) -> None:
+    """Writes how many bytes beyond the next word each BRA goes: multiples of 4."""
+    quads = np.asarray(distances, dtype=np.int64) // 4
+    if capability >= 90:
+        Field(16, 8).put(words, quads & 0xFF)
+        quads = quads >> 8
+    pieces = (quads & ((1 << 48) - 1)).astype(np.uint64)
+    Field(34, 30).put(words, pieces & np.uint64((1 << 30) - 1))
+    Field(64, 18).put(words, pieces >> np.uint64(30))
+
+
+def jump_distances(words: Words, capability: int) -> NDArray[np.int64]:
+    """[instructions]: the same of BRA and BSSY, whose distance is in one piece on every architecture."""
+    one_piece = OPCODE.get(words) == BSSY
+    return np.where(one_piece, branch_distances(words, _ONE_PIECE), branch_distances(words, capability))
+
+
+def put_jump_distances(words: Words, distances: NDArray[np.int64], capability: int) -> None:
+    """Writes how far each BRA and BSSY goes."""
+    one_piece = OPCODE.get(words) == BSSY
+    for which, form in ((one_piece, _ONE_PIECE), (~one_piece, capability)):
+        chosen = words[which]
+        put_branch_distances(chosen, distances[which], form)
+        words[which] = chosen
+
+
+def _signed(values: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
+    return values - ((values >> (bits - 1)) << bits)
