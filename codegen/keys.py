@@ -298,9 +298,15 @@ def _spec_fields(spec: LayerSpec) -> dict[str, str]:
 
 @cache
 def assembler_digest() -> str:
-    """Of what the assembler does: comments and docstrings are left out, so that they may change."""
+    """Digest of the assembler's code, which a qualification names; comments and docstrings do not count."""
+    return code_digest(ASSEMBLER_SOURCES)
+
+
+def code_digest(sources: tuple[str, ...]) -> str:
+    """Digest of sources without comments and docstrings of Python; CUDA sources count whole."""
     root = Path(str(files("codegen")))
-    return digest_fields({str(path): code_of((root / path).read_text()) for path in source_files(ASSEMBLER_SOURCES)})
+    texts = {path: (root / path).read_text() for path in source_files(sources)}
+    return digest_fields({str(path): code_of(text) if path.suffix == ".py" else text for path, text in texts.items()})
 
 
 def source_files(sources: tuple[str, ...]) -> list[Path]:

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from codegen.errors import ToolchainError
 from codegen.toolchain.tools import find_toolchain
-from tests.templates import SharedFolder
+from tests.templates import open_shared_folder
 
 TESTS = Path(__file__).parent
 DRAWN_LAYERS = "drawn layers"
@@ -40,11 +40,9 @@ def _nothing_admitted(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _templates(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All processes of a run keep them in one folder, which pytest removes some runs later."""
-    own = tmp_path_factory.getbasetemp()
-    SharedFolder.path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "templates"
-    SharedFolder.path.mkdir(exist_ok=True)
+def _templates() -> None:
+    """Templates and cubins are kept for later tests, processes and runs."""
+    open_shared_folder()
 
 
 def lacks_toolchain() -> str | None:

@@ -1,28 +1,47 @@
-"""Templates and cubins for tests: the tools make each once in a run, for all tests and all processes."""
+"""Templates and cubins for tests: nvcc and ptxas make each once, and later runs find it in the user's cache folder."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 
+import platformdirs
+
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
-from codegen.keys import template_key
+from codegen.keys import GENERATOR_SOURCES, code_digest, template_key
 from codegen.ptx.template import Template, make_template
 from codegen.toolchain.ptxas import assemble, ptxas_options
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
 
 LIMITS = ToolLimits(300)
+KEPT_SECONDS = 7 * 86_400
+"""How long a file stays that no test has read."""
 
 
 class SharedFolder:
-    """Where the processes of a run keep templates and cubins for each other; None where there is one process."""
+    """Folder that the processes of all runs share; None where nothing is kept."""
 
     path: Path | None = None
+
+
+def open_shared_folder() -> None:
+    """Opens the folder in the user's cache and removes files that have not been read for a week."""
+    folder = Path(platformdirs.user_cache_dir("sparse-compile-farm-tests"))
+    folder.mkdir(parents=True, exist_ok=True)
+    oldest = time.time() - KEPT_SECONDS
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process of this run was faster
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+    SharedFolder.path = folder
 
 
 @cache
@@ -31,33 +50,41 @@ def shared_template(
 ) -> Template:
     """As `make_template` makes it, with the pinned tools unless others are given."""
     tools = toolchain or find_toolchain()
-    name = template_key(spec, tiling, virtual_arch, tools.nvcc_version).digest
-    return Template.from_ptx(
-        _shared(f"{name}.ptx", lambda: make_template(spec, tiling, virtual_arch, tools, LIMITS).ptx.encode()).decode()
-    )
+    key = replace(template_key(spec, tiling, virtual_arch, tools.nvcc_version), generator_digest=_generator())
+    ptx = shared(f"{key.digest}.ptx", lambda: make_template(spec, tiling, virtual_arch, tools, LIMITS).ptx.encode())
+    return Template.from_ptx(ptx.decode())
+
+
+@cache
+def _generator() -> str:
+    """Digest of the generator's code, so that a corrected comment remakes no template."""
+    return code_digest(GENERATOR_SOURCES)
 
 
 def shared_cubin(ptx: bytes, arch: str, toolchain: Toolchain) -> bytes:
     """What ptxas makes of it at its level 3."""
     name = f"{hashlib.sha256(ptx).hexdigest()}.{arch}.{toolchain.ptxas_version}.cubin"
-    return _shared(name, lambda: assemble(ptx, arch, toolchain, ptxas_options(3), LIMITS).data)
+    return shared(name, lambda: assemble(ptx, arch, toolchain, ptxas_options(3), LIMITS).data)
 
 
-def _shared(name: str, make: Callable[[], bytes]) -> bytes:
+def shared(name: str, make: Callable[[], bytes]) -> bytes:
+    """The bytes kept under a name, made by whichever process asks first. The name must say all that they depend on."""
     if SharedFolder.path is None:
         return make()
     path = SharedFolder.path / name
     with _locked(path.with_name(f"{name}.lock")):
-        if not path.exists():
+        if path.exists():
+            os.utime(path)
+        else:
             written = path.with_name(f"{name}.new")
             written.write_bytes(make())
             written.rename(path)
-    return path.read_bytes()
+        return path.read_bytes()
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Others wait."""
+    """Holds a file's lock, so that other processes wait."""
     with path.open("w") as file:
         flock(file, LOCK_EX)
         yield
