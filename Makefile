@@ -2,11 +2,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo digits test services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
+.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
 BIN := .venv/bin
+# Folders of tests/ that `make test` leaves to `make test-all`.
+SLOW := browser chaos cluster differential models
+TESTS = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 20 --durations-min 10
 # One line for each large package, so that the slow step is seen to move; errors come through stderr.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 SHOW := sed -un -e 's/^ *Downloading \([^-]*\).*(\([0-9.]* MB\))$$/    \1 \2/p' -e 's/^Installing collected.*/    unpacking/p'
@@ -23,8 +26,11 @@ digits: .venv/ready-dev ## trains and prunes a network in PyTorch, compiles it, 
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
 	@$(BIN)/python -m tests.digits
 
-test: .venv/ready-dev lint ## every test that this machine can run
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --durations 20 --durations-min 10
+test: .venv/ready-dev lint ## linters and the tests of a change; says first what it will skip and why
+	@$(TESTS) $(addprefix --ignore tests/,$(SLOW))
+
+test-all: .venv/ready-dev lint ## every test that this machine can run: drawn layers, whole networks, chaos, browser, two nodes too
+	@$(TESTS)
 
 test-cluster: .venv/ready-dev services ## a Ray cluster of two nodes, PostgreSQL and S3, all real; none of these tests is skipped
 	@$(BIN)/python -m pytest tests/services tests/cluster --skip-nothing -n auto --maxprocesses 2 --dist loadfile

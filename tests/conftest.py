@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from codegen.errors import ToolchainError
-from codegen.toolchain.tools import find_toolchain
+from tests.needs import NEEDS, lacks_ray, lacks_toolchain, missing
 from tests.templates import open_shared_folder
 
 TESTS = Path(__file__).parent
@@ -45,25 +42,30 @@ def _templates() -> None:
     open_shared_folder()
 
 
-def lacks_toolchain() -> str | None:
-    try:
-        find_toolchain()
-    except ToolchainError as error:
-        return f"needs the CUDA toolchain: {error}"
-    return None
-
-
-def lacks_ray() -> str | None:
-    return None if importlib.util.find_spec("ray") else "needs Ray: it is not installed"
-
-
-LACKS: dict[str, Callable[[], str | None]] = {
-    "cluster": cache(lacks_ray),
-    "differential": cache(lacks_toolchain),
-    "models": cache(lacks_toolchain),
-    "toolchain": cache(lacks_toolchain),
+WHOLLY: dict[str, Callable[[], str | None]] = {
+    "cluster": lacks_ray,
+    "differential": lacks_toolchain,
+    "models": lacks_toolchain,
+    "toolchain": lacks_toolchain,
 }
-"""By folder; what tests/browser/, chaos/, gpu/, services/ and torch/ need is found out by themselves."""
+"""Folders of which no test runs without this; tests of the others ask themselves."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Says before the first test which folders will be skipped, wholly or in part, and why."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):
+        return
+    wanted = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
+    for folder in sorted(NEEDS):
+        path = TESTS / folder
+        asked = any(path.is_relative_to(each) or each.is_relative_to(path) for each in wanted)
+        if (
+            asked
+            and (reasons := missing(folder))
+            and not (folder == "packages" and session.config.getoption("--install"))
+        ):
+            reporter.write_line(f"will skip tests/{folder}: {'; '.join(reasons)}")
 
 
 def pytest_configure() -> None:
@@ -79,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):
-            lacks = LACKS.get(item.path.relative_to(TESTS).parts[0])
+            lacks = WHOLLY.get(item.path.relative_to(TESTS).parts[0])
             if lacks and (reason := lacks()):
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.chaos import faults, ray_faults
 from tests.chaos.round import Round
 from tests.chaos.services import Services
-from tests.conftest import lacks_ray, lacks_toolchain
+from tests.needs import lacks_ray, lacks_toolchain
 from tests.services.ceph import lacks_ceph
 from tests.services.postgresql import lacks_postgresql
 

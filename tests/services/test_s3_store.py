@@ -25,7 +25,7 @@ from farm.store.disk import DiskStore
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
 from farm.testing import laptop_farm
-from tests.conftest import lacks_toolchain
+from tests.needs import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph
 from tests.store_contract import KEY, Place, SharedStoreContract, blob_name
