@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import BLOB_LOST, OK
+from cli.options.output import AsJson
 from cli.output.layers import shape_text
 from cli.output.render import counted, magnitude, print_error, print_json, size, stdout
 from cli.output.table import EXTRA, Column, fitted_table
@@ -38,7 +39,7 @@ COLUMNS = (
 @app.command()
 def show(
     bundle: BundlePath,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show a bundle's layers, architectures and bytes, what is compiled and what is left to the framework."""
     from farm.bundle.contents import contents_of

@@ -9,19 +9,9 @@ import typer
 from rich.table import Table
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options.build import (
-    Accumulate,
-    Archs,
-    Batch,
-    InputShapes,
-    MaxCodeSize,
-    Models,
-    NoTuning,
-    TemplateForm,
-    build_options_of,
-    read_checkpoints,
-)
-from cli.options.parse import bytes_of, input_shapes_of, seconds_of
+from cli.options.build import BuildRequest, build_options
+from cli.options.output import AsJson
+from cli.options.parse import bytes_of, seconds_of
 from cli.output.atomic_file import write_output
 from cli.output.render import (
     counted,
@@ -44,7 +34,6 @@ if TYPE_CHECKING:
     from farm.maintenance.gc import Sweep
     from farm.maintenance.inventory import Inventory
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 app = typer.Typer(help="The store of templates, cubins and weights.", no_args_is_help=True)
 
@@ -65,7 +54,7 @@ def list_cache(
     limit: Annotated[
         int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: show at most this many.")
     ] = 20,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what the store holds by stage: how many, how large, how long since first and last use."""
     with _farm() as farm, counting("reading the store") as tell:
@@ -139,7 +128,7 @@ def collect(
         typer.Option("--grace", metavar="DURATION", help="Keep what was made or used within this time; at least 2h."),
     ] = "24h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove old or excess entries and unreferenced blobs; never what a job refers to."""
     from farm.maintenance.gc import Limits
@@ -186,7 +175,7 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Remove what is damaged, so that it is built again.")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> int:
     """Read every record and blob again and compare it with its digest."""
     from cli.exit_codes import BLOB_LOST, OK
@@ -265,30 +254,11 @@ def _rows(inventory: Inventory, references: References, namespace: str | None) -
 
 
 @app.command("warm")
-def warm(
-    models: Models,
-    arch: Archs,
-    batch: Batch = 64,
-    input_shape: InputShapes = None,
-    template: TemplateForm = "rolled",
-    accumulate: Accumulate = "float32",
-    max_code_size: MaxCodeSize = "16MB",
-    no_tuning: NoTuning = False,
-) -> int:
+@build_options(without={"optimisation", "assembler", "strict", "keep_going", "name"})
+def warm(request: BuildRequest) -> int:
     """Make the templates of models ahead of time, without a job."""
-    options = build_options_of(
-        arch,
-        batch=batch,
-        template=template,
-        accumulate=accumulate,
-        max_code_size=max_code_size,
-        optimisation=3,
-        strict=False,
-        tuning=not no_tuning,
-    )
-    shapes = input_shapes_of(input_shape or [])
     with _farm() as farm, counting("making templates") as tell:
-        made = farm.warm(read_checkpoints(farm, models, shapes, keep_going=False), options, tell, print_warning)
+        made = farm.warm(request.read(farm), request.options, tell, print_warning)
     for failure in made.failures:
         print_error(failure)
     stdout().print(f"{counted(made.made, 'template')} made in {duration(made.seconds)} of nvcc, {made.hits} were there")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli.commands.submit import warn_if_unserved
 from cli.options.jobs import Jobs, OfSubmission
+from cli.options.output import AsJson
 from cli.output.render import counted, job_json, print_json, stderr, stdout
 from farm.errors import UsageError
 from farm.jobs.model import Job, JobSet, Status
@@ -22,7 +23,6 @@ LISTED = 20
 """Jobs named one by one; of more, only the number is told."""
 
 Everything = Annotated[bool, typer.Option("-a", "--all", help="All jobs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def cancel(

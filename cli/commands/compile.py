@@ -12,28 +12,12 @@ from rich.text import Text
 
 from cli.commands.fetch import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
-from cli.options.build import (
-    Accumulate,
-    Archs,
-    AssemblerName,
-    Batch,
-    InputShapes,
-    KeepGoing,
-    MaxCodeSize,
-    Models,
-    Name,
-    NoTuning,
-    Optimisation,
-    Strict,
-    TemplateForm,
-    build_options_of,
-    print_warnings,
-    read_checkpoints,
-)
-from cli.options.parse import check_output_folder, input_shapes_of
+from cli.options.build import BuildRequest, build_options
+from cli.options.output import AsJson, Quiet
+from cli.options.parse import check_output_folder
 from cli.output.failures import failure_lines
 from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
-from cli.output.render import counts_line, job_json, job_table, print_json, status_text, stderr, stdout
+from cli.output.render import counts_line, job_json, job_table, print_json, print_warning, status_text, stderr, stdout
 from farm.jobs.model import JobDetail, Status
 
 if TYPE_CHECKING:
@@ -43,28 +27,17 @@ LAYERS_OF_JOBS = 3
 """Up to so many jobs, the end shows every layer."""
 
 
+@build_options()
 def compile_models(
-    models: Models,
-    arch: Archs,
-    batch: Batch = 64,
-    input_shape: InputShapes = None,
-    template: TemplateForm = "rolled",
-    accumulate: Accumulate = "float32",
-    max_code_size: MaxCodeSize = "16MB",
-    optimisation: Optimisation = 3,
-    assembler: AssemblerName = "auto",
-    no_tuning: NoTuning = False,
-    strict: Strict = False,
-    keep_going: KeepGoing = False,
-    name: Name = None,
+    request: BuildRequest,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", metavar="N", min=1, help="Builds at once; all CPUs if not given.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Also write the bundles into this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> int:
     """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing."""
     from cli.progress.compile import CompileProgress
@@ -72,26 +45,15 @@ def compile_models(
     from farm.config.settings import load_settings
 
     start = time.monotonic()
-    options = build_options_of(
-        arch,
-        batch=batch,
-        template=template,
-        accumulate=accumulate,
-        max_code_size=max_code_size,
-        optimisation=optimisation,
-        strict=strict,
-        tuning=not no_tuning,
-        assembler=assembler,
-    )
-    shapes = input_shapes_of(input_shape or [])
     check_output_folder(output)
     with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
-        checkpoints = read_checkpoints(farm, models, shapes, keep_going=keep_going)
+        checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
-        submission = farm.submit(checkpoints, options, name=name)
+        submission = farm.submit(checkpoints, request.options, name=request.name)
         ids = list(dict.fromkeys(job.id for job in submission.jobs))  # the same model twice is one job
-        print_warnings(submission)
+        for warning in submission.warnings:
+            print_warning(warning)
         try:
             with CompileProgress(stderr(), quiet=quiet or as_json) as progress:
                 done = farm.run(ids, progress)
@@ -110,7 +72,7 @@ def compile_models(
                     manifest = farm.fetch(job.id, folder)
                     if not as_json:
                         stdout().print(Text(f"bundle: {manifest}"), soft_wrap=True)
-    return code or (OK if len(checkpoints) == len(models) else USAGE)
+    return code or (OK if len(checkpoints) == len(request.models) else USAGE)
 
 
 def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:

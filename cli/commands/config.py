@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from cli.options.output import AsJson
 from cli.output.render import plain_table, print_json, stdout
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def config() -> None:
 
 @app.command("show")
 def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show each setting, its value and where it came from; then the CUDA tools and g++ that are used."""
     from farm.config.settings import config_path, load_settings

@@ -35,7 +35,7 @@ def demo(
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
     _say(f"$ farm compile {models[0]} {models[1]} --arch {ARCHS} --batch 64")
-    code = compile_models(models, [ARCHS])
+    code = compile_models(models=models, arch=[ARCHS])
     _say("$ farm status -n 2")
     status(limit=2)
     with Farm.open(load_settings()) as farm:

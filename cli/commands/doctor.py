@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.exit_codes import OK, UNREACHABLE
+from cli.options.output import AsJson
 from cli.output.render import archs_text, plain_table, print_json, stdout
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def doctor(
     archs: Annotated[
         bool, typer.Option("--archs", help="Only list the architectures: their GPUs, and the driver each needs.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Try the toolchain, the store, the database, Ray and the GPU; say how to fix what fails."""
     from farm.config.settings import load_settings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from cli.options.output import AsJson
 from cli.output.render import print_json, stdout
 from farm.errors import UsageError
 
@@ -18,7 +19,7 @@ OUTCOMES = {"hit": ("hit", "green"), "built": ("not a hit, built", "yellow"), "f
 
 def explain(
     build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain why a build was or was not a cache hit: its key next to the nearest earlier one."""
     from farm.api import Farm

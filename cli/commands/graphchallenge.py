@@ -9,7 +9,8 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options.gpu import Compilers, Local, Quiet, Seed
+from cli.options.gpu import Compilers, Local, Seed
+from cli.options.output import Quiet
 from cli.options.parse import numbers_of
 from cli.output.bench_results import JsonTo, json_file, peers_of, show
 from cli.output.graphchallenge import progress_line

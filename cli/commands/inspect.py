@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
+from cli.options.jobs import OneJob
+from cli.options.output import AsJson
 from cli.output.failures import failure_lines, failures_json
 from cli.output.layers import (
     assembler_lines,
@@ -25,8 +25,8 @@ from farm.jobs.model import JobDetail
 
 
 def inspect(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    job: OneJob = "latest",
+    as_json: AsJson = False,
 ) -> None:
     """Show a job's layers: shape, folded nodes, non-zeros, hits, deleted FMAs, registers, spills, seconds, bytes."""
     from farm.api import Farm

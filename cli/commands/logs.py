@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
+from cli.options.jobs import OneJob
 from cli.output.render import moment, stderr, stdout
 from cli.output.streams import StreamConsole
 from cli.progress.eta import EVERY_SECONDS, standing_of
@@ -24,7 +25,7 @@ LEVEL_STYLES = {"error": "red", "warning": "yellow"}
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    job: OneJob = "latest",
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Follow until the job ends; the exit code says how.")
     ] = False,

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from cli.options.build import InputShapes, NoTuning
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
-from cli.options.gpu import Compilers, Local, Quiet, Seed
+from cli.options.gpu import Compilers, Local, Seed
+from cli.options.output import Quiet
 from cli.options.parse import input_shapes_of, numbers_of
 from cli.output.bench_results import JsonTo, PlotFolder, json_file, peers_of, show
 from cli.output.render import stderr

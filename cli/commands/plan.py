@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 
 from cli.exit_codes import OK, USAGE
-from cli.options.build import (
-    Accumulate,
-    Archs,
-    AssemblerName,
-    Batch,
-    InputShapes,
-    KeepGoing,
-    MaxCodeSize,
-    Models,
-    NoTuning,
-    Optimisation,
-    Strict,
-    TemplateForm,
-    build_options_of,
-    read_checkpoints,
-)
-from cli.options.parse import input_shapes_of
+from cli.options.build import BuildRequest, build_options
+from cli.options.output import AsJson
 from cli.output.layers import shape_of
 from cli.output.render import archs_text, counted, duration, print_json, print_warning, size, skipped_json, stdout
 from cli.output.skipped import skipped_lines
@@ -51,50 +35,28 @@ OF_LAYER = 5
 """The first columns, which all tilings of a layer have in common."""
 
 
+@build_options(without={"name"})
 def plan(
-    models: Models,
-    arch: Archs,
-    batch: Batch = 64,
-    input_shape: InputShapes = None,
-    template: TemplateForm = "rolled",
-    accumulate: Accumulate = "float32",
-    max_code_size: MaxCodeSize = "16MB",
-    optimisation: Optimisation = 3,
-    assembler: AssemblerName = "auto",
-    no_tuning: NoTuning = False,
-    strict: Strict = False,
-    keep_going: KeepGoing = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    request: BuildRequest,
+    as_json: AsJson = False,
 ) -> int:
     """Show what compiling checkpoints would make, find in the store and take; starts no tool, stores nothing."""
     from farm.api import Farm
     from farm.config.settings import load_settings
     from farm.jobs.submission import dense_warnings
 
-    options = build_options_of(
-        arch,
-        batch=batch,
-        template=template,
-        accumulate=accumulate,
-        max_code_size=max_code_size,
-        optimisation=optimisation,
-        strict=strict,
-        tuning=not no_tuning,
-        assembler=assembler,
-    )
-    shapes = input_shapes_of(input_shape or [])
     with Farm.open(load_settings()) as farm:
-        checkpoints = read_checkpoints(farm, models, shapes, keep_going=keep_going)
+        checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
-        found = farm.forecast(checkpoints, options)
+        found = farm.forecast(checkpoints, request.options)
     for warning in dict.fromkeys(each for model in found.models for each in dense_warnings(model.job.builds)):
         print_warning(warning)
     if as_json:
         print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})
     else:
         _print(found)
-    return OK if len(checkpoints) == len(models) else USAGE
+    return OK if len(checkpoints) == len(request.models) else USAGE
 
 
 def _print(found: Forecast) -> None:

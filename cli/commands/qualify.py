@@ -10,7 +10,8 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK, UNFINISHED
-from cli.options.gpu import Compilers, Local, Quiet
+from cli.options.gpu import Compilers, Local
+from cli.options.output import AsJson, Quiet
 from cli.options.parse import data_types_of, seconds_of
 from cli.output.atomic_file import write_output
 from cli.output.render import counted, plain_table, print_json, stderr, stdout
@@ -47,7 +48,7 @@ def admit(
     ] = None,
     jobs: Compilers = None,
     local: Local = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
     """Compare code assembled without ptxas with ptxas's on a GPU, bit for bit, and admit it if it is the same."""

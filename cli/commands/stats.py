@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from cli.options.output import AsJson
 from cli.output.render import duration, plain_table, print_json, size, stdout
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def stats(
     zero: Annotated[bool, typer.Option("--zero", help="Restart the counters at zero; nothing is deleted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show cache hits and misses per stage, nvcc and ptxas time spent and saved, deleted FMAs, bytes."""
     from farm.api import Farm

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from cli.options.jobs import OfSubmission
+from cli.options.output import AsJson
 from cli.options.parse import arch_of
 from cli.output.render import counts_line, job_json, job_table, print_json, stdout
 from farm.errors import UsageError
@@ -25,7 +26,7 @@ def status(
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C; as many jobs as the screen has room for.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
     state: Annotated[
         list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.")
     ] = None,

@@ -12,7 +12,8 @@ from rich.text import Text
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options.build import Accumulate, AssemblerName, InputShapes, Optimisation
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
-from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Quiet, Seed, Sparsities, cases_of
+from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
+from cli.options.output import AsJson, Quiet
 from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, seconds_of
 from cli.output.render import print_json, stderr, stdout
 from cli.output.tuning import outcome_json, outcome_table, tuned_line, wrong_lines
@@ -56,7 +57,7 @@ def tune(
     seed: Seed = 0,
     jobs: Compilers = None,
     local: Local = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
     """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""

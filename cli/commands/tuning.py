@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from cli.options.output import AsJson
 from cli.output.atomic_file import write_output
 from cli.output.render import counted, print_json, stderr, stdout
 from farm.errors import UsageError
@@ -29,7 +30,7 @@ def tuning() -> None:
 
 @app.command("list")
 def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the records of the ledger, and those that ship with farm."""
     from cli.output.tuning import record_table

@@ -12,6 +12,8 @@ from rich.text import Text
 from cli.commands.run import read_arrays
 from cli.exit_codes import JOB_FAILED, OK
 from cli.options.gpu import Local
+from cli.options.jobs import OneJob
+from cli.options.output import AsJson
 from cli.output.network_verdict import print_network
 from cli.output.render import counted, print_json, stderr, stdout
 from cli.output.table import Column, fitted_table, without_column
@@ -31,7 +33,7 @@ COLUMNS = (
 
 
 def verify(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")] = "latest",
+    job: OneJob = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
     machine: Annotated[
         bool, typer.Option("--machine", help="Run the machine code of cubins for sm_90 in the emulator, not their PTX.")
@@ -49,7 +51,7 @@ def verify(
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="With --network: the ONNX file, if it was moved.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU."""
     from farm.api import Farm

@@ -12,6 +12,7 @@ from rich.text import Text
 from cli.commands.submit import warn_if_unserved
 from cli.exit_codes import INTERRUPTED, UNFINISHED, exit_code_of_job
 from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
+from cli.options.output import AsJson
 from cli.options.parse import seconds_of
 from cli.output.render import counted, job_json, print_json, status_text, stderr, stdout
 
@@ -28,7 +29,7 @@ def wait(
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, as in 90s, 15min or 2h.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
     quiet: Annotated[
         bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says how they ended.")
     ] = False,

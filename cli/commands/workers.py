@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
+from cli.options.output import AsJson
 from cli.output.render import duration, moment, plain_table, print_json, stdout
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ NUMBERS = ("cpus", "gpus", "running", "pending", "accepted", "finished", "failed
 
 
 def workers(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show coordinators and workers: what each runs and has finished, and when it was last seen."""
     from farm.config.settings import load_settings

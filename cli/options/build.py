@@ -1,38 +1,25 @@
-"""What `farm compile` and `farm submit` share: options, reading checkpoints, warnings."""
+"""Options that say which models to compile and how: declared once, for every command that plans or compiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of
-from cli.output.render import print_error, print_warning
+from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of, input_shapes_of
+from cli.output.render import print_error
 from codegen.errors import CheckpointError
 from farm.jobs.model import BuildOptions
 
 if TYPE_CHECKING:
     from codegen.ir.checkpoint import Checkpoint
     from farm.api import Farm
-    from farm.jobs.submission import Submission
 
-Models = Annotated[
-    list[Path], typer.Argument(help="ONNX files, or folders of TSV files.", metavar="MODEL", show_default=False)
-]
-Archs = Annotated[
-    list[str],
-    typer.Option(
-        "--arch",
-        metavar="ARCH,...",
-        help="Architectures or GPUs, as in sm_80,h100; may be repeated.",
-        show_default=False,
-    ),
-]
-Batch = Annotated[
-    int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
-]
 InputShapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,9 +28,6 @@ InputShapes = Annotated[
         help="Shape of an input that the file leaves open; may be repeated.",
     ),
 ]
-TemplateForm = Annotated[
-    str, typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow).")
-]
 Accumulate = Annotated[
     str,
     typer.Option(
@@ -51,10 +35,6 @@ Accumulate = Annotated[
         metavar="float32|float16",
         help="Sums of more than 160 products in float16 layers: float16 is faster, less exact.",
     ),
-]
-MaxCodeSize = Annotated[
-    str,
-    typer.Option("--max-code-size", metavar="SIZE", help="Most machine code per layer; layers with more are skipped."),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Optimisation level of ptxas.")]
 AssemblerName = Annotated[
@@ -67,27 +47,74 @@ AssemblerName = Annotated[
     ),
 ]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records: choose tilings by the cost model.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Go on with the other files when one cannot be read.")]
-Name = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="Name for the jobs instead of the file's name.")
-]
 
 
-def build_options_of(
-    arch: Sequence[str],
-    *,
-    batch: int,
-    template: str,
-    accumulate: str,
-    max_code_size: str,
-    optimisation: int,
-    strict: bool,
-    tuning: bool,
-    assembler: str = "auto",
-) -> BuildOptions:
-    """The options as they were typed. Raises UsageError."""
-    return BuildOptions(
+@dataclass(frozen=True)
+class BuildRequest:
+    """The models that a command was given, and how to compile them."""
+
+    models: tuple[Path, ...]
+    options: BuildOptions
+    input_shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of inputs that a model file leaves open, by the input's name."""
+    keep_going: bool
+    """Whether a model that cannot be read is skipped with an error message."""
+    name: str | None
+    """Name for the jobs instead of the file's name."""
+
+    def read(self, farm: Farm) -> list[Checkpoint]:
+        """Read the models. Raises CheckpointError for the first unreadable one, unless `keep_going` is set."""
+        checkpoints = []
+        for path in self.models:
+            try:
+                checkpoints.append(farm.read(path, self.input_shapes))
+            except CheckpointError as error:
+                if not self.keep_going:
+                    raise
+                print_error(str(error))
+        return checkpoints
+
+
+def _build_request(
+    models: Annotated[
+        list[Path], typer.Argument(help="ONNX files, or folders of TSV files.", metavar="MODEL", show_default=False)
+    ],
+    arch: Annotated[
+        list[str],
+        typer.Option(
+            "--arch",
+            metavar="ARCH,...",
+            help="Architectures or GPUs, as in sm_80,h100; may be repeated.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
+    ] = 64,
+    input_shape: InputShapes = None,
+    template: Annotated[
+        str, typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow).")
+    ] = "rolled",
+    accumulate: Accumulate = "float32",
+    max_code_size: Annotated[
+        str,
+        typer.Option(
+            "--max-code-size", metavar="SIZE", help="Most machine code per layer; layers with more are skipped."
+        ),
+    ] = "16MB",
+    optimisation: Optimisation = 3,
+    assembler: AssemblerName = "auto",
+    no_tuning: NoTuning = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on with the other files when one cannot be read.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name for the jobs instead of the file's name.")
+    ] = None,
+) -> BuildRequest:
+    """The options in the order of `--help`, parsed. Raises UsageError."""
+    options = BuildOptions(
         archs_of(arch),
         batch=batch,
         form=form_of(template),
@@ -95,27 +122,39 @@ def build_options_of(
         optimisation=optimisation,
         strict=strict,
         code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
-        tuning=tuning,
+        tuning=not no_tuning,
         assembler=assembler_of(assembler),
     )
+    return BuildRequest(tuple(models), options, input_shapes_of(input_shape or []), keep_going, name)
 
 
-def read_checkpoints(
-    farm: Farm, models: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], *, keep_going: bool
-) -> list[Checkpoint]:
-    """Those that can be read. Raises CheckpointError for the first that cannot, unless it shall keep going."""
-    checkpoints = []
-    for path in models:
-        try:
-            checkpoints.append(farm.read(path, shapes))
-        except CheckpointError as error:
-            if not keep_going:
-                raise
-            print_error(str(error))
-    return checkpoints
+def build_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorator that gives a command the build options, except those named in `without`.
+
+    The command's first parameter is the BuildRequest; its other parameters follow the build options in `--help`.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        shared = [each for each in _parameters(_build_request) if each.name not in without]
+        own = _parameters(command)[1:]
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> int:
+            given = {each.name: arguments.pop(each.name) for each in shared if each.name in arguments}
+            return command(_build_request(**given), **arguments)
+
+        parameters = [*shared, *own]
+        run.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        run.__annotations__ = {**{each.name: each.annotation for each in parameters}, "return": int}
+        return run
+
+    return decorate
 
 
-def print_warnings(submission: Submission) -> None:
-    """What a person should know of the layers although they compile."""
-    for warning in submission.warnings:
-        print_warning(warning)
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Keyword parameters with evaluated annotations, as Typer reads them."""
+    hints = get_type_hints(function, include_extras=True)
+    return [
+        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(function).parameters.values()
+    ]

@@ -31,7 +31,6 @@ Compilers = Annotated[
     int | None,
     typer.Option("-j", "--jobs", metavar="N", min=1, help="Compilers to run at once; all CPUs if not given."),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")]
 Local = Annotated[bool, typer.Option("--local", help="Use this machine's GPU even if a cluster is configured.")]
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from farm.api import Farm
     from farm.jobs.model import Job
 
+OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job id, a unique prefix of one, or latest.")]
 Jobs = Annotated[
     list[str] | None,
     typer.Argument(metavar="JOB", help="Job ids, unique prefixes of ids, or latest.", show_default=False),
