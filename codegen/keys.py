@@ -51,8 +51,8 @@ ASSEMBLER_SOURCES = (
 them."""
 MACHINE_SOURCES = tuple(dict.fromkeys((*REWRITER_SOURCES, *ASSEMBLER_SOURCES)))
 """Sources that shape a cubin assembled without ptxas, and its skeleton."""
-MOULD_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py")
-"""Sources that shape a patch template and the cubins filled from it."""
+PATCH_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py")
+"""Sources that shape a patch template and the cubins patched from it."""
 RANKING_SOURCES = (
     *_LAYER_SOURCES,
     "selection/coefficients.py",
@@ -131,7 +131,7 @@ class CubinKey(Key):
     options: tuple[str, ...]
     """Options of ptxas, in order."""
     machine_digest: str = ""
-    """Digest of MACHINE_SOURCES or MOULD_SOURCES where they have a part in it; empty where ptxas does it."""
+    """Digest of MACHINE_SOURCES or PATCH_SOURCES where they have a part in it; empty where ptxas does it."""
 
     def fields(self) -> dict[str, str]:
         machine = {"machine": self.machine_digest} if self.machine_digest else {}
@@ -176,8 +176,8 @@ class SkeletonKey(Key):
 
 
 @dataclass(frozen=True)
-class MouldKey(Key):
-    """What a mould depends on: what ptxas makes of a mask."""
+class PatchTemplateKey(Key):
+    """Ingredients of a patch template: what ptxas makes of a mask."""
 
     template: str
     """Digest of the template's key."""
@@ -185,7 +185,7 @@ class MouldKey(Key):
     """Digest of which weights and biases are not zero."""
     part: Part
     machine_digest: str
-    """Digest of MOULD_SOURCES."""
+    """Digest of PATCH_SOURCES."""
     assembler: str
     """Version of ptxas."""
     arch: str
@@ -194,7 +194,7 @@ class MouldKey(Key):
 
     def fields(self) -> dict[str, str]:
         return {
-            "stage": "mould",
+            "stage": "patch",
             "schema": str(SCHEMA),
             "template": self.template,
             "mask": self.mask,
@@ -263,9 +263,11 @@ def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: 
     return SkeletonKey(template, _digest_of(MACHINE_SOURCES), assembler, arch, options)
 
 
-def mould_key(template: str, mask: str, part: Part, arch: str, options: tuple[str, ...], assembler: str) -> MouldKey:
-    """Identifies the mould that this program makes with this version of ptxas; `template` and `mask` are digests."""
-    return MouldKey(template, mask, part, _digest_of(MOULD_SOURCES), assembler, arch, options)
+def patch_template_key(
+    template: str, mask: str, part: Part, arch: str, options: tuple[str, ...], assembler: str
+) -> PatchTemplateKey:
+    """Identifies the patch template of a mask by this version of ptxas; `template` and `mask` are digests."""
+    return PatchTemplateKey(template, mask, part, _digest_of(PATCH_SOURCES), assembler, arch, options)
 
 
 def cubin_key(
@@ -279,7 +281,7 @@ def cubin_key(
     made_by: Assembler = "ptxas",
 ) -> CubinKey:
     """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests."""
-    sources = {"direct": MACHINE_SOURCES, "patch": MOULD_SOURCES}.get(made_by)
+    sources = {"direct": MACHINE_SOURCES, "patch": PATCH_SOURCES}.get(made_by)
     return CubinKey(
         template=template,
         weights=weights,

@@ -16,7 +16,7 @@ from codegen.ir.tiling import Tiling
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
 """What a person asks for; `auto` is direct where it is admitted."""
 Assembler = Literal["ptxas", "direct", "patch"]
-"""patch: values put into what ptxas made of the mask, once for all checkpoints that have it (`mould.py`)."""
+"""patch: values written into what ptxas made of the mask, once for all checkpoints with it (`value_patch.py`)."""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
 
 ADMITTED_LEVEL = 3
@@ -100,7 +100,7 @@ def assembler_for(
         if tiling.form != "rolled" or is_bounded(spec) or tiling.cluster > 1:
             what = "a layer whose inputs have bounds" if tiling.form == "rolled" else f"a {tiling.form} template"
             what = "a kernel with clusters" if tiling.cluster > 1 else what
-            return "ptxas", f"{what} has no moulds"
+            return "ptxas", f"{what} cannot be patched"
         return "patch", ""
     if reason := unknown(spec, tiling, arch):
         return "ptxas", reason

@@ -44,7 +44,7 @@ from farm.worker.messages import (
     TemplateResult,
     failed,
 )
-from farm.worker.patch import MouldBuilds
+from farm.worker.patch import PatchBuilds
 
 _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
 """What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""
@@ -92,7 +92,7 @@ class Worker:
         """By digest and shape: layers of different shapes may have the same bytes."""
         self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
         self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)
-        self._moulds = MouldBuilds(store, toolchain, self._put_record, recache=recache)
+        self._patches = PatchBuilds(store, toolchain, self._put_record, recache=recache)
         self._warnings: list[str] = []
         """Warnings about this request that have not been reported yet."""
 
@@ -187,7 +187,7 @@ class Worker:
         limits, fallback = self._limits_of(request), ""
         if request.assembler != "ptxas":
             template, weights = self._inputs(request)
-            maker = self._direct if request.assembler == "direct" else self._moulds
+            maker = self._direct if request.assembler == "direct" else self._patches
             try:
                 return maker.assemble(request, template, weights, limits), request.assembler, ""
             except MachineCodeError as error:

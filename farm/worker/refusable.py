@@ -1,4 +1,4 @@
-"""What is made once for many cubins and kept in the store, or refused for good: skeletons and moulds."""
+"""What is made once for many cubins and kept in the store, or refused for good: skeletons and patch templates."""
 
 from __future__ import annotations
 

@@ -63,16 +63,16 @@ def test_a_checkpoint_of_a_known_mask_needs_no_ptxas_and_has_the_very_cubins_tha
     assert digests(farm, patched.id) == digests(farm, by_ptxas.id)
 
 
-def test_another_mask_is_another_mould(farm: Farm, tools: Tools) -> None:
+def test_another_mask_is_another_patch_template(farm: Farm, tools: Tools) -> None:
     farm.compile([checkpoint(*LAYERS)], PATCH)
     tools.calls()
     farm.compile([checkpoint(layer("conv1", sparsity=0.5, seed=5), LAYERS[1])], PATCH)
     assert tools.calls() == ["ptxas"] * 2
 
 
-def test_a_lost_mould_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+def test_a_lost_patch_template_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
     farm.compile([checkpoint(*LAYERS)], PATCH)
-    for record in (tmp_path / "store" / "v1" / "ac" / "mould").rglob("*.json"):
+    for record in (tmp_path / "store" / "v1" / "ac" / "patch").rglob("*.json"):
         record.unlink()
     tools.calls()
     [job] = farm.compile([checkpoint(*(refit(one, 3) for one in LAYERS))], PATCH)
@@ -103,5 +103,5 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
     cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
     assert [cubin["assembler"] for cubin in cubins] == ["patch", "patch"]
     assert run(["cache", "ls"]) == 0
-    assert re.search(r"^mould +4 ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^patch +4 ", capsys.readouterr().out, re.MULTILINE)
     assert_right(farm.verify(job.id, machine=True))

@@ -117,7 +117,7 @@ def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
         choose_tiling(layer.spec, 1, nonzeros, form="full")
 
 
-def test_a_mould_of_such_a_layer_is_left_to_ptxas(tmp_path: Path) -> None:
+def test_ptxas_assembles_a_bounded_layer_though_the_value_patch_is_asked_for(tmp_path: Path) -> None:
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
     tiling = choose_tiling(layer.spec, 1, layer.weights.nonzeros_per_output)
     assert assembler_for("patch", layer.spec, tiling, "sm_90", "13.1")[0] == "ptxas"

@@ -34,14 +34,14 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.keys import (
     GENERATOR_SOURCES,
     MACHINE_SOURCES,
-    MOULD_SOURCES,
+    PATCH_SOURCES,
     RANKING_SOURCES,
     REWRITER_SOURCES,
     CubinKey,
     TemplateKey,
     cubin_key,
     digest_fields,
-    mould_key,
+    patch_template_key,
     ranking_key,
     skeleton_key,
     source_files,
@@ -250,10 +250,10 @@ def closure(*modules: str) -> set[Path]:
         (("ptx/template.py",), GENERATOR_SOURCES),
         (("ptx/rewrite.py", "toolchain/ptxas.py"), REWRITER_SOURCES),
         (("ptx/rewrite.py", "sass/assemble/assembler.py"), MACHINE_SOURCES),
-        (("ptx/rewrite.py", "sass/value_patch.py"), MOULD_SOURCES),
+        (("ptx/rewrite.py", "sass/value_patch.py"), PATCH_SOURCES),
         (("selection/ranking.py",), RANKING_SOURCES),
     ],
-    ids=["template", "cubin", "direct cubin", "mould", "ranking"],
+    ids=["template", "cubin", "direct cubin", "patch", "ranking"],
 )
 def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
     stage: tuple[str, ...], sources: tuple[str, ...]
@@ -282,8 +282,8 @@ def test_each_ingredient_of_a_skeleton_changes_its_key(change: dict[str, Any]) -
 @pytest.mark.parametrize(
     "change", [{"template": "f" * 64}, {"mask": "e" * 64}, {"part": Part(0, 3)}, {"arch": "sm_80"}, {"options": ()}]
 )
-def test_each_ingredient_of_a_mould_changes_its_key(change: dict[str, Any]) -> None:
-    key = mould_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88")
+def test_each_ingredient_of_a_patch_template_changes_its_key(change: dict[str, Any]) -> None:
+    key = patch_template_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88")
     assert replace(key, **change).digest != key.digest
 
 

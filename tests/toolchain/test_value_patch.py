@@ -1,4 +1,4 @@
-"""One cubin for a mask, filled with values: byte for byte what ptxas makes of the rewritten PTX."""
+"""The value patch: a cubin of a mask with values written in, byte for byte what ptxas makes of the rewritten PTX."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.ptx.rewrite import rewrite
-from codegen.sass.value_patch import Mould, fill, make_mould
-from codegen.target.arch import supported_archs, virtual_arch
+from codegen.sass.value_patch import PatchTemplate, apply, make_patch_template
+from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import rounded
 
-ARCHS = [arch for arch in supported_archs(find_toolchain()) if arch[-1].isdigit()]
+ENCODINGS = ("sm_75", "sm_80", "sm_90", "sm_120")
+"""One architecture of each encoding family."""
 BFLOATS = "whole rows, bfloat16"
 KINDS = (
     "strides, a rectangular kernel, uneven padding",
@@ -46,9 +47,9 @@ def whole(name: str) -> Part:
 
 
 @cache
-def mould_of(name: str, arch: str) -> Mould:
+def patch_template_of(name: str, arch: str) -> PatchTemplate:
     template = template_for(name, virtual_arch(arch))
-    return make_mould(template, weights_of(name, 0), whole(name), arch, find_toolchain(), limits=LIMITS)
+    return make_patch_template(template, weights_of(name, 0), whole(name), arch, find_toolchain(), limits=LIMITS)
 
 
 def by_ptxas(name: str, arch: str, weights: Weights, part: Part | None = None) -> bytes:
@@ -57,23 +58,23 @@ def by_ptxas(name: str, arch: str, weights: Weights, part: Part | None = None) -
 
 
 def is_what_ptxas_makes(name: str, arch: str, weights: Weights) -> bool:
-    filled = fill(mould_of(name, arch), template_for(name, virtual_arch(arch)), weights, whole(name))
-    return filled.data == by_ptxas(name, arch, weights)
+    patched = apply(patch_template_of(name, arch), template_for(name, virtual_arch(arch)), weights, whole(name))
+    return patched.data == by_ptxas(name, arch, weights)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ENCODINGS)
 @pytest.mark.parametrize("name", [PLAIN, HALVES, BFLOATS])
-def test_a_filled_mould_is_byte_for_byte_what_ptxas_makes_on_every_architecture(name: str, arch: str) -> None:
+def test_a_patched_cubin_is_byte_for_byte_what_ptxas_makes_in_every_encoding(name: str, arch: str) -> None:
     assert is_what_ptxas_makes(name, arch, weights_of(name, 1))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_filled_mould_is_what_ptxas_makes_of_every_kind_of_layer(name: str) -> None:
+def test_a_patched_cubin_is_what_ptxas_makes_of_every_kind_of_layer(name: str) -> None:
     assert is_what_ptxas_makes(name, "sm_90", weights_of(name, 1))
 
 
 def special_values(data_type: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Powers of two, subnormal numbers, the largest ones; but the float16 1.0, which is refused."""
+    """Powers of two, subnormal numbers and the largest ones, without float16's 1.0, which is refused."""
     least, most = (-24, 15) if data_type == "float16" else (-149, 127)
     powers = np.ldexp(np.float64(1), np.arange(least, most + 1))
     powers = powers[powers != 1] if data_type == "float16" else powers
@@ -81,10 +82,10 @@ def special_values(data_type: str) -> np.ndarray[tuple[int], np.dtype[np.float32
     return np.concatenate([powers, -powers, [-1.0, 3.0, -0.1, largest, -largest]]).astype(np.float32)
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("arch", ENCODINGS)
 @pytest.mark.parametrize("name", [PLAIN, HALVES])
 def test_no_value_is_special(name: str, arch: str) -> None:
-    """Each in the place of some weight; the biases are 1, -1, 0.5 and the like."""
+    """Every special value as some weight; biases such as 1, -1 and 0.5."""
     drawn = weights_of(name, 1)
     there = drawn.kernel != 0
     special = rounded(special_values(CASES[name].spec.data_type), CASES[name].spec.data_type)
@@ -97,7 +98,7 @@ def test_no_value_is_special(name: str, arch: str) -> None:
 
 
 def of_few_values(name: str, seed: int, count: int) -> Weights:
-    """Weights that are all among so many values, as quantised ones are."""
+    """Weights with at most `count` distinct values, as quantised ones have."""
     drawn, rng = weights_of(name, 1), np.random.default_rng(seed)
     levels = np.linspace(-1.5, 1.75, count, dtype=np.float32)
     kernel = np.where(drawn.kernel != 0, rng.choice(levels[levels != 0], drawn.kernel.shape), np.float32(0))
@@ -122,14 +123,14 @@ def test_sums_that_begin_with_the_same_product_are_refused_as_ptxas_computes_it_
     drawn = weights_of(PLAIN, 1)
     same = Weights(np.where(drawn.kernel != 0, np.float32(0.25), np.float32(0)), drawn.bias)
     with pytest.raises(MachineCodeError, match="begin with the same product"):
-        fill(mould_of(PLAIN, "sm_90"), template_for(PLAIN, "compute_80"), same, whole(PLAIN))
+        apply(patch_template_of(PLAIN, "sm_90"), template_for(PLAIN, "compute_80"), same, whole(PLAIN))
 
 
-def test_a_part_of_a_layer_has_a_mould_of_its_own() -> None:
+def test_a_part_of_a_layer_has_a_patch_template_of_its_own() -> None:
     template, part = template_for(PLAIN, "compute_80"), Part(1, 2)
-    mould = make_mould(template, weights_of(PLAIN, 0), part, "sm_90", find_toolchain())
+    patch = make_patch_template(template, weights_of(PLAIN, 0), part, "sm_90", find_toolchain())
     weights = weights_of(PLAIN, 1)
-    assert fill(mould, template, weights, part).data == by_ptxas(PLAIN, "sm_90", weights, part)
+    assert apply(patch, template, weights, part).data == by_ptxas(PLAIN, "sm_90", weights, part)
 
 
 def test_a_float16_weight_of_one_is_refused_as_ptxas_has_another_instruction_for_it() -> None:
@@ -139,21 +140,21 @@ def test_a_float16_weight_of_one_is_refused_as_ptxas_has_another_instruction_for
     one = Weights(kernel, weights.bias)
     template = template_for(HALVES, "compute_80")
     with pytest.raises(MachineCodeError, match=r"float16 weight of 1\.0"):
-        fill(mould_of(HALVES, "sm_90"), template, one, whole(HALVES))
+        apply(patch_template_of(HALVES, "sm_90"), template, one, whole(HALVES))
 
 
 def test_weights_or_biases_with_another_mask_are_refused() -> None:
-    """Also one with as many weights, which would find every tag."""
+    """Also a mask with equally many weights, for which every tag would be found."""
     weights, template = weights_of(PLAIN, 1), template_for(PLAIN, "compute_80")
     shifted = Weights(np.roll(weights.kernel, 1, axis=-1), weights.bias)
     without_bias = Weights(weights.kernel, np.where(np.arange(len(weights.bias)) == 2, 0, weights.bias))
     for other in (shifted, without_bias):
         with pytest.raises(MachineCodeError, match="another mask"):
-            fill(mould_of(PLAIN, "sm_90"), template, other, whole(PLAIN))
+            apply(patch_template_of(PLAIN, "sm_90"), template, other, whole(PLAIN))
 
 
-def test_a_mould_that_lacks_a_tag_is_refused() -> None:
-    mould, template = mould_of(PLAIN, "sm_90"), template_for(PLAIN, "compute_80")
-    filled = fill(mould, template, weights_of(PLAIN, 1), whole(PLAIN))
+def test_a_patch_template_that_lacks_a_tag_is_refused() -> None:
+    patch, template = patch_template_of(PLAIN, "sm_90"), template_for(PLAIN, "compute_80")
+    patched = apply(patch, template, weights_of(PLAIN, 1), whole(PLAIN))
     with pytest.raises(MachineCodeError, match="as often as"):
-        fill(Mould(filled, mould.mask), template, weights_of(PLAIN, 1), whole(PLAIN))
+        apply(PatchTemplate(patched, patch.mask), template, weights_of(PLAIN, 1), whole(PLAIN))
