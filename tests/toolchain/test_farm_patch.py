@@ -90,7 +90,7 @@ def test_values_that_ptxas_has_other_code_for_are_left_to_it_and_the_job_says_wh
     assert run(["inspect", job.id]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 of 4 cubins by putting values into the code of their mask" in shown
-    assert "2 by ptxas: a float16 weight of 1.0" in shown
+    assert "2 by ptxas: float16 weight of 1.0" in shown
 
 
 def test_bundle_inspect_and_store_say_who_made_the_code(
