@@ -17,7 +17,7 @@ from cli.exit_codes import OK
 from cli.output.render import built_how, counted, duration, stderr
 from cli.progress.eta import EVERY_SECONDS, standing_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
-from farm.scheduler.progress import Progress, Standing
+from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ class ServeProgress(Progress):
         elif result.outcome is Outcome.BUILT:
             self.line(f"built   {what}: {built_how(result)}")
 
-    def stands(self, standing: Standing) -> None:
+    def status_changed(self, status: RunStatus) -> None:
         """See Progress."""
-        prospect = standing.prospect
-        text = standing_line(standing.done, standing.total, len(prospect.running), prospect.left_seconds)
+        estimate = status.estimate
+        text = standing_line(status.done, status.total, len(estimate.running), estimate.left_seconds)
         if self._now() - self._stood_at >= EVERY_SECONDS and text != self._stood:
             self._stood_at, self._stood = self._now(), text
             self.line(text)

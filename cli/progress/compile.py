@@ -16,11 +16,11 @@ from rich.text import Text
 from cli.output.render import built_how, counted, duration
 from cli.progress.eta import standing_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome
-from farm.scheduler.progress import Progress, Standing
+from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, Retry, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
-    from farm.scheduler.eta import Prospect
+    from farm.scheduler.eta import Estimate
     from farm.scheduler.plan import Plan
 
 RUNNING_SHOWN = 8
@@ -41,8 +41,8 @@ class CompileProgress(Progress):
         self._quiet = quiet
         self._names: dict[str, str] = {}
         """What workers have, by key."""
-        self._prospect: Prospect | None = None
-        self._prospect_at = 0.0
+        self._estimate: Estimate | None = None
+        self._estimated_at = 0.0
         self._layer_of_cubin: dict[str, str] = {}
         self._bars = Bars(
             TextColumn("{task.description}"),
@@ -113,10 +113,10 @@ class CompileProgress(Progress):
         else:
             self._line(f"failed  {what}: {result.error}", "red")
 
-    def stands(self, standing: Standing) -> None:
+    def status_changed(self, status: RunStatus) -> None:
         """See Progress."""
-        self._prospect, self._prospect_at = standing.prospect, time.monotonic()
-        self._bars.update(self._bar, total=1.0, completed=standing.prospect.share)
+        self._estimate, self._estimated_at = status.estimate, time.monotonic()
+        self._bars.update(self._bar, total=1.0, completed=status.estimate.share)
 
     def job_lost(self, job: Job) -> None:
         """See Progress."""
@@ -146,9 +146,9 @@ class CompileProgress(Progress):
 
     def _picture(self) -> Group:
         """The bar counts predicted work; of what workers have, only what a tool works on now, and for how long."""
-        running = {} if self._prospect is None else self._prospect.running
-        left = None if self._prospect is None else self._prospect.left_seconds
-        since = time.monotonic() - self._prospect_at
+        running = {} if self._estimate is None else self._estimate.running
+        left = None if self._estimate is None else self._estimate.left_seconds
+        since = time.monotonic() - self._estimated_at
         text = standing_line(self._done, self._total, len(running), None if left is None else max(0.0, left - since))
         made = f"{self._hits} found, {counted(self._templates_made, 'template')} made"
         self._bars.update(self._bar, note=f"{text} ({made})")

@@ -89,7 +89,7 @@ class Coordinators:
             return connection.execute(alive.limit(1)).first() is not None
 
     @patient
-    def take_off(self, coordinator: str, keys: Sequence[str]) -> set[str]:
+    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
         """Those of the keys that this coordinator may build now: no other that is alive builds them."""
         if not keys:
             return set()
@@ -104,7 +104,7 @@ class Coordinators:
             return set(connection.execute(mine).scalars())
 
     @patient
-    def land(self, coordinator: str, keys: Sequence[str]) -> None:
+    def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
         """The keys are built, or given up: others may have them."""
         if keys:
             done = and_(flights.c.key.in_(keys), flights.c.coordinator == coordinator)

@@ -1,1 +1,1 @@
-"""What a coordinator does: plans jobs, claims them, gives their work to an executor, records what comes of it."""
+"""The scheduler of a coordinator: claims jobs, plans them, gives tasks to an executor, records the results."""

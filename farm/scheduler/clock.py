@@ -1,4 +1,4 @@
-"""The clock that a coordinator goes by."""
+"""The clock of a coordinator."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 class Clock:
-    """The monotonic one; tests play another."""
+    """The monotonic clock; tests substitute their own."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Lets so much time pass."""
+        """Block for a number of seconds."""
         time.sleep(seconds)

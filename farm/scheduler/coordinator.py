@@ -1,4 +1,4 @@
-"""Runs jobs: claims them, plans, drives an executor, writes results to the ledger."""
+"""The coordinator: claims jobs, drives an executor, and writes results to the ledger."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from farm.executors.contract import Executor
 from farm.jobs.model import Job, Status
 from farm.ledger import Ledger
 from farm.scheduler.clock import Clock
-from farm.scheduler.eta import Pace
-from farm.scheduler.held_jobs import Claims
-from farm.scheduler.in_flight import Flights
+from farm.scheduler.eta import EtaEstimator
+from farm.scheduler.held_jobs import HeldJobs
+from farm.scheduler.in_flight import InFlightKeys
 from farm.scheduler.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
 from farm.scheduler.progress import Progress
-from farm.scheduler.retry import Retries
+from farm.scheduler.retry import RetryPolicy
 from farm.scheduler.run import Run
 from farm.store.contract import Store
 from farm.worker.messages import Fault
 
 NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
 POLL_SECONDS = 0.5
-"""How often a job that another coordinator runs is looked at, and whether there are new ones."""
-LOOK_SECONDS = 1.0
-"""How often it is told when jobs will end."""
+"""Interval of claiming new jobs, and of looking at jobs that another coordinator runs."""
+ESTIMATE_SECONDS = 1.0
+"""Interval of the estimates of the jobs' ends."""
 JOBS_AT_ONCE = 64
-"""Claimed together, at most: others have a share too, and what is held in memory stays small."""
+"""Most jobs claimed in one transaction: leaves jobs to other coordinators and bounds memory."""
 
 
 class Coordinator:
-    """One process that runs jobs. Several may work on one ledger: a job is claimed by one at a time."""
+    """Runs jobs in this process. Several coordinators may share a ledger: each job is held by one of them."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Coordinator:
         self.name = f"{self.node}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     def run(self, job_ids: Sequence[str]) -> list[Job]:
-        """Runs the jobs to their end and gives them in the order given; waits for those that another coordinator runs.
+        """Run jobs to their end and return them in the given order; waits for jobs that another coordinator runs.
 
-        A failed job is a result, not an exception. An interruption (KeyboardInterrupt) puts unfinished jobs back to
-        PENDING, what fails around them (UnreachableError) ends them as CRASHED; both are raised again.
+        A failed job is a result, not an exception. An interruption (KeyboardInterrupt) returns unfinished jobs to
+        PENDING; a failure of the surroundings (UnreachableError) ends them as CRASHED. Both are raised again.
         """
         unfinished = list(dict.fromkeys(job_ids))
         told: set[str] = set()
@@ -89,13 +89,13 @@ class Coordinator:
         return [found[each] for each in job_ids]
 
     def serve(self, *, drain: bool = False) -> None:
-        """Runs whatever is pending until it is interrupted or, with `drain`, until nothing is.
+        """Run pending jobs until interrupted or, with `drain`, until no job is pending.
 
-        An interruption (KeyboardInterrupt) puts unfinished jobs back to PENDING, and so does what fails around them
-        (UnreachableError): both are raised again.
+        An interruption (KeyboardInterrupt) and a failure of the surroundings (UnreachableError) return unfinished jobs
+        to PENDING. Both are raised again.
         """
         if not drain:
-            _ = self._executor.capacity  # workers that cannot be reached are no reason to claim a job
+            _ = self._executor.capacity  # fails before a job is claimed if the workers are unreachable
 
         def claim() -> list[str]:
             return self._ledger.claim_next(self.name, self._lease_seconds, JOBS_AT_ONCE)
@@ -105,11 +105,11 @@ class Coordinator:
     def _work(self, claim: Callable[[], list[str]], over: Callable[[], bool], *, serves: bool) -> None:
         coordinators = self._ledger.coordinators
         coordinators.register(self.name, self.node, serves=serves, lease_seconds=self._lease_seconds)
-        retries = Retries(self._settings, self._toolchain.ptxas_version)
-        claims = Claims(
+        retry_policy = RetryPolicy(self._settings, self._toolchain.ptxas_version)
+        held_jobs = HeldJobs(
             self._ledger,
             self.name,
-            retries,
+            retry_policy,
             self._progress,
             timeout_seconds=self._settings.job_timeout_seconds,
             clock=self._clock,
@@ -123,61 +123,66 @@ class Coordinator:
                 lease_seconds=self._lease_seconds,
                 beat_seconds=self._beat_seconds,
             ) as lease:
-                self._loop(claims, retries, lease, claim, over)
+                self._loop(held_jobs, retry_policy, lease, claim, over)
         except BaseException as error:
             self._executor.cancel_all()
-            self._give_up(claims, error, serves=serves)
+            self._give_up(held_jobs, error, serves=serves)
             raise
         coordinators.leave(self.name)
 
     def _loop(
-        self, claims: Claims, retries: Retries, lease: Lease, claim: Callable[[], list[str]], over: Callable[[], bool]
+        self,
+        held_jobs: HeldJobs,
+        retry_policy: RetryPolicy,
+        lease: Lease,
+        claim: Callable[[], list[str]],
+        over: Callable[[], bool],
     ) -> None:
         run = Run(
             self._store,
             self._executor,
-            Flights(self._ledger.coordinators, self.name, self._clock),
-            retries,
+            InFlightKeys(self._ledger.coordinators, self.name, self._clock),
+            retry_policy,
             recache=self._settings.recache,
             clock=self._clock,
         )
-        pace = Pace(run.pieces, self._clock)
-        asked_at = looked_at = -LOOK_SECONDS
+        eta = EtaEstimator(run.tasks, self._clock)
+        asked_at = estimated_at = -ESTIMATE_SECONDS
         while True:
             lease.check()
-            asks = run.hungry and (not claims.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
+            asks = run.wants_jobs and (not held_jobs.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
             new: list[str] = []
             if asks:
                 asked_at = self._clock.now()
-                if new := [*claims.take_orphans(), *claim()]:
-                    run.release(new)  # one may have been lost, and claimed again before that was noticed
-                    run.add(claims.begin(new, self._toolchain), new)
+                if new := [*held_jobs.take_orphans(), *claim()]:
+                    run.release(new)  # a job may have been lost and claimed again before this was noticed
+                    run.add(held_jobs.begin(new, self._toolchain), new)
             if run.busy:
                 events = run.step()
-                claims.take(events)
-                run.add_parts(claims.cut(self._toolchain))
-                claims.at_work(run.pieces.at_work())
-                pace.observe(events, self._executor.running())
-            run.release(claims.write())
-            if claims.job_ids and self._clock.now() - looked_at >= LOOK_SECONDS:
-                looked_at = self._clock.now()
-                claims.note(pace.look(claims.job_ids))
-            if asks and not new and not claims.job_ids:
+                held_jobs.take(events)
+                run.add_parts(held_jobs.cut(self._toolchain))
+                held_jobs.set_active(run.tasks.active_jobs())
+                eta.observe(events, self._executor.running())
+            run.release(held_jobs.write())
+            if held_jobs.job_ids and self._clock.now() - estimated_at >= ESTIMATE_SECONDS:
+                estimated_at = self._clock.now()
+                held_jobs.report(eta.estimate(held_jobs.job_ids))
+            if asks and not new and not held_jobs.job_ids:
                 if over():
                     return
                 self._clock.sleep(POLL_SECONDS)
 
-    def _give_up(self, claims: Claims, error: BaseException, *, serves: bool) -> None:
-        """Ends or gives back what is claimed, also what was claimed a moment ago and not begun."""
+    def _give_up(self, held_jobs: HeldJobs, error: BaseException, *, serves: bool) -> None:
+        """End or release all held jobs, including claimed ones that have not begun."""
         reason = str(error) or type(error).__name__
         if not isinstance(error, Exception):
-            claims.keep()
+            held_jobs.keep()
             self._ledger.release(self.name, NO_COORDINATOR)
         elif serves and isinstance(error, UnreachableError):
-            claims.keep()
-            self._ledger.release(self.name, f"its coordinator ended ({reason}): the next farm serve goes on")
+            held_jobs.keep()
+            self._ledger.release(self.name, f"coordinator stopped ({reason}): the next farm serve continues")
         else:
-            claims.end_all(Status.CRASHED, reason, Fault.FARM)
+            held_jobs.end_all(Status.CRASHED, reason, Fault.FARM)
             self._ledger.release(self.name, NO_COORDINATOR)
         self._ledger.coordinators.leave(self.name)
 
@@ -191,7 +196,10 @@ def open_coordinator(
     progress: Progress | None = None,
     patience_seconds: float | None = None,
 ) -> Iterator[Coordinator]:
-    """A coordinator with an executor of its own, which waits so long for a machine; None: as the settings say."""
+    """A coordinator with its own executor.
+
+    The executor waits `patience_seconds` for a machine; None: as the settings say.
+    """
     progress = progress or Progress()
     with open_executor(
         settings, store, toolchain, notice=progress.waiting, patience_seconds=patience_seconds

@@ -1,4 +1,4 @@
-"""One claimed job: what is still to come of it, and what is known of its end."""
+"""A job that this coordinator holds: its builds, progress and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.worker.messages import Fault
 
 
 class FailedCubin(NamedTuple):
-    """In the order of the network's layers."""
+    """A failed cubin; sorts in the order of the network's layers."""
 
     build: int
     arch: str
@@ -22,50 +22,52 @@ class FailedCubin(NamedTuple):
 
 
 @dataclass
-class Claim:
-    """One job while it runs."""
+class HeldJob:
+    """A job from claim to end."""
 
     job: Job
     builds: dict[int, Build]
-    """By their ids."""
+    """Builds by id."""
     left: int = 0
-    """Cubins still to come."""
+    """Unfinished cubins."""
     began: float | None = None
-    """When a worker, or another coordinator, first had something for it."""
+    """Time at which the first of its tasks started, here or on another coordinator."""
     stage: str = ""
+    """Stage recorded in the ledger: template or assemble."""
     waits: bool = False
-    """For a store that is away."""
+    """Whether it waits for an unreachable store."""
     template_seconds: dict[str, float] = field(default_factory=dict)
-    """What its templates took, by their keys, once they are there: 0 of those that it found."""
+    """Build time of each finished template by key; 0 for a cache hit."""
     failed: list[FailedCubin] = field(default_factory=list)
-    """As they came."""
+    """Failed cubins in order of arrival."""
     running: int = 0
-    """As the ledger was told; and when it was told that the job will end, by the clock."""
+    """Number of running requests, as last recorded in the ledger."""
     ends_at: float = math.inf
+    """Estimated end by the clock, as last recorded in the ledger."""
 
     @property
     def total(self) -> int:
-        """The layers' parts times architectures."""
+        """Number of cubins: parts of all layers, for each architecture."""
         return count_cubins(list(self.builds.values()), self.job.options)
 
     @property
     def end(self) -> tuple[Status, str, str]:
-        """The final state, once nothing is left, the reason in words, and the fault."""
+        """Final status, reason and fault of a job whose cubins are all finished."""
         if not self.failed:
             return Status.SUCCEEDED, "", ""
-        failed = sorted(self.failed)  # in the network's order: which ended first says nothing
+        failed = sorted(self.failed)  # network order is stable, order of arrival is not
         faults = [each.fault for each in failed]
         worst = next((fault for fault in (Fault.LOST, *faults) if fault in faults and not fault.of_input), None)
         reason = f"{len(failed)} of {self.total} cubins failed: {failed[0].message}"
         return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, faults[0])
 
     def cut(self, build_id: int, arch: str) -> Build:
-        """A layer is no longer one cubin for an architecture."""
+        """Split a layer into its parts for an architecture; returns the changed build."""
         build = self.builds[build_id]
         build = replace(build, whole=tuple(each for each in build.whole if each != arch))
         self.builds[build_id] = build
         return build
 
     def cubin_name(self, target: Target) -> str:
-        """What people call it."""
+        """Display name of a target's cubin."""
         return self.builds[target.build].cubin_name(target.arch, target.part)

@@ -1,4 +1,4 @@
-"""What the ledger is told of the keys that this coordinator builds, so that of several one builds each."""
+"""Keys being built, so that each is built by one coordinator only."""
 
 from __future__ import annotations
 
@@ -7,53 +7,54 @@ from typing import Protocol
 
 from farm.scheduler.clock import Clock
 
-AT_ONCE = 16
-"""So many keys are asked for together."""
+KEYS_AT_ONCE = 16
+"""Keys acquired in one transaction."""
 POLL_SECONDS = 0.5
-"""How often what others build is asked for again, and what has ended is given back."""
+"""Interval between two attempts to acquire keys of other coordinators, and between two releases."""
 
 
-class Tower(Protocol):
-    """Who knows of all coordinators' flights: the ledger."""
+class KeyRegistry(Protocol):
+    """The keys that all coordinators are building, as the ledger records them."""
 
-    def take_off(self, coordinator: str, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that this coordinator may build now."""
+    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
+        """Acquire keys for a coordinator; returns those that it holds now, because no live coordinator builds them."""
 
-    def land(self, coordinator: str, keys: Sequence[str]) -> None:
-        """Others may have them."""
+    def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
+        """Release keys of a coordinator, so that others may acquire them."""
 
 
-class Flights:
-    """The flights of one coordinator. Its pieces say which keys it has; what it gives back is told some at a time."""
+class InFlightKeys:
+    """The keys that one coordinator is building. Released keys reach the registry in batches."""
 
-    def __init__(self, tower: Tower, coordinator: str, clock: Clock) -> None:
-        self._tower = tower
+    def __init__(self, registry: KeyRegistry, coordinator: str, clock: Clock) -> None:
+        self._registry = registry
         self._coordinator = coordinator
         self._clock = clock
-        self._landed: dict[str, None] = {}
-        self._landed_at = -POLL_SECONDS
+        self._released: dict[str, None] = {}
+        """Released here, but not in the registry yet."""
+        self._released_at = -POLL_SECONDS
         self._asked_at = -POLL_SECONDS
 
-    def take_off(self, keys: Collection[str]) -> set[str]:
-        """Those of the keys that may be built now: nobody else builds them."""
+    def acquire(self, keys: Collection[str]) -> set[str]:
+        """Acquire keys; returns those that this coordinator may build now."""
         for key in keys:
-            self._landed.pop(key, None)  # ours still
-        return self._tower.take_off(self._coordinator, list(keys)) if keys else set()
+            self._released.pop(key, None)  # still ours in the registry
+        return self._registry.acquire_keys(self._coordinator, list(keys)) if keys else set()
 
-    def ask_again(self, keys: Collection[str]) -> set[str]:
-        """The same for keys that others had, every now and then."""
+    def acquire_later(self, keys: Collection[str]) -> set[str]:
+        """Acquire keys that another coordinator held, at most once per POLL_SECONDS."""
         if not keys or self._clock.now() - self._asked_at < POLL_SECONDS:
             return set()
         self._asked_at = self._clock.now()
-        return self.take_off(keys)
+        return self.acquire(keys)
 
-    def land(self, key: str) -> None:
-        """It is built, or given up."""
-        self._landed[key] = None
+    def release(self, key: str) -> None:
+        """Release a key that is built or given up."""
+        self._released[key] = None
 
-    def tell(self, *, at_once: bool) -> None:
-        """Lets others have what has landed: some at a time, or what there is at once."""
-        if self._landed and (at_once or self._clock.now() - self._landed_at >= POLL_SECONDS):
-            self._tower.land(self._coordinator, list(self._landed))
-            self._landed = {}
-            self._landed_at = self._clock.now()
+    def flush(self, *, at_once: bool) -> None:
+        """Send the released keys to the registry, at most once per POLL_SECONDS unless `at_once`."""
+        if self._released and (at_once or self._clock.now() - self._released_at >= POLL_SECONDS):
+            self._registry.release_keys(self._coordinator, list(self._released))
+            self._released = {}
+            self._released_at = self._clock.now()

@@ -1,4 +1,4 @@
-"""Keeps a coordinator's claims alive while it works, and lets them end when it dies."""
+"""The lease of a coordinator: held while it works, expired once it dies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from farm.ledger import Ledger
 
 LEASE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
+"""Interval between two extensions of the lease."""
 
 
 def tell_nobody(_reason: str) -> None:
-    """For who does not want to hear."""
+    """Default callback: ignore warnings."""
 
 
 class Lease:
-    """Extends all claims of a coordinator from a thread of its own, for as long as the `with` block lasts.
+    """Extends the lease on all held jobs from its own thread, for as long as the `with` block lasts.
 
-    Each beat tells the ledger too what `workers` says of the coordinator's workers. Whatever goes wrong with one, the
-    next tries again; `tell` hears of it, in words, when it begins.
+    Each beat also records the states that `workers` returns. A beat that fails is retried by the next; `tell` is
+    called with the reason at the first of consecutive failures.
     """
 
     def __init__(
@@ -46,21 +47,22 @@ class Lease:
         self._beat_seconds = beat_seconds
         self._extended_at = time.monotonic()
         self._error: Exception | None = None
-        """Why the last beat failed."""
+        """Failure of the last beat."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def check(self) -> None:
-        """Raises LeaseLostError once others may take the jobs: beats have failed for as long as the lease lasts.
+        """Raises LeaseLostError when beats have failed for the length of the lease, so that others may claim the jobs.
 
-        A database that is away is waited for by whoever needs it: nobody can take the jobs from it meanwhile.
+        An unreachable database does not raise: its users wait and retry. If only this machine is cut off, another
+        coordinator may claim the jobs and build the same cubins; the ledger then rejects this coordinator's results.
         """
         error = self._error
         lost = time.monotonic() - self._extended_at > self._lease_seconds
         if error is not None and lost and not isinstance(error, LedgerAwayError):
             raise LeaseLostError(
-                f"the lease of its jobs ended: for {self._lease_seconds:g} s it could not be extended "
-                f"({_described(error)}); start it again once that is mended"
+                f"lease lost: it could not be extended for {self._lease_seconds:g} s ({_described(error)}). "
+                "Fix the cause and restart the coordinator."
             ) from error
 
     def _beat(self) -> None:
@@ -73,9 +75,9 @@ class Lease:
                     self._coordinator, self._lease_seconds, [asdict(worker) for worker in self._workers()]
                 )
                 self._error = None
-            except Exception as error:  # noqa: BLE001 - without this thread the claims would end, and nobody would know
+            except Exception as error:  # noqa: BLE001 - the lease would expire unnoticed if this thread ended
                 if self._error is None:
-                    self._tell(f"the lease could not be extended, and is tried again: {_described(error)}")
+                    self._tell(f"the lease could not be extended; retrying: {_described(error)}")
                 self._error = error
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What has to be made for some jobs: every distinct template and every distinct cubin, once. Pure."""
+"""The plan of jobs: each distinct template and cubin that they need, once. Pure."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from farm.worker.messages import CubinRequest, TemplateRequest
 
 @dataclass(frozen=True)
 class Target:
-    """Who needs a cubin: one part of one build of one job, for one architecture."""
+    """A consumer of a cubin: one part of one build of one job, for one architecture."""
 
     job: str
     build: int
-    """Id of the build's row in the ledger."""
+    """Id of the build in the ledger."""
     arch: str
     part: int
-    """Position in the build's parts, from 0."""
+    """Index of the part in the build's parts."""
     left_to_ptxas: str = field(default="", compare=False)
-    """Why it is not assembled as the job asks for, or may have hoped for."""
+    """Why ptxas assembles it instead of the assembler that the job asks for; empty otherwise."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests, those first that are predicted to take longest, and who waits for them."""
+    """Requests, longest predicted time first, and the targets of each cubin."""
 
     templates: tuple[TemplateRequest, ...]
     cubins: tuple[CubinRequest, ...]
     targets: Mapping[str, tuple[Target, ...]]
-    """By the cubin's key; two layers with the same shape and weights share their cubins."""
+    """Targets by cubin key; layers of equal shape and weights share their cubins."""
     template_fields: Mapping[str, Mapping[str, str]]
-    """By the template's key: what went into it."""
+    """Fields of each template key, by its digest."""
     cubin_fields: Mapping[str, Mapping[str, str]]
+    """Fields of each cubin key, by its digest."""
 
 
 def plan(
@@ -52,11 +53,11 @@ def plan(
     toolchain: Toolchain,
     admissions: Admissions = NOTHING_ADMITTED,
 ) -> Plan:
-    """Plans all builds of all jobs together, so that what they share is made once.
+    """Plan the builds of several jobs together, so that a shared template or cubin is built once.
 
-    `admissions` say for whom `--assembler auto` needs no ptxas. The cubins of one part of a layer for several
-    architectures stay neighbours: a worker rewrites once for all of them. Raises ArchError for an architecture that the
-    toolchain does not know.
+    `admissions` say which layers `--assembler auto` assembles directly. The cubins of one part for several
+    architectures stay adjacent, so that a worker rewrites the template once for all of them. Raises ArchError for an
+    architecture that the toolchain does not know.
     """
 
     @cache
@@ -128,7 +129,7 @@ def plan(
 def assembler_of(
     options: BuildOptions, spec: LayerSpec, tiling: Tiling, arch: str, toolchain: Toolchain, admissions: Admissions
 ) -> tuple[Assembler, str]:
-    """Who assembles a layer of a job for an architecture, and why not whom was asked for."""
+    """The assembler of a layer for an architecture, and why it is not the requested one (empty if it is)."""
     version, level = toolchain.ptxas_version, options.optimisation
     return assembler_for(options.assembler, spec, tiling, arch, version, admissions, optimisation=level)
 
@@ -136,7 +137,7 @@ def assembler_of(
 def no_longer_whole(
     build: Build, options: BuildOptions, toolchain: Toolchain, admissions: Admissions
 ) -> tuple[tuple[str, str], ...]:
-    """The architectures for which a layer was to be one cubin and ptxas, which wants parts, makes it now; and why."""
+    """Architectures for which a layer planned as one cubin must be split, since ptxas assembles it now, and why."""
     found = [
         (arch, assembler_of(options, build.spec, build.tiling, arch, toolchain, admissions)) for arch in build.whole
     ]
@@ -144,13 +145,13 @@ def no_longer_whole(
 
 
 def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, admissions: Admissions) -> Plan:
-    """The plan of one build for one of its architectures."""
+    """Plan one build for one of its architectures."""
     only = replace(job, options=replace(job.options, archs=(arch,)))
     return plan([(only, [replace(build, choices=())])], toolchain, admissions)
 
 
 def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Part], str]]:
-    """Each part with its number and an architecture, those of all architectures beside each other."""
+    """Each numbered part with each architecture; the architectures of one part are adjacent."""
     archs = build.archs(options)
     for number in range(max(len(build.parts_of(arch)) for arch in archs)):
         for arch in archs:
@@ -159,5 +160,5 @@ def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Par
 
 
 def _cost(build: Build, part: Part) -> int:
-    """The part's share of the layer's multiply-adds, as if its K groups were alike."""
+    """The part's share of the layer's multiply-adds, assuming K groups of equal cost."""
     return build.nonzeros * build.tiling.rows * (part.end - part.first) // build.parts[-1].end

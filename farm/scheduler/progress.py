@@ -1,4 +1,4 @@
-"""What a coordinator tells while it works; the command line shows it."""
+"""Progress events of a coordinator, which the command line shows."""
 
 from __future__ import annotations
 
@@ -11,67 +11,68 @@ from farm.worker.messages import Request, Retry, TemplateResult
 
 if TYPE_CHECKING:
     from farm.maintenance.gc import Sweep
-    from farm.scheduler.eta import Prospect
+    from farm.scheduler.eta import Estimate
     from farm.scheduler.plan import Plan
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a coordinator stands with the jobs that it has, and with those that have ended since it had none."""
+class RunStatus:
+    """Progress of a coordinator's jobs, including those that have ended since it last had none."""
 
     done: int
-    """Cubins."""
+    """Finished cubins."""
     total: int
-    prospect: Prospect
+    """All cubins."""
+    estimate: Estimate
 
 
 class Progress:
-    """Shows nothing; a subclass overrides what it wants to show.
+    """Receiver of progress events; every method does nothing until a subclass overrides it.
 
-    Calls come from the thread that runs the jobs; the last four from those that keep the limits and the lease.
+    The coordinator's thread calls them, except the last four: those come from the threads of maintenance and lease.
     """
 
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:
-        """What is to be done for these jobs, builds by their id; nothing was looked up yet."""
+        """Jobs were planned, before any cache lookup; builds are by their id."""
 
     def cut(self, job: Job, build: Build, plan: Plan) -> None:
-        """A layer of this job becomes the cubins of this plan instead of one."""
+        """A layer was split: instead of one cubin it gets the cubins of this plan."""
 
     def submitted(self, request: Request) -> None:
-        """A worker has it, or will soon."""
+        """A request was given to the executor."""
 
     def retried(self, retry: Retry) -> None:
-        """It failed, and is tried again."""
+        """A request failed and will be retried."""
 
     def template_done(self, result: TemplateResult) -> None:
-        """A template is there or has failed; its key is in the plan."""
+        """A template of the plan is there or has failed."""
 
     def cubin_done(self, job: Job, build: Build, result: BuildResult) -> None:
-        """A cubin of a build is there, hit or built, or has failed."""
+        """A cubin is there (hit or built) or has failed."""
 
-    def stands(self, standing: Standing) -> None:
-        """Where it stands; said about once a second."""
+    def status_changed(self, status: RunStatus) -> None:
+        """The status changed; called about once a second."""
 
     def job_done(self, job: Job) -> None:
-        """A job has reached its final state."""
+        """A job reached its final state."""
 
     def job_lost(self, job: Job) -> None:
-        """A job was cancelled, or taken over by another coordinator."""
+        """A job was cancelled or taken over by another coordinator."""
 
     def elsewhere(self, job: Job) -> None:
-        """Another coordinator runs this job; said once, before waiting for it."""
+        """Another coordinator runs this job, which is waited for; called once per job."""
 
     def waiting(self, text: str) -> None:
-        """No worker can do anything yet; said every so often, with the reason."""
+        """No worker is available yet, with the reason; repeated while waiting."""
 
     def lease_troubled(self, reason: str) -> None:
-        """The coordinator's claims could not be extended; it is tried again."""
+        """The lease could not be extended, with the reason; extending is retried."""
 
     def jobs_forgotten(self, count: int) -> None:
-        """Jobs beyond the ledger's age were forgotten."""
+        """The ledger's retention pruned jobs."""
 
     def garbage_collected(self, sweep: Sweep) -> None:
-        """The store was brought below its limits."""
+        """Garbage collection brought the store below its limits."""
 
     def upkeep_failed(self, reason: str) -> None:
-        """The limits of the store or of the ledger could not be applied."""
+        """Garbage collection or retention failed, with the reason."""

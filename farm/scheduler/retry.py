@@ -1,4 +1,4 @@
-"""What becomes of a request that failed: whether it is tried again, how, and when."""
+"""Retries of failed requests: whether, how and when a request is tried again."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from farm.config.settings import Settings
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Retry
 
 LOWER_LEVEL = 1
-"""Optimisation level of ptxas used when the requested one takes too long."""
+"""Optimisation level of ptxas after a timeout at the requested level."""
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 20.0
 
 
 @dataclass
-class Tries:
-    """How one request has failed so far."""
+class Attempts:
+    """Failed attempts of one request."""
 
     crashes: int = 0
     away: int = 0
-    """How often the store did not answer."""
+    """Attempts that failed because the store was unreachable."""
     away_since: float | None = None
+    """Time of the first of them."""
 
 
-class Retries:
-    """Decides by the settings, and by how the request has failed before."""
+class RetryPolicy:
+    """Decides about retries by the settings, the fault and the earlier attempts."""
 
     def __init__(self, settings: Settings, assembler: str) -> None:
         self._settings = settings
         self._assembler = assembler
-        """Version of ptxas."""
+        """Version of ptxas, part of a cubin's key."""
 
-    def after(self, request: Request, failure: Failure, tries: Tries, now: float) -> Retry | None:
-        """How the request goes on, which is noted in its tries; None if the failure is final."""
+    def after(self, request: Request, failure: Failure, attempts: Attempts, now: float) -> Retry | None:
+        """The next attempt, recorded in `attempts`; None if the failure is final."""
         match failure.fault:
-            case Fault.CRASH if tries.crashes < self._settings.max_retries:
-                tries.crashes += 1
+            case Fault.CRASH if attempts.crashes < self._settings.max_retries:
+                attempts.crashes += 1
                 return Retry(request, failure, request)
             case Fault.AWAY:
-                return self._when_back(request, failure, tries, now)
+                return self._after_outage(request, failure, attempts, now)
             case Fault.MEMORY if request.memory_limit_bytes is None:
                 limit = min(2 * self._settings.tool_memory_bytes, self._settings.tool_memory_most_bytes)
                 if limit > self._settings.tool_memory_bytes:
@@ -52,22 +53,22 @@ class Retries:
         return None
 
     def fields(self, request: CubinRequest) -> Mapping[str, str]:
-        """What goes into the request's key."""
+        """The fields of the request's key."""
         return self._key(request).fields()
 
     def lower(self, request: CubinRequest) -> CubinRequest:
-        """The same at a lower level of ptxas, under its own key."""
+        """The request at the lower optimisation level, with its own key."""
         lower = replace(request, options=ptxas_options(LOWER_LEVEL))
         return replace(lower, key=self._key(lower).digest)
 
-    def _when_back(self, request: Request, failure: Failure, tries: Tries, now: float) -> Retry | None:
-        since = tries.away_since = now if tries.away_since is None else tries.away_since
+    def _after_outage(self, request: Request, failure: Failure, attempts: Attempts, now: float) -> Retry | None:
+        since = attempts.away_since = now if attempts.away_since is None else attempts.away_since
         left = since + self._settings.away_seconds - now
         if left <= 0:
             return None
-        longest = min(FIRST_DELAY_SECONDS * 2**tries.away, LONGEST_DELAY_SECONDS)
-        tries.away += 1
-        # Spread: what failed together must not come back together.
+        longest = min(FIRST_DELAY_SECONDS * 2**attempts.away, LONGEST_DELAY_SECONDS)
+        attempts.away += 1
+        # Jitter: requests that failed together must not retry together.
         return Retry(request, failure, request, min(longest * random.uniform(0.5, 1.0), left))
 
     def _key(self, request: CubinRequest) -> CubinKey:

@@ -1,4 +1,4 @@
-"""Makes all that is still to come, from the first look into the store to the last cubin."""
+"""The scheduler: takes every template and cubin from cache lookup to result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import chain
 from farm.errors import StoreUnavailableError
 from farm.executors.contract import Executor
 from farm.scheduler.clock import Clock
-from farm.scheduler.in_flight import AT_ONCE, Flights
+from farm.scheduler.in_flight import KEYS_AT_ONCE, InFlightKeys
 from farm.scheduler.plan import Plan, Target
-from farm.scheduler.retry import Retries
-from farm.scheduler.task import TO_BUILD, Cubin, Piece, State, Template
-from farm.scheduler.task_graph import Pieces
+from farm.scheduler.retry import RetryPolicy
+from farm.scheduler.task import TO_BUILD, CubinTask, State, Task, TemplateTask
+from farm.scheduler.task_graph import TaskGraph
 from farm.store.contract import Store
 from farm.worker.cache_lookup import find_cubin, find_template
 from farm.worker.messages import (
@@ -31,27 +31,27 @@ from farm.worker.messages import (
 )
 
 WAIT_SECONDS = 0.5
-"""At least this often a run lets its coordinator look at the clock and at the ledger."""
-LOOK_SECONDS = 2.0
-"""How long a step looks into the store before it gives the executor its work."""
-LOOKERS = 8
-"""Threads that look."""
-EXPECTED = 64
-"""Requests that the executor hears of before there is room for them."""
-ENOUGH = 4
-"""Requests ready for each that runs: with fewer, a coordinator may claim more jobs."""
+"""Longest wait of a step for results, so that the coordinator sees the clock and the ledger."""
+LOOKUP_SECONDS = 2.0
+"""Longest time of a step's cache lookups, so that the executor gets its work."""
+LOOKUP_THREADS = 8
+"""Threads for cache lookups."""
+EXPECTED_REQUESTS = 64
+"""Ready requests announced to the executor beyond its capacity."""
+READY_PER_SLOT = 4
+"""Ready tasks per unit of the executor's capacity, below which the coordinator claims more jobs."""
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A worker has it, or will soon."""
+    """A request was given to the executor."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class Retried:
-    """Something failed that jobs wait for, and is tried again."""
+    """A request failed and will be retried."""
 
     retry: Retry
     targets: Sequence[Target]
@@ -59,7 +59,7 @@ class Retried:
 
 @dataclass(frozen=True)
 class TemplateDone:
-    """The cubins that wait for a template can go on, or have failed with it."""
+    """A template is there, or failed together with the cubins that need it."""
 
     request: TemplateRequest
     result: TemplateResult
@@ -68,10 +68,10 @@ class TemplateDone:
 
 @dataclass(frozen=True)
 class CubinDone:
-    """A cubin that jobs asked for is there, or has failed for good."""
+    """A cubin that jobs want is there, or failed for good."""
 
     request: CubinRequest
-    """As it was asked for."""
+    """The original request; the result may be of a lower optimisation level."""
     result: CubinResult
     targets: Sequence[Target]
 
@@ -80,93 +80,96 @@ Event = Submitted | Retried | TemplateDone | CubinDone
 
 
 class Run:
-    """The oldest job first; templates before cubins, and the longest first. Starts no worker if the store has all."""
+    """Drives the task graph through store and executor: oldest job first, templates before cubins, longest first.
+
+    The executor is not started if the store has all results.
+    """
 
     def __init__(
         self,
         store: Store,
         executor: Executor,
-        flights: Flights,
-        retries: Retries,
+        keys: InFlightKeys,
+        retry_policy: RetryPolicy,
         *,
         recache: bool,
         clock: Clock,
     ) -> None:
         self._store = store
         self._executor = executor
-        self._flights = flights
-        self._retries = retries
+        self._keys = keys
+        self._retry_policy = retry_policy
         self._recache = recache
         self._clock = clock
-        self._foreseen = False
-        self.pieces = Pieces()
+        self._announced = False
+        self.tasks = TaskGraph()
 
     @property
     def busy(self) -> bool:
-        """Whether anything is still to come."""
-        return self.pieces.busy
+        """Whether any task is unfinished."""
+        return self.tasks.busy
 
     @property
-    def hungry(self) -> bool:
-        """Whether workers will soon have nothing to do; asking starts none."""
-        if self.pieces.count(State.LOOK_UP):
+    def wants_jobs(self) -> bool:
+        """Whether too few tasks are ready. Without a ready task it does not ask the executor, which would start it."""
+        if self.tasks.count(State.LOOK_UP):
             return False
-        ready = self.pieces.count(State.READY)
-        return not ready or ready < ENOUGH * self._executor.capacity
+        ready = self.tasks.count(State.READY)
+        return not ready or ready < READY_PER_SLOT * self._executor.capacity
 
     def add(self, plan: Plan, job_ids: Iterable[str]) -> None:
-        """Takes the plan of some jobs on, oldest first; what it shares with earlier ones is made once."""
+        """Add the plan of new jobs, given oldest first; tasks shared with earlier jobs run once."""
         for job_id in job_ids:
-            self.pieces.add_job(job_id)
+            self.tasks.add_job(job_id)
         for request in plan.cubins:
-            self.pieces.ask(request, plan.targets[request.key])
+            self.tasks.add_cubin(request, plan.targets[request.key])
 
     def add_parts(self, plans: Iterable[Plan]) -> None:
-        """Takes on what jobs that are here already need instead of something else."""
+        """Add plans for layers of known jobs that were split into parts."""
         for each in plans:
             for request in each.cubins:
-                self.pieces.ask(request, each.targets[request.key])
+                self.tasks.add_cubin(request, each.targets[request.key])
 
     def release(self, job_ids: Collection[str]) -> None:
-        """Forgets jobs that have ended, gives up what nobody else wants, and ends the tools that build it."""
-        given_up = list(chain.from_iterable(self.pieces.release(job_id) for job_id in job_ids))
-        self._executor.cancel([each.key for each in given_up if each.was_in_flight])
-        for each in given_up:
-            if each.flew:
-                self._flights.land(each.key)
-        self._tell_expected()
-        self._flights.tell(at_once=not self.busy)  # it may have been the last: then no step follows
+        """Remove ended jobs and cancel the tasks that only they needed."""
+        abandoned = list(chain.from_iterable(self.tasks.release(job_id) for job_id in job_ids))
+        self._executor.cancel([each.key for each in abandoned if each.was_in_flight])
+        for each in abandoned:
+            if each.was_acquired:
+                self._keys.release(each.key)
+        self._announce()
+        self._keys.flush(at_once=not self.busy)  # after the last job no step follows
 
     def step(self) -> list[Event]:
-        """Goes on for a moment; what came of it."""
+        """Look up, submit and collect results for at most a few seconds; returns the events."""
         events = self._look_up()
         self._wake()
-        self._foresee()
+        self._announce_all()
         events += self._submit()
-        self._tell_expected()
-        quick = bool(events or self.pieces.count(State.LOOK_UP))
-        if self.pieces.count(State.FLIGHT):
+        self._announce()
+        quick = bool(events or self.tasks.count(State.LOOK_UP))
+        if self.tasks.count(State.IN_FLIGHT):
             for result in self._executor.wait(0.0 if quick else WAIT_SECONDS):
                 events += self._take(result)
         elif not quick and self.busy:
             self._clock.sleep(self._pause_seconds())
-        self._flights.tell(at_once=not self.busy)
+        self._keys.flush(at_once=not self.busy)
         return events
 
     def _look_up(self) -> list[Event]:
-        """Several at a time: mostly one waits for S3."""
-        if not self.pieces.count(State.LOOK_UP):
+        """Look tasks up in the store in parallel, because most of the time is waiting for S3."""
+        if not self.tasks.count(State.LOOK_UP):
             return []
         events: list[Event] = []
-        end = self._clock.now() + LOOK_SECONDS
-        with ThreadPoolExecutor(LOOKERS) as pool:
-            while self._clock.now() < end and (some := self.pieces.pop(State.LOOK_UP, LOOKERS)):
-                for piece, found in zip(some, pool.map(self._find, [each.request for each in some]), strict=True):
-                    events += self._take_found(piece, found)
+        end = self._clock.now() + LOOKUP_SECONDS
+        with ThreadPoolExecutor(LOOKUP_THREADS) as pool:
+            while self._clock.now() < end and (some := self.tasks.pop(State.LOOK_UP, LOOKUP_THREADS)):
+                for task, found in zip(some, pool.map(self._lookup, [each.request for each in some]), strict=True):
+                    events += self._take_lookup(task, found)
         return events
 
-    def _find(self, request: Request) -> Result | Failure | None:
-        """What the store has; several threads ask at once."""
+    def _lookup(self, request: Request) -> Result | Failure | None:
+        """Cache lookup of one request; None on a miss. Runs in several threads at once."""
         if self._recache:
             return None
         try:
@@ -177,118 +180,118 @@ class Run:
         except StoreUnavailableError as error:
             return Failure(Fault.AWAY, str(error))
 
-    def _take_found(self, piece: Piece, found: Result | Failure | None) -> list[Event]:
+    def _take_lookup(self, task: Task, found: Result | Failure | None) -> list[Event]:
         if isinstance(found, Failure):
-            return self._take_failure(piece, found)
+            return self._take_failure(task, found)
         if found is not None:
-            return self._end(piece, found)
-        if isinstance(piece, Cubin) and piece.template.state is not State.DONE:
-            self.pieces.wait_for_template(piece)
+            return self._end(task, found)
+        if isinstance(task, CubinTask) and task.template.state is not State.DONE:
+            self.tasks.wait_for_template(task)
             return []
-        self.pieces.move(piece, State.READY)
-        if not isinstance(piece, Cubin):
+        self.tasks.move(task, State.READY)
+        if not isinstance(task, CubinTask):
             return []
-        request = piece.template.request
-        return [TemplateDone(request, TemplateResult(request.key, hit=True), piece.targets_for())]
+        request = task.template.request
+        return [TemplateDone(request, TemplateResult(request.key, hit=True), task.all_targets())]
 
     def _wake(self) -> None:
-        """What has waited for long enough, or is no longer built elsewhere, is looked up again."""
+        """Look up again: delayed tasks whose time has come, and tasks whose key another coordinator has released."""
         now = self._clock.now()
-        for piece in [each for each in self.pieces.in_state(State.DELAYED) if each.due <= now]:
-            self.pieces.move(piece, State.LOOK_UP)
-        elsewhere = {piece.key: piece for piece in self.pieces.in_state(State.ELSEWHERE)}
-        for key in self._flights.ask_again(elsewhere):
-            elsewhere[key].flies = True
-            self.pieces.move(elsewhere[key], State.LOOK_UP)
+        for task in [each for each in self.tasks.in_state(State.DELAYED) if each.due <= now]:
+            self.tasks.move(task, State.LOOK_UP)
+        elsewhere = {task.key: task for task in self.tasks.in_state(State.ELSEWHERE)}
+        for key in self._keys.acquire_later(elsewhere):
+            elsewhere[key].acquired = True
+            self.tasks.move(elsewhere[key], State.LOOK_UP)
 
     def _pause_seconds(self) -> float:
-        dues = [piece.due for piece in self.pieces.in_state(State.DELAYED)]
+        dues = [task.due for task in self.tasks.in_state(State.DELAYED)]
         return max(0.0, min(WAIT_SECONDS, min(dues, default=0.0) - self._clock.now())) if dues else WAIT_SECONDS
 
-    def _foresee(self) -> None:
-        """Once there is something to build for the first time."""
-        if not self._foreseen and self.pieces.count(State.READY):
-            self._foreseen = True
-            self._executor.foresee([piece.request for piece in self.pieces if piece.state in TO_BUILD])
+    def _announce_all(self) -> None:
+        """Tell the executor all known work, once, when the first task is ready."""
+        if not self._announced and self.tasks.count(State.READY):
+            self._announced = True
+            self._executor.foresee([task.request for task in self.tasks if task.state in TO_BUILD])
 
     def _submit(self) -> list[Event]:
         events: list[Event] = []
         while (
-            self.pieces.count(State.READY)
-            and (room := self._executor.capacity - self.pieces.count(State.FLIGHT)) > 0
-            and (first := self.pieces.pop(State.READY, room))
+            self.tasks.count(State.READY)
+            and (room := self._executor.capacity - self.tasks.count(State.IN_FLIGHT)) > 0
+            and (first := self.tasks.pop(State.READY, room))
         ):
-            if not all(piece.flies for piece in first):
-                first += self.pieces.pop(State.READY, AT_ONCE - len(first))  # a transaction for each would be slow
-            granted = self._flights.take_off([piece.key for piece in first if not piece.flies])
-            for piece in first:
-                piece.flies = piece.flies or piece.key in granted
-                if not piece.flies:
-                    self.pieces.move(piece, State.ELSEWHERE)
+            if not all(task.acquired for task in first):
+                first += self.tasks.pop(State.READY, KEYS_AT_ONCE - len(first))  # a transaction for each would be slow
+            granted = self._keys.acquire([task.key for task in first if not task.acquired])
+            for task in first:
+                task.acquired = task.acquired or task.key in granted
+                if not task.acquired:
+                    self.tasks.move(task, State.ELSEWHERE)
                 elif room > 0:
                     room -= 1
-                    self.pieces.move(piece, State.FLIGHT)
-                    self._executor.submit(piece.request)
-                    events.append(Submitted(piece.request))
+                    self.tasks.move(task, State.IN_FLIGHT)
+                    self._executor.submit(task.request)
+                    events.append(Submitted(task.request))
                 else:
-                    self.pieces.put_back(piece)
+                    self.tasks.put_back(task)
         return events
 
-    def _tell_expected(self) -> None:
-        """So that a cluster can grow."""
-        self._executor.expect([piece.request for piece in self.pieces.peek(State.READY, EXPECTED)])
+    def _announce(self) -> None:
+        """Tell the executor the next ready requests, so that a cluster can grow."""
+        self._executor.expect([task.request for task in self.tasks.peek(State.READY, EXPECTED_REQUESTS)])
 
     def _take(self, result: Result) -> list[Event]:
-        """What follows from a worker's result."""
-        piece = self.pieces.in_flight(result.key)
-        return self._end(piece, result) if result.failure is None else self._take_failure(piece, result.failure)
+        """Process a result of the executor."""
+        task = self.tasks.in_flight(result.key)
+        return self._end(task, result) if result.failure is None else self._take_failure(task, result.failure)
 
-    def _take_failure(self, piece: Piece, failure: Failure) -> list[Event]:
-        retry = self._retries.after(piece.request, failure, piece.tries, self._clock.now())
+    def _take_failure(self, task: Task, failure: Failure) -> list[Event]:
+        retry = self._retry_policy.after(task.request, failure, task.attempts, self._clock.now())
         if retry is None:
-            return self._end(piece, failed(piece.request, failure))
+            return self._end(task, failed(task.request, failure))
         again = retry.again
-        if isinstance(piece, Cubin) and isinstance(again, CubinRequest) and again.key != piece.key:
-            self._land_piece(piece)
-            self.pieces.wait_for_lower(piece, again)
+        if isinstance(task, CubinTask) and isinstance(again, CubinRequest) and again.key != task.key:
+            self._release_key(task)
+            self.tasks.wait_for_lower(task, again)
         elif retry.delay_seconds:
-            piece.due = self._clock.now() + retry.delay_seconds
-            self.pieces.move(piece, State.DELAYED)
+            task.due = self._clock.now() + retry.delay_seconds
+            self.tasks.move(task, State.DELAYED)
         else:
-            piece.request = again
-            self.pieces.move(piece, State.READY)
-        return [Retried(retry, piece.targets_for())]
+            task.request = again
+            self.tasks.move(task, State.READY)
+        return [Retried(retry, task.all_targets())]
 
-    def _end(self, piece: Piece, result: Result) -> list[Event]:
-        self._land_piece(piece)
-        if isinstance(piece, Cubin) and isinstance(result, CubinResult):
-            return self._end_cubin(piece, result)
-        if isinstance(piece, Template) and isinstance(result, TemplateResult):
-            return self._end_template(piece, result)
-        raise TypeError(f"a {type(piece).__name__} came out as a {type(result).__name__}")
+    def _end(self, task: Task, result: Result) -> list[Event]:
+        self._release_key(task)
+        if isinstance(task, CubinTask) and isinstance(result, CubinResult):
+            return self._end_cubin(task, result)
+        if isinstance(task, TemplateTask) and isinstance(result, TemplateResult):
+            return self._end_template(task, result)
+        raise TypeError(f"result of a {type(task).__name__} is a {type(result).__name__}")
 
-    def _end_template(self, template: Template, result: TemplateResult) -> list[Event]:
-        done = TemplateDone(template.request, result, template.targets_for())
+    def _end_template(self, template: TemplateTask, result: TemplateResult) -> list[Event]:
+        done = TemplateDone(template.request, result, template.all_targets())
         if result.failure is None:
-            self.pieces.template_made(template)
+            self.tasks.template_made(template)
             return [done]
         failure = replace(result.failure, message=f"its template failed: {result.failure.message}")
         events: list[Event] = [done]
-        for piece in self.pieces.template_failed(template):
-            self._land_piece(piece)
-            events += self._end_cubin(piece, CubinResult(piece.key, failure))
+        for task in self.tasks.template_failed(template):
+            self._release_key(task)
+            events += self._end_cubin(task, CubinResult(task.key, failure))
         return events
 
-    def _end_cubin(self, piece: Cubin, result: CubinResult) -> list[Event]:
-        """For those who asked for it, and for those who get it instead of what took too long."""
-        instead = self.pieces.cubin_done(piece)
-        events: list[Event] = [CubinDone(piece.request, result, piece.targets)] if piece.targets else []
+    def _end_cubin(self, task: CubinTask, result: CubinResult) -> list[Event]:
+        """Finish a cubin, and the cubins that it replaces because they timed out."""
+        instead = self.tasks.cubin_done(task)
+        events: list[Event] = [CubinDone(task.request, result, task.targets)] if task.targets else []
         for each in instead:
             shared = replace(result, instead_of=each.key, hit=result.hit or bool(events))
             events += self._end_cubin(each, shared)
         return events
 
-    def _land_piece(self, piece: Piece) -> None:
-        if piece.flies:
-            piece.flies = False
-            self._flights.land(piece.key)
+    def _release_key(self, task: Task) -> None:
+        if task.acquired:
+            task.acquired = False
+            self._keys.release(task.key)

@@ -1,4 +1,4 @@
-"""One template or cubin that is still to come: where it stands, which moves it may make, and who wants it."""
+"""One task: a template or cubin to be built, its state, its allowed transitions, and the jobs that want it."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from farm.scheduler.plan import Target
-from farm.scheduler.retry import Tries
+from farm.scheduler.retry import Attempts
 from farm.worker.messages import CubinRequest, Request, TemplateRequest
 
 
 class State(StrEnum):
-    """Where a piece stands. What is done or given up is kept no longer, but for templates that cubins to come need."""
+    """State of a task. Finished and abandoned tasks are dropped, except templates that unfinished cubins need."""
 
-    RESTS = "rests"
+    IDLE = "idle"
     """A template that no cubin waits for."""
     LOOK_UP = "look-up"
-    """The store is asked next."""
-    TEMPLATE = "waits for its template"
+    """To be looked up in the store next."""
+    NEEDS_TEMPLATE = "needs its template"
     READY = "ready"
     ELSEWHERE = "elsewhere"
-    """Another coordinator builds it."""
-    FLIGHT = "in flight"
-    """A worker has it."""
+    """Being built by another coordinator."""
+    IN_FLIGHT = "in flight"
+    """Submitted to the executor."""
     DELAYED = "delayed"
-    """It failed, and is tried again later."""
-    LOWER = "lower"
-    """It took too long, and the same at a lower level is built instead."""
+    """Failed; to be retried later."""
+    NEEDS_LOWER = "needs a lower level"
+    """Timed out; being rebuilt at a lower optimisation level."""
     DONE = "done"
 
 
 ALLOWED_MOVES: Mapping[State, frozenset[State]] = {
-    State.RESTS: frozenset({State.LOOK_UP}),
-    State.LOOK_UP: frozenset({State.TEMPLATE, State.READY, State.DELAYED, State.DONE, State.RESTS}),
-    State.TEMPLATE: frozenset({State.READY, State.DONE}),
-    State.READY: frozenset({State.FLIGHT, State.ELSEWHERE, State.RESTS}),
-    State.ELSEWHERE: frozenset({State.LOOK_UP, State.RESTS}),
-    State.FLIGHT: frozenset({State.READY, State.DELAYED, State.LOWER, State.DONE, State.RESTS}),
-    State.DELAYED: frozenset({State.LOOK_UP, State.RESTS}),
-    State.LOWER: frozenset({State.DONE}),
+    State.IDLE: frozenset({State.LOOK_UP}),
+    State.LOOK_UP: frozenset({State.NEEDS_TEMPLATE, State.READY, State.DELAYED, State.DONE, State.IDLE}),
+    State.NEEDS_TEMPLATE: frozenset({State.READY, State.DONE}),
+    State.READY: frozenset({State.IN_FLIGHT, State.ELSEWHERE, State.IDLE}),
+    State.ELSEWHERE: frozenset({State.LOOK_UP, State.IDLE}),
+    State.IN_FLIGHT: frozenset({State.READY, State.DELAYED, State.NEEDS_LOWER, State.DONE, State.IDLE}),
+    State.DELAYED: frozenset({State.LOOK_UP, State.IDLE}),
+    State.NEEDS_LOWER: frozenset({State.DONE}),
     State.DONE: frozenset(),
 }
-"""From a state to the states a piece may move to. Only templates rest: when they have failed or nobody waits."""
+"""Allowed transitions. Only templates become idle: when they fail, or when no cubin waits for them."""
 QUEUED = (State.LOOK_UP, State.READY)
-"""What stands in a queue, and is taken from it in the order of rank."""
-TO_BUILD = frozenset(State) - {State.RESTS, State.LOWER, State.DONE}
-"""States of what somebody still has to build."""
+"""States that have a queue, ordered by rank."""
+TO_BUILD = frozenset(State) - {State.IDLE, State.NEEDS_LOWER, State.DONE}
+"""States of a task whose build is still to be done."""
 URGENT = -1.0
-"""The order of what must not wait."""
+"""Order of a task that goes before all jobs."""
 Rank = tuple[float, bool, float, int]
 
 
 @dataclass(eq=False)
-class Piece:
-    """One template or cubin on its way."""
+class Task:
+    """A template or cubin to be built: one node of the task graph."""
 
     request: Request
-    """As it is tried next."""
+    """The request of the next attempt."""
     number: int
-    state: State = State.RESTS
-    waiting: dict[str, Cubin] = field(default_factory=dict)
-    """Pieces that wait for this one, by their keys."""
-    tries: Tries = field(default_factory=Tries)
+    state: State = State.IDLE
+    dependents: dict[str, CubinTask] = field(default_factory=dict)
+    """Cubins that wait for this task, by key."""
+    attempts: Attempts = field(default_factory=Attempts)
     due: float = 0.0
-    """When it is tried again, if it is delayed."""
-    flies: bool = False
-    """No other coordinator builds it: the ledger has the key as ours."""
+    """Time of the next attempt of a delayed task."""
+    acquired: bool = False
+    """Whether this coordinator holds the key in the ledger, so that no other coordinator builds it."""
     order: float = math.inf
-    """Order of the oldest job that wants it; less than any job's if it must not wait."""
+    """Order of the oldest job that wants the task; URGENT goes before all jobs."""
     runs_since: float | None = None
-    """When a tool began to work on it, as far as the executor tells."""
+    """Start of the tool's run, if the executor reported one."""
     queued: Rank | None = None
-    """Under which rank it stands in a queue."""
+    """Rank of its valid queue entry."""
 
     @property
     def key(self) -> str:
@@ -81,40 +81,40 @@ class Piece:
 
     @property
     def rank(self) -> Rank:
-        """Oldest job first; of one job, templates before cubins, then what takes longest, then the plan's order."""
+        """Sort key: oldest job first; then templates before cubins, longest first, and the order of the plan."""
         return self.order, isinstance(self.request, CubinRequest), -self.request.seconds, self.number
 
     @property
     def wanted(self) -> bool:
-        return bool(self.waiting)
+        return bool(self.dependents)
 
-    def targets_for(self) -> list[Target]:
-        """All for whom it is built, directly or not."""
-        return [target for each in self.waiting.values() for target in each.targets_for()]
+    def all_targets(self) -> list[Target]:
+        """All targets that need the task, directly or through tasks that wait for it."""
+        return [target for each in self.dependents.values() for target in each.all_targets()]
 
 
 @dataclass(eq=False)
-class Template(Piece):
-    """One that cubins need; kept, once it is there, as long as one of them is to come."""
+class TemplateTask(Task):
+    """A template; kept after it is made until the last cubin that needs it is done."""
 
     request: TemplateRequest
-    users: dict[str, Cubin] = field(default_factory=dict)
-    """Cubins that are to come and need it, whether they wait for it or not."""
+    users: dict[str, CubinTask] = field(default_factory=dict)
+    """Unfinished cubins that need it, dependents or not."""
 
 
 @dataclass(eq=False)
-class Cubin(Piece):
-    """One that jobs asked for, or that is built instead of such a one."""
+class CubinTask(Task):
+    """A cubin that jobs want, or its replacement at a lower optimisation level."""
 
     request: CubinRequest
-    template: Template = field(kw_only=True)
+    template: TemplateTask = field(kw_only=True)
     targets: list[Target] = field(default_factory=list)
-    awaits: Piece | None = None
-    """Its template, or the same cubin at a lower level."""
+    dependency: Task | None = None
+    """The task that it waits for: its template, or its replacement at a lower level."""
 
     @property
     def wanted(self) -> bool:
-        return bool(self.targets or self.waiting)
+        return bool(self.targets or self.dependents)
 
-    def targets_for(self) -> list[Target]:
-        return self.targets + super().targets_for()
+    def all_targets(self) -> list[Target]:
+        return self.targets + super().all_targets()

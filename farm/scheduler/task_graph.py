@@ -1,8 +1,8 @@
-"""All that is still to come: one piece for each key, where it stands, and who wants it.
+"""The task graph: one task per key, its state, and the jobs and tasks that depend on it.
 
-A cubin is wanted by the jobs that asked for it, and by cubins that are built at its lower level instead; a template by
-the cubins that wait for it. Whatever nobody wants any more is given up with all that it alone had wanted. Pure: nothing
-here touches a store, a worker or the ledger.
+A cubin has jobs as its targets, and as dependents the cubins that are rebuilt at its lower level. A template has the
+cubins that wait for it as dependents. A task that has neither is abandoned, together with the tasks that only it
+needed. Pure: no access to the store, the executor or the ledger.
 """
 
 from __future__ import annotations
@@ -14,236 +14,236 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from farm.scheduler.plan import Target
-from farm.scheduler.retry import Tries
-from farm.scheduler.task import ALLOWED_MOVES, QUEUED, URGENT, Cubin, Piece, Rank, State, Template
+from farm.scheduler.retry import Attempts
+from farm.scheduler.task import ALLOWED_MOVES, QUEUED, URGENT, CubinTask, Rank, State, Task, TemplateTask
 from farm.worker.messages import CubinRequest
 
 
 @dataclass(frozen=True)
-class GivenUp:
-    """What nobody wants any more."""
+class AbandonedTask:
+    """A task without targets and dependents, which the graph has dropped or made idle."""
 
     key: str
-    flew: bool
-    """The ledger still has it as ours."""
+    was_acquired: bool
+    """Whether the ledger still has its key under this coordinator."""
     was_in_flight: bool
-    """A worker still has it."""
+    """Whether the executor still has its request."""
 
 
-class Pieces:
-    """The pieces of all jobs that run. Every change of a state passes through `move`."""
+class TaskGraph:
+    """The tasks of all held jobs. `move` makes every state transition."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, Piece] = {}
-        self._in: dict[State, dict[str, Piece]] = {state: {} for state in State}
-        self._of_job: dict[str, dict[str, Cubin]] = {}
+        self._tasks: dict[str, Task] = {}
+        self._in: dict[State, dict[str, Task]] = {state: {} for state in State}
+        self._of_job: dict[str, dict[str, CubinTask]] = {}
         self._orders: dict[str, int] = {}
-        self._queues: dict[State, list[tuple[Rank, Piece]]] = {state: [] for state in QUEUED}
-        """Heaps; entries of pieces that have moved on, or have another rank now, are passed over."""
+        self._queues: dict[State, list[tuple[Rank, Task]]] = {state: [] for state in QUEUED}
+        """Heaps. An entry whose task has another state or rank by now is stale and skipped."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._tasks)
 
-    def __iter__(self) -> Iterator[Piece]:
-        return iter(self._pieces.values())
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks.values())
 
     @property
     def busy(self) -> bool:
-        """Whether anything is to come."""
-        return len(self._pieces) > len(self._in[State.RESTS]) + len(self._in[State.DONE])
+        """Whether any task is unfinished."""
+        return len(self._tasks) > len(self._in[State.IDLE]) + len(self._in[State.DONE])
 
     def count(self, state: State) -> int:
-        """How many are in a state."""
+        """Number of tasks in a state."""
         return len(self._in[state])
 
-    def in_state(self, state: State) -> list[Piece]:
-        """Those, in the order in which they came into it."""
+    def in_state(self, state: State) -> list[Task]:
+        """Tasks in a state, in the order in which they entered it."""
         return list(self._in[state].values())
 
-    def in_flight(self, key: str) -> Piece:
-        """The piece that a worker has under this key."""
-        return self._in[State.FLIGHT][key]
+    def in_flight(self, key: str) -> Task:
+        """The submitted task with this key."""
+        return self._in[State.IN_FLIGHT][key]
 
     def add_job(self, job_id: str) -> None:
-        """One that is younger than all before."""
+        """Register a job; it is younger than all jobs added before."""
         self._orders[job_id] = next(self._numbers)
         self._of_job[job_id] = {}
 
-    def ask(self, request: CubinRequest, targets: Sequence[Target]) -> None:
-        """Jobs, which were added before, want a cubin; one that is on its way already is made once."""
-        piece = self._cubin(request)
-        piece.targets += targets
+    def add_cubin(self, request: CubinRequest, targets: Sequence[Target]) -> None:
+        """Add targets of registered jobs to a cubin, whose task is created if its key is new."""
+        task = self._cubin(request)
+        task.targets += targets
         for target in targets:
-            self._of_job[target.job][piece.key] = piece
-        self._hurry(piece, min(self._orders[target.job] for target in targets))
+            self._of_job[target.job][task.key] = task
+        self._raise_priority(task, min(self._orders[target.job] for target in targets))
 
-    def release(self, job_id: str) -> list[GivenUp]:
-        """Forgets a job, and gives up what is built for it alone."""
-        given_up: list[GivenUp] = []
+    def release(self, job_id: str) -> list[AbandonedTask]:
+        """Remove a job; returns the tasks that only this job needed."""
+        abandoned: list[AbandonedTask] = []
         self._orders.pop(job_id, None)
-        for piece in self._of_job.pop(job_id, {}).values():
-            piece.targets = [target for target in piece.targets if target.job != job_id]
-            self._lose(piece, given_up)
-        return given_up
+        for task in self._of_job.pop(job_id, {}).values():
+            task.targets = [target for target in task.targets if target.job != job_id]
+            self._drop_if_unwanted(task, abandoned)
+        return abandoned
 
-    def move(self, piece: Piece, state: State) -> None:
-        """From one state to the next."""
-        if state not in ALLOWED_MOVES[piece.state]:
-            raise AssertionError(f"a piece cannot move from '{piece.state}' to '{state}'")
-        del self._in[piece.state][piece.key]
-        piece.state, piece.queued, piece.runs_since = state, None, None
-        self._in[state][piece.key] = piece
-        self._queue(piece)
+    def move(self, task: Task, state: State) -> None:
+        """Make a state transition. Raises AssertionError for one that ALLOWED_MOVES does not have."""
+        if state not in ALLOWED_MOVES[task.state]:
+            raise AssertionError(f"a task cannot move from '{task.state}' to '{state}'")
+        del self._in[task.state][task.key]
+        task.state, task.queued, task.runs_since = state, None, None
+        self._in[state][task.key] = task
+        self._queue(task)
 
-    def pop(self, state: State, count: int) -> list[Piece]:
-        """Takes up to so many out of a queue, those of the highest rank; they are to be moved on, or put back."""
-        heap, found = self._queues[state], list[Piece]()
+    def pop(self, state: State, count: int) -> list[Task]:
+        """Take up to `count` tasks from the front of a queue; each must be moved or put back afterwards."""
+        heap, found = self._queues[state], list[Task]()
         while heap and len(found) < count:
-            rank, piece = heapq.heappop(heap)
-            if piece.state is state and piece.queued == rank:
-                piece.queued = None
-                found.append(piece)
+            rank, task = heapq.heappop(heap)
+            if task.state is state and task.queued == rank:
+                task.queued = None
+                found.append(task)
         return found
 
-    def peek(self, state: State, count: int) -> list[Piece]:
-        """At most so many of those in a queue, from near its front; they stay there."""
-        return [piece for _, piece in self._queues[state][:count] if piece.state is state]
+    def peek(self, state: State, count: int) -> list[Task]:
+        """Up to `count` tasks from near the front of a queue, which stay in it."""
+        return [task for _, task in self._queues[state][:count] if task.state is state]
 
-    def put_back(self, piece: Piece) -> None:
-        """It was taken out of its queue, and stays in its state."""
-        self._queue(piece)
+    def put_back(self, task: Task) -> None:
+        """Return a popped task to its queue."""
+        self._queue(task)
 
-    def hurry(self, piece: Piece) -> None:
-        """It goes before what older jobs want."""
-        self._hurry(piece, URGENT)
+    def expedite(self, task: Task) -> None:
+        """Put a task before all jobs in its queue."""
+        self._raise_priority(task, URGENT)
 
-    def at_work(self) -> dict[str, bool]:
-        """The jobs for which something is built now, here or elsewhere, and whether that is a cubin.
+    def active_jobs(self) -> dict[str, bool]:
+        """Jobs for which a task is being built, here or elsewhere; the value tells whether one of them is a cubin.
 
-        What several jobs want is built for the oldest of them.
+        A task that several jobs share counts for the oldest of them.
         """
         found: dict[str, bool] = {}
-        for state in (State.FLIGHT, State.ELSEWHERE):
-            for piece in self._in[state].values():
-                job_id = self.oldest(piece)
-                found[job_id] = found.get(job_id, False) or isinstance(piece, Cubin)
+        for state in (State.IN_FLIGHT, State.ELSEWHERE):
+            for task in self._in[state].values():
+                job_id = self.oldest_job(task)
+                found[job_id] = found.get(job_id, False) or isinstance(task, CubinTask)
         return found
 
-    def oldest(self, piece: Piece) -> str:
-        """The oldest of the jobs for which it is built."""
-        return min((target.job for target in piece.targets_for()), key=self._orders.__getitem__)
+    def oldest_job(self, task: Task) -> str:
+        """The oldest of the jobs that need a task."""
+        return min((target.job for target in task.all_targets()), key=self._orders.__getitem__)
 
-    def wait_for_template(self, piece: Cubin) -> None:
-        """Until its template, which is not there yet, has come."""
-        self._wait(piece, piece.template, State.TEMPLATE)
-        if piece.template.state is State.RESTS:
-            self.move(piece.template, State.LOOK_UP)
+    def wait_for_template(self, task: CubinTask) -> None:
+        """Block a cubin until its template is made; starts the template if it is idle."""
+        self._wait(task, task.template, State.NEEDS_TEMPLATE)
+        if task.template.state is State.IDLE:
+            self.move(task.template, State.LOOK_UP)
 
-    def wait_for_lower(self, piece: Cubin, lower: CubinRequest) -> None:
-        """Until the same cubin at a lower level has come, which somebody may want anyway."""
-        self._wait(piece, self._cubin(lower), State.LOWER)
+    def wait_for_lower(self, task: CubinTask, lower: CubinRequest) -> None:
+        """Block a cubin until its replacement at a lower level is done; the replacement may already be in the graph."""
+        self._wait(task, self._cubin(lower), State.NEEDS_LOWER)
 
-    def template_made(self, template: Template) -> None:
-        """It is there, and the cubins that waited for it are ready."""
+    def template_made(self, template: TemplateTask) -> None:
+        """Finish a template; the cubins that waited for it become ready."""
         self.move(template, State.DONE)
-        for piece in self._end_waiting(template):
-            self.move(piece, State.READY)
+        for task in self._take_dependents(template):
+            self.move(task, State.READY)
 
-    def template_failed(self, template: Template) -> list[Cubin]:
-        """Gives the cubins that waited for it: they have failed too. Who needs it later tries again."""
-        self._rest(template)
-        return self._end_waiting(template)
+    def template_failed(self, template: TemplateTask) -> list[CubinTask]:
+        """Make a failed template idle; returns the cubins that waited for it. A later cubin starts it again."""
+        self._make_idle(template)
+        return self._take_dependents(template)
 
-    def cubin_done(self, piece: Cubin) -> list[Cubin]:
-        """It is there, or has failed. Gives those instead of which it was built: they are done with it."""
-        self.move(piece, State.DONE)
-        instead = self._end_waiting(piece)
-        self._forget(piece, [])
+    def cubin_done(self, task: CubinTask) -> list[CubinTask]:
+        """Finish a cubin, made or failed; returns the cubins that it replaces, which end with it."""
+        self.move(task, State.DONE)
+        instead = self._take_dependents(task)
+        self._remove_cubin(task, [])
         return instead
 
-    def _cubin(self, request: CubinRequest) -> Cubin:
-        piece = self._pieces.get(request.key)
-        if isinstance(piece, Cubin):
-            return piece
-        template = self._pieces.get(request.template.key)
-        if not isinstance(template, Template):
-            template = Template(request.template, next(self._numbers))
-            self._enter(template)
-        piece = Cubin(request, next(self._numbers), State.LOOK_UP, template=template)
-        template.users[piece.key] = piece
-        self._enter(piece)
-        return piece
+    def _cubin(self, request: CubinRequest) -> CubinTask:
+        task = self._tasks.get(request.key)
+        if isinstance(task, CubinTask):
+            return task
+        template = self._tasks.get(request.template.key)
+        if not isinstance(template, TemplateTask):
+            template = TemplateTask(request.template, next(self._numbers))
+            self._insert(template)
+        task = CubinTask(request, next(self._numbers), State.LOOK_UP, template=template)
+        template.users[task.key] = task
+        self._insert(task)
+        return task
 
-    def _enter(self, piece: Piece) -> None:
-        self._pieces[piece.key] = piece
-        self._in[piece.state][piece.key] = piece
-        self._queue(piece)
+    def _insert(self, task: Task) -> None:
+        self._tasks[task.key] = task
+        self._in[task.state][task.key] = task
+        self._queue(task)
 
-    def _queue(self, piece: Piece) -> None:
-        if piece.state in QUEUED and piece.queued != piece.rank:
-            piece.queued = piece.rank
-            heapq.heappush(self._queues[piece.state], (piece.queued, piece))
+    def _queue(self, task: Task) -> None:
+        if task.state in QUEUED and task.queued != task.rank:
+            task.queued = task.rank
+            heapq.heappush(self._queues[task.state], (task.queued, task))
 
-    def _wait(self, piece: Cubin, other: Piece, state: State) -> None:
-        self.move(piece, state)
-        piece.awaits = other
-        other.waiting[piece.key] = piece
-        self._hurry(other, piece.order)
+    def _wait(self, task: CubinTask, other: Task, state: State) -> None:
+        self.move(task, state)
+        task.dependency = other
+        other.dependents[task.key] = task
+        self._raise_priority(other, task.order)
 
-    def _end_waiting(self, piece: Piece) -> list[Cubin]:
-        waiting, piece.waiting = list(piece.waiting.values()), {}
-        piece.order = math.inf
-        for each in waiting:
-            each.awaits = None
-        return waiting
+    def _take_dependents(self, task: Task) -> list[CubinTask]:
+        dependents, task.dependents = list(task.dependents.values()), {}
+        task.order = math.inf
+        for each in dependents:
+            each.dependency = None
+        return dependents
 
-    def _hurry(self, piece: Piece, order: float) -> None:
-        """A job of this order wants it too."""
-        if order < piece.order:
-            self._set_order(piece, order)
+    def _raise_priority(self, task: Task, order: float) -> None:
+        """Lower the task's order to `order`, if that is older than its own."""
+        if order < task.order:
+            self._set_order(task, order)
 
-    def _set_order(self, piece: Piece, order: float) -> None:
-        piece.order = order
-        self._queue(piece)
-        if isinstance(piece, Cubin) and piece.awaits is not None:
-            self._hurry(piece.awaits, order)
+    def _set_order(self, task: Task, order: float) -> None:
+        task.order = order
+        self._queue(task)
+        if isinstance(task, CubinTask) and task.dependency is not None:
+            self._raise_priority(task.dependency, order)
 
-    def _lose(self, piece: Piece, given_up: list[GivenUp]) -> None:
-        """Somebody who wanted it does so no more."""
-        if piece.wanted:
-            targets = piece.targets if isinstance(piece, Cubin) else []
+    def _drop_if_unwanted(self, task: Task, abandoned: list[AbandonedTask]) -> None:
+        """Abandon a task that has lost its last target or dependent, else recompute its order."""
+        if task.wanted:
+            targets = task.targets if isinstance(task, CubinTask) else []
             orders = [self._orders[target.job] for target in targets]
-            order = min([*orders, *(each.order for each in piece.waiting.values())])
-            if order != piece.order:
-                self._set_order(piece, order)
+            order = min([*orders, *(each.order for each in task.dependents.values())])
+            if order != task.order:
+                self._set_order(task, order)
             return
-        given_up.append(GivenUp(piece.key, piece.flies, piece.state is State.FLIGHT))
-        if isinstance(piece, Cubin):
-            self._forget(piece, given_up)
-        elif isinstance(piece, Template):
-            self._rest(piece)
+        abandoned.append(AbandonedTask(task.key, task.acquired, task.state is State.IN_FLIGHT))
+        if isinstance(task, CubinTask):
+            self._remove_cubin(task, abandoned)
+        elif isinstance(task, TemplateTask):
+            self._make_idle(task)
 
-    def _rest(self, template: Template) -> None:
-        self.move(template, State.RESTS)
+    def _make_idle(self, template: TemplateTask) -> None:
+        self.move(template, State.IDLE)
         template.order = math.inf
-        template.tries = Tries()
-        template.flies = False
+        template.attempts = Attempts()
+        template.acquired = False
 
-    def _forget(self, piece: Cubin, given_up: list[GivenUp]) -> None:
-        """It is done, or given up: so may be what it waited for, and what is kept of its template."""
-        self._remove(piece)
-        for target in piece.targets:
+    def _remove_cubin(self, task: CubinTask, abandoned: list[AbandonedTask]) -> None:
+        """Remove a cubin, its unneeded dependency, and its template once no other cubin uses that."""
+        self._remove(task)
+        for target in task.targets:
             if target.job in self._of_job:
-                self._of_job[target.job].pop(piece.key, None)
-        if (awaits := piece.awaits) is not None:
-            piece.awaits = None
-            del awaits.waiting[piece.key]
-            self._lose(awaits, given_up)
-        del piece.template.users[piece.key]
-        if not piece.template.users:
-            self._remove(piece.template)
+                self._of_job[target.job].pop(task.key, None)
+        if (dependency := task.dependency) is not None:
+            task.dependency = None
+            del dependency.dependents[task.key]
+            self._drop_if_unwanted(dependency, abandoned)
+        del task.template.users[task.key]
+        if not task.template.users:
+            self._remove(task.template)
 
-    def _remove(self, piece: Piece) -> None:
-        piece.queued = None
-        del self._pieces[piece.key], self._in[piece.state][piece.key]
+    def _remove(self, task: Task) -> None:
+        task.queued = None
+        del self._tasks[task.key], self._in[task.state][task.key]

@@ -9,7 +9,7 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from farm.api import Farm
 from farm.config.settings import load_settings
 from farm.jobs.model import BuildOptions, Job, Status
-from farm.scheduler.progress import Progress, Standing
+from farm.scheduler.progress import Progress, RunStatus
 from tests.benchmarks import sweep
 from tests.benchmarks.ledger import folder
 
@@ -23,11 +23,11 @@ class Watch(Progress):
     """Notes what is said, and when."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[float, Standing]] = []
+        self.said: list[tuple[float, RunStatus]] = []
         self.ended: list[tuple[float, Job]] = []
 
-    def stands(self, standing: Standing) -> None:
-        self.said.append((time.monotonic(), standing))
+    def status_changed(self, status: RunStatus) -> None:
+        self.said.append((time.monotonic(), status))
 
     def job_done(self, job: Job) -> None:
         assert job.status is Status.SUCCEEDED, job.reason
@@ -55,9 +55,9 @@ def outlook() -> None:
     print("  jobs ended after", " ".join(f"{at - start:.0f}" for at, _ in watch.ended), "s")
     print("  work done   after   said to be left   was left")
     for share in SHOWN:
-        at, standing = next(each for each in watch.said if each[1].prospect.share >= share)
-        left = standing.prospect.left_seconds or 0.0
+        at, status = next(each for each in watch.said if each[1].estimate.share >= share)
+        left = status.estimate.left_seconds or 0.0
         print(f"  {share:9.0%} {at - start:5.0f} s {left:15.0f} s {end - at:8.0f} s   {left / (end - at):.2f}x")
-    late = [(at, each.prospect) for at, each in watch.said if each.prospect.share >= 0.1 and end - at > 5.0]
+    late = [(at, each.estimate) for at, each in watch.said if each.estimate.share >= 0.1 and end - at > 5.0]
     worst = max(max((p.left_seconds or 0.0) / (end - at), (end - at) / (p.left_seconds or 1e-9)) for at, p in late)
     print(f"  from a tenth of the work on, until 5 s before the end: within {worst:.2f}x, {len(late)} predictions")

@@ -16,7 +16,7 @@ from farm.jobs.model import Job, JobSet, Status
 from farm.ledger import Ledger
 from farm.ledger.running import Outlook
 from farm.ledger.tables import coordinators, jobs
-from farm.scheduler.in_flight import Flights
+from farm.scheduler.in_flight import InFlightKeys
 from farm.worker.cache_lookup import find_cubin, find_template
 from farm.worker.messages import CubinRequest, Request, Result, TemplateResult
 from tests.services.conftest import Database
@@ -95,19 +95,19 @@ def test_a_key_is_built_by_one_coordinator_until_it_lands_leaves_or_dies(ledger:
     alive = ledger.coordinators
     for name in ("first", "second"):
         alive.register(name, "node", serves=True, lease_seconds=60)
-    assert alive.take_off("first", KEYS[:3]) == set(KEYS[:3])
-    assert alive.take_off("second", KEYS[1:5]) == set(KEYS[3:5])
-    assert alive.take_off("first", KEYS[:5]) == set(KEYS[:3])
-    alive.land("second", KEYS[:3])  # not its own
-    assert alive.take_off("second", KEYS[:3]) == set()
-    alive.land("first", KEYS[:1])
-    assert alive.take_off("second", KEYS[:3]) == {KEYS[0]}
+    assert alive.acquire_keys("first", KEYS[:3]) == set(KEYS[:3])
+    assert alive.acquire_keys("second", KEYS[1:5]) == set(KEYS[3:5])
+    assert alive.acquire_keys("first", KEYS[:5]) == set(KEYS[:3])
+    alive.release_keys("second", KEYS[:3])  # not its own
+    assert alive.acquire_keys("second", KEYS[:3]) == set()
+    alive.release_keys("first", KEYS[:1])
+    assert alive.acquire_keys("second", KEYS[:3]) == {KEYS[0]}
     end_leases(ledger)
     alive.beat("second", 60, [])
-    assert alive.take_off("second", KEYS[:3]) == set(KEYS[:3])
+    assert alive.acquire_keys("second", KEYS[:3]) == set(KEYS[:3])
     alive.leave("second")
     alive.register("third", "node", serves=True, lease_seconds=60)
-    assert alive.take_off("third", KEYS) == set(KEYS)
+    assert alive.acquire_keys("third", KEYS) == set(KEYS)
 
 
 def race(database: Database, name: str) -> set[str]:
@@ -116,7 +116,7 @@ def race(database: Database, name: str) -> set[str]:
     ledger.coordinators.register(name, "node", serves=True, lease_seconds=60)
     BARRIER[0].wait()
     try:
-        return {key for i in range(0, 40, 8) for key in ledger.coordinators.take_off(name, KEYS[i : i + 8])}
+        return {key for i in range(0, 40, 8) for key in ledger.coordinators.acquire_keys(name, KEYS[i : i + 8])}
     finally:
         ledger.close()
 
@@ -219,31 +219,31 @@ def test_flights_set_aside_what_others_build_and_get_it_back(ledger: Ledger) -> 
     alive = ledger.coordinators
     for name in ("me", "other"):
         alive.register(name, "node", serves=True, lease_seconds=60)
-    alive.take_off("other", [KEYS[1]])
+    alive.acquire_keys("other", [KEYS[1]])
     clock = PlayedClock()
-    flights = Flights(alive, "me", clock)
-    assert flights.take_off(KEYS[:2]) == {KEYS[0]}
-    assert flights.ask_again([KEYS[1]]) == set()
-    alive.land("other", [KEYS[1]])
-    assert flights.ask_again([KEYS[1]]) == set()  # not so soon
+    keys = InFlightKeys(alive, "me", clock)
+    assert keys.acquire(KEYS[:2]) == {KEYS[0]}
+    assert keys.acquire_later([KEYS[1]]) == set()
+    alive.release_keys("other", [KEYS[1]])
+    assert keys.acquire_later([KEYS[1]]) == set()  # not so soon
     clock.sleep(1)
-    assert flights.ask_again([KEYS[1]]) == {KEYS[1]}
-    flights.land(KEYS[0])
-    flights.tell(at_once=False)
-    assert alive.take_off("other", KEYS[:2]) == {KEYS[0]}
-    flights.land(KEYS[1])
-    flights.tell(at_once=True)
-    assert alive.take_off("other", KEYS[:2]) == set(KEYS[:2])
+    assert keys.acquire_later([KEYS[1]]) == {KEYS[1]}
+    keys.release(KEYS[0])
+    keys.flush(at_once=False)
+    assert alive.acquire_keys("other", KEYS[:2]) == {KEYS[0]}
+    keys.release(KEYS[1])
+    keys.flush(at_once=True)
+    assert alive.acquire_keys("other", KEYS[:2]) == set(KEYS[:2])
 
 
 def test_a_key_that_was_given_back_and_is_built_again_stays_ours(ledger: Ledger) -> None:
     alive = ledger.coordinators
     for name in ("me", "other"):
         alive.register(name, "node", serves=True, lease_seconds=60)
-    flights = Flights(alive, "me", PlayedClock())
+    keys = InFlightKeys(alive, "me", PlayedClock())
     for _ in range(2):
-        assert flights.take_off([KEYS[0]]) == {KEYS[0]}
-        flights.land(KEYS[0])
-    assert flights.take_off([KEYS[0]]) == {KEYS[0]}
-    flights.tell(at_once=True)
-    assert alive.take_off("other", [KEYS[0]]) == set()
+        assert keys.acquire([KEYS[0]]) == {KEYS[0]}
+        keys.release(KEYS[0])
+    assert keys.acquire([KEYS[0]]) == {KEYS[0]}
+    keys.flush(at_once=True)
+    assert alive.acquire_keys("other", [KEYS[0]]) == set()

@@ -1,4 +1,4 @@
-"""A coordinator's lease lives through whatever goes wrong with a beat, and its coordinator hears when it is lost."""
+"""A lease survives failed beats, and its coordinator hears when it is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wait_for(event: threading.Event) -> None:
     assert event.wait(30)
 
 
-def test_a_lease_survives_an_error_of_any_kind(farm: Farmyard) -> None:
+def test_a_lease_survives_any_exception_of_a_beat(farm: Farmyard) -> None:
     told: list[str] = []
     beats, recovered = [0], threading.Event()
 
@@ -46,7 +46,8 @@ def test_a_lease_survives_an_error_of_any_kind(farm: Farmyard) -> None:
     with Lease(farm.ledger, "me", workers, tell=told.append, beat_seconds=0.01) as lease:
         wait_for(recovered)
         lease.check()
-    assert told == ["the lease could not be extended, and is tried again: RuntimeError: Ray has lost its head"]
+    assert len(told) == 1
+    assert "RuntimeError: Ray has lost its head" in told[0]
 
 
 class Broken(Ledger):
@@ -80,7 +81,7 @@ def test_a_coordinator_whose_lease_is_lost_gives_its_jobs_back_and_says_why(farm
         lease_seconds=0.3,
         beat_seconds=0.02,
     )
-    with pytest.raises(LeaseLostError, match=r"could not be extended \(RuntimeError: a bug\)"):
+    with pytest.raises(LeaseLostError, match="RuntimeError: a bug"):
         coordinator.serve()
     job = farm.ledger.job(job_id)
     assert job.status is Status.PENDING

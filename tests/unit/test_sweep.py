@@ -19,7 +19,7 @@ from codegen.model_zoo import random_weights
 from codegen.selection.choose import choose_parts, choose_tiling
 from farm.jobs.model import Build, BuildOptions, Job, NewJob, NewSubmission, Status
 from farm.scheduler.coordinator import Coordinator
-from farm.scheduler.progress import Progress, Standing
+from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import CubinRequest, CubinResult, Request, Result, TemplateRequest, TemplateResult
 from tests.samples import fixed_toolchain
 from tests.unit.farmyard import Farmyard, PlayedClock, PlayedExecutor
@@ -83,10 +83,10 @@ class Watch(Progress):
     def __init__(self, clock: PlayedClock) -> None:
         self.clock = clock
         self.ended: dict[str, float] = {}
-        self.said: list[tuple[float, Standing]] = []
+        self.said: list[tuple[float, RunStatus]] = []
 
-    def stands(self, standing: Standing) -> None:
-        self.said.append((self.clock.now(), standing))
+    def status_changed(self, status: RunStatus) -> None:
+        self.said.append((self.clock.now(), status))
 
     def job_done(self, job: Job) -> None:
         assert job.status is Status.SUCCEEDED
@@ -174,7 +174,7 @@ def test_a_job_s_duration_counts_from_its_first_work_not_from_when_it_was_claime
     begun: list[list[bool]] = []
 
     class Look(Watch):
-        def stands(self, standing: Standing) -> None:
+        def status_changed(self, status: RunStatus) -> None:
             found = [farm.ledger.job(job.id) for job in jobs]
             begun.append([job.started_at is not None for job in found])
             assert all(job.started_at is not None or (job.stage, job.running) == ("", 0) for job in found)
@@ -210,13 +210,13 @@ def test_from_a_tenth_of_the_work_on_the_end_is_known_to_a_factor_of_one_and_a_h
     seconds = serve(farm, tools, watch, jobs)
     end, work = clock.now(), sum(tools.seconds.values())
     told = 0
-    for at, standing in watch.said:
+    for at, status in watch.said:
         done = sum(tools.seconds[key] for key, ended in tools.ends.items() if ended <= at)
         cubins = {request.key for request in tools.submitted if isinstance(request, CubinRequest)}
         of_both = any(tools.ends.get(key, end + 1) <= at for key in cubins)
         if done >= 0.1 * work and of_both and end - at > 0.1 * seconds:
-            assert standing.prospect.left_seconds is not None
-            assert 1 / 1.5 < standing.prospect.left_seconds / (end - at) < 1.5, (at, standing)
+            assert status.estimate.left_seconds is not None
+            assert 1 / 1.5 < status.estimate.left_seconds / (end - at) < 1.5, (at, status)
             told += 1
     assert told > 20
 
@@ -230,9 +230,9 @@ def test_slots_that_have_nothing_left_to_do_make_the_last_kernel_no_slower(farm:
     seconds = serve(farm, tools, watch, [job])
     late = [(at, each) for at, each in watch.said if 0.1 * seconds < clock.now() - at < 0.4 * seconds]
     assert len(late) > 10
-    for at, standing in late:
-        assert standing.prospect.left_seconds is not None
-        assert 1 / 1.2 < standing.prospect.left_seconds / (clock.now() - at) < 1.2
+    for at, status in late:
+        assert status.estimate.left_seconds is not None
+        assert 1 / 1.2 < status.estimate.left_seconds / (clock.now() - at) < 1.2
 
 
 def test_each_job_s_end_is_predicted_and_written_to_the_ledger(farm: Farmyard, clock: PlayedClock) -> None:
@@ -240,8 +240,8 @@ def test_each_job_s_end_is_predicted_and_written_to_the_ledger(farm: Farmyard, c
     jobs = SWEEP[:4]
     serve(farm, Tools(farm, clock, nvcc=10, ptxas=10), watch, jobs)
     ids = [job.id for job in jobs]
-    at, standing = next((at, each) for at, each in watch.said if each.prospect.left_seconds is not None)
-    ends = [at + (standing.prospect.of_jobs[job_id].left_seconds or 0) for job_id in ids[1:]]
+    at, status = next((at, each) for at, each in watch.said if each.estimate.left_seconds is not None)
+    ends = [at + (status.estimate.of_jobs[job_id].left_seconds or 0) for job_id in ids[1:]]
     for expected, name in zip(ends, ids[1:], strict=True):
         assert 1 / 1.5 < (expected - 1000) / (watch.ended[name] - 1000) < 1.5
     assert [(job.running, job.ends_at) for job in farm.ledger.jobs()] == [(0, None)] * 4  # all have ended

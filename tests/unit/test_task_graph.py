@@ -1,4 +1,4 @@
-"""Whatever jobs, workers, stores and other coordinators do: every job ends, and nothing is left of it."""
+"""Every job ends and leaves no task behind, whatever jobs, workers, stores and other coordinators do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from codegen.ir.tiling import Part, Tiling
 from farm.config.settings import load_settings
 from farm.errors import StoreUnavailableError
-from farm.scheduler.in_flight import Flights
+from farm.scheduler.in_flight import InFlightKeys
 from farm.scheduler.plan import Plan, Target
-from farm.scheduler.retry import Retries
+from farm.scheduler.retry import RetryPolicy
 from farm.scheduler.run import CubinDone, Run
-from farm.scheduler.task import ALLOWED_MOVES, Cubin, State, Template
-from farm.scheduler.task_graph import Pieces
+from farm.scheduler.task import ALLOWED_MOVES, CubinTask, State, TemplateTask
+from farm.scheduler.task_graph import TaskGraph
 from farm.store.contract import Record
 from farm.store.memory import MemoryStore
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, failed
@@ -26,7 +26,7 @@ from tests.samples import SMALL
 from tests.unit.farmyard import PlayedClock, PlayedExecutor
 
 SETTINGS = load_settings({})
-RETRIES = Retries(SETTINGS, "13.0.88")
+RETRY_POLICY = RetryPolicy(SETTINGS, "13.0.88")
 TILING = Tiling(8, 8, 1, 4, 3, 2)
 TEMPLATES = tuple(TemplateRequest(SMALL, TILING, f"compute_{i}0", f"{i}" * 64, 10 * i) for i in (7, 8))
 
@@ -34,7 +34,7 @@ TEMPLATES = tuple(TemplateRequest(SMALL, TILING, f"compute_{i}0", f"{i}" * 64, 1
 def cubin(i: int, level: int) -> CubinRequest:
     """One of four layers, two of each template, at -O3 or at -O1."""
     high = CubinRequest(TEMPLATES[i % 2], f"{i:064}", Part(0, 1), "sm_90", ("-O3",), f"c{i}" * 32, 100 + i)
-    return high if level == 3 else RETRIES.lower(high)
+    return high if level == 3 else RETRY_POLICY.lower(high)
 
 
 def plan_of(job: str, layers: Sequence[int], level: int) -> Plan:
@@ -43,16 +43,16 @@ def plan_of(job: str, layers: Sequence[int], level: int) -> Plan:
     return Plan(TEMPLATES, requests, targets, {}, {})
 
 
-class Tower:
-    """The ledger's flights: of this coordinator and of another."""
+class KeyRegistry:
+    """Keys in flight, of this coordinator and of another."""
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
 
-    def take_off(self, coordinator: str, keys: Sequence[str]) -> set[str]:
+    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
         return {key for key in keys if self.of.setdefault(key, coordinator) == coordinator}
 
-    def land(self, coordinator: str, keys: Sequence[str]) -> None:
+    def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
         for key in keys:
             assert self.of.pop(key) == coordinator
 
@@ -71,15 +71,15 @@ class MoodyStore(MemoryStore):
 class StagedExecutor(PlayedExecutor):
     """Gives the results that it was told to give."""
 
-    def __init__(self, store: MemoryStore, tower: Tower) -> None:
+    def __init__(self, store: MemoryStore, registry: KeyRegistry) -> None:
         super().__init__(store, capacity=3)
-        self.tower = tower
+        self.registry = registry
         self.flying: dict[str, Request] = {}
         self.staged: list[Result] = []
 
     def submit(self, request: Request) -> None:
         assert request.key not in self.flying, "built twice at once"
-        assert self.tower.of[request.key] == "me", "another coordinator may build it too"
+        assert self.registry.of[request.key] == "me", "another coordinator may build it too"
         assert len(self.flying) < self.capacity
         self.flying[request.key] = request
 
@@ -99,15 +99,15 @@ class StagedExecutor(PlayedExecutor):
             del self.flying[key]
 
 
-class Coordination(RuleBasedStateMachine):
+class Scheduling(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = PlayedClock()
         self.store = MoodyStore()
-        self.tower = Tower()
-        self.executor = StagedExecutor(self.store, self.tower)
-        flights = Flights(self.tower, "me", self.clock)
-        self.run = Run(self.store, self.executor, flights, RETRIES, recache=False, clock=self.clock)
+        self.registry = KeyRegistry()
+        self.executor = StagedExecutor(self.store, self.registry)
+        keys = InFlightKeys(self.registry, "me", self.clock)
+        self.run = Run(self.store, self.executor, keys, RETRY_POLICY, recache=False, clock=self.clock)
         self.jobs: dict[str, set[int]] = {}
         """By id, the layers still to come."""
         self.count = 0
@@ -137,9 +137,9 @@ class Coordination(RuleBasedStateMachine):
             self.executor.stage(key, Fault.CRASH)
 
     @rule(key=st.sampled_from([*(each.key for each in TEMPLATES), *(cubin(i, 3).key for i in range(4))]))
-    def another_takes_off_or_lands(self, key: str) -> None:
-        if self.tower.of.setdefault(key, "another") == "another" and self.count % 2:
-            del self.tower.of[key]
+    def another_acquires_or_releases(self, key: str) -> None:
+        if self.registry.of.setdefault(key, "another") == "another" and self.count % 2:
+            del self.registry.of[key]
 
     @rule()
     def the_store_comes_or_goes(self) -> None:
@@ -165,68 +165,68 @@ class Coordination(RuleBasedStateMachine):
             del self.jobs[name]
 
     @invariant()
-    def every_piece_is_wanted_and_goes_on(self) -> None:
-        pieces = {piece.key: piece for piece in self.run.pieces}
-        assert {key for key, piece in pieces.items() if piece.state is State.FLIGHT} == set(self.executor.flying)
-        for piece in pieces.values():
-            if isinstance(piece, Template):
-                assert piece.users
-                assert bool(piece.waiting) == (piece.state not in (State.RESTS, State.DONE))
-            elif isinstance(piece, Cubin):
-                assert piece.wanted
-                assert (piece.awaits is not None) == (piece.state in (State.TEMPLATE, State.LOWER))
-                if piece.awaits is not None:
-                    assert pieces[piece.awaits.key] is piece.awaits
-                    assert piece.awaits.waiting[piece.key] is piece
-                    assert piece.awaits.order <= piece.order
-            for each in piece.waiting.values():
-                assert each.awaits is piece
+    def every_task_is_wanted_and_goes_on(self) -> None:
+        tasks = {task.key: task for task in self.run.tasks}
+        assert {key for key, task in tasks.items() if task.state is State.IN_FLIGHT} == set(self.executor.flying)
+        for task in tasks.values():
+            if isinstance(task, TemplateTask):
+                assert task.users
+                assert bool(task.dependents) == (task.state not in (State.IDLE, State.DONE))
+            elif isinstance(task, CubinTask):
+                assert task.wanted
+                assert (task.dependency is not None) == (task.state in (State.NEEDS_TEMPLATE, State.NEEDS_LOWER))
+                if task.dependency is not None:
+                    assert tasks[task.dependency.key] is task.dependency
+                    assert task.dependency.dependents[task.key] is task
+                    assert task.dependency.order <= task.order
+            for each in task.dependents.values():
+                assert each.dependency is task
 
     @invariant()
-    def every_job_has_a_piece_for_each_layer_to_come(self) -> None:
-        found = {(target.job, target.build) for p in self.run.pieces if isinstance(p, Cubin) for target in p.targets}
+    def every_job_has_a_task_for_each_layer_to_come(self) -> None:
+        found = {(target.job, target.build) for p in self.run.tasks if isinstance(p, CubinTask) for target in p.targets}
         assert found == {(name, layer) for name, layers in self.jobs.items() for layer in layers}
 
     def teardown(self) -> None:
         """From wherever it stands, all goes well: then every job ends, and nothing is left."""
         self.store.away = False
-        self.tower.of = {key: who for key, who in self.tower.of.items() if who == "me"}
+        self.registry.of = {key: who for key, who in self.registry.of.items() if who == "me"}
         for _ in range(100):
             if not self.jobs:
                 break
             for key in self.executor.flying:
                 self.executor.stage(key, None)
             self.step()
-            self.every_piece_is_wanted_and_goes_on()
+            self.every_task_is_wanted_and_goes_on()
             self.clock.sleep(25.0)
         assert self.jobs == {}
-        assert len(self.run.pieces) == 0
-        assert self.tower.of == {}
-        assert not any(self.run.pieces.in_state(state) for state in State)
+        assert len(self.run.tasks) == 0
+        assert self.registry.of == {}
+        assert not any(self.run.tasks.in_state(state) for state in State)
 
 
-TestCoordination = Coordination.TestCase
-TestCoordination.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_a_move_that_makes_no_sense_is_refused() -> None:
-    pieces = Pieces()
-    pieces.add_job("a")
+def test_a_transition_that_is_not_allowed_raises() -> None:
+    tasks = TaskGraph()
+    tasks.add_job("a")
     request = cubin(0, 3)
-    pieces.ask(request, [Target("a", 0, "sm_90", 0)])
-    [piece] = pieces.in_state(State.LOOK_UP)
+    tasks.add_cubin(request, [Target("a", 0, "sm_90", 0)])
+    [task] = tasks.in_state(State.LOOK_UP)
     with pytest.raises(AssertionError, match="cannot move from 'look-up' to 'in flight'"):
-        pieces.move(piece, State.FLIGHT)
+        tasks.move(task, State.IN_FLIGHT)
     assert set(ALLOWED_MOVES) == set(State)
 
 
-def test_what_an_older_job_wants_too_is_built_with_the_older_job() -> None:
-    pieces = Pieces()
+def test_a_cubin_that_an_older_job_wants_too_takes_the_older_job_s_place_in_the_queue() -> None:
+    tasks = TaskGraph()
     for name in ("old", "young"):
-        pieces.add_job(name)
-    pieces.ask(cubin(0, 3), [Target("young", 0, "sm_90", 0)])
-    pieces.ask(cubin(1, 3), [Target("young", 1, "sm_90", 0)])
-    pieces.ask(cubin(0, 3), [Target("old", 0, "sm_90", 0)])
-    assert [piece.key for piece in pieces.pop(State.LOOK_UP, 1)] == ["c0" * 32]
-    assert replace(cubin(1, 3)) == pieces.pop(State.LOOK_UP, 9)[0].request
-    assert pieces.pop(State.LOOK_UP, 9) == []
+        tasks.add_job(name)
+    tasks.add_cubin(cubin(0, 3), [Target("young", 0, "sm_90", 0)])
+    tasks.add_cubin(cubin(1, 3), [Target("young", 1, "sm_90", 0)])
+    tasks.add_cubin(cubin(0, 3), [Target("old", 0, "sm_90", 0)])
+    assert [task.key for task in tasks.pop(State.LOOK_UP, 1)] == ["c0" * 32]
+    assert replace(cubin(1, 3)) == tasks.pop(State.LOOK_UP, 9)[0].request
+    assert tasks.pop(State.LOOK_UP, 9) == []
