@@ -1,16 +1,16 @@
-"""Farm: what people and programs do with the farm, one method for each."""
+"""Farm: the Python API of the compile farm, one method per operation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from codegen.frontend.model_file import read_model
 from codegen.ir.checkpoint import Checkpoint
@@ -20,20 +20,35 @@ from codegen.sass.qualification import NOTHING_ADMITTED
 from codegen.target.arch import check_archs
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
-from farm.errors import CancelledError, JobFailedError
+from farm.errors import CancelledError, JobFailedError, StoreError
 from farm.executors import open_executor
 from farm.executors.contract import Notice, no_notice
 from farm.executors.gpu import open_gpu
 from farm.jobs.completeness import MissingLayer, whole_part
-from farm.jobs.model import BuildOptions, BuildResult, Job, JobDetail, JobSet, NewJob, NewSubmission
+from farm.jobs.model import (
+    BuildOptions,
+    BuildResult,
+    Event,
+    Job,
+    JobDetail,
+    JobSet,
+    NewJob,
+    NewSubmission,
+    Status,
+)
 from farm.jobs.submission import Submission, dense_warnings, new_id, new_job
-from farm.ledger import open_ledger
-from farm.maintenance.inventory import Tell, tell_nobody
-from farm.maintenance.keeper import Keeper
+from farm.ledger import CoordinatorState, Ledger, References, Statistics, Which, open_ledger
+from farm.maintenance.gc import Limits, Sweep, collect_garbage
+from farm.maintenance.inventory import Inventory, Tell, read_inventory, tell_nobody
+from farm.maintenance.prune import prune_jobs
+from farm.maintenance.remove import Stored, read_blob, remove_cached
 from farm.maintenance.scheduled import Upkeep
+from farm.maintenance.scrub import Damage, scrub
 from farm.maintenance.warm import Warmed, make_templates, missing_templates, warmed
 from farm.reports.coverage import coverage_of, coverage_warning
-from farm.reports.reader import Reader
+from farm.reports.explanation import Explanation, explain
+from farm.reports.job_report import JobReport, job_report
+from farm.reports.sweep_report import SweepReport
 from farm.scheduler.coordinator import Coordinator, open_coordinator
 from farm.scheduler.plan import assembler_of, plan
 from farm.scheduler.progress import Progress
@@ -49,21 +64,30 @@ if TYPE_CHECKING:
     from farm.bundle.model import CompiledModel
     from farm.reports import doctor
     from farm.reports.forecast import Forecast
+    from farm.reports.metrics import MetricsServer
     from farm.verify.layers import LayerVerification
     from farm.verify.network import NetworkQuestion, NetworkVerification
 
 
-class Farm(Keeper, Reader):
-    """A store, a ledger, and what runs jobs. Raises FarmError and CodegenError, each with the way out."""
+class Farm:
+    """The compile farm: a store, a ledger, and the coordinator that runs jobs.
+
+    Every method may raise FarmError and CodegenError; their messages name the way out.
+    """
+
+    def __init__(self, settings: Settings, store: Store, ledger: Ledger) -> None:
+        self._settings = settings
+        self._store = store
+        self._ledger = ledger
 
     @staticmethod
     def open(settings: Settings | None = None) -> Farm:
-        """The farm that the settings describe: without any, those that `farm config show` prints."""
+        """Opens the store and ledger of the settings; the default is what `farm config show` prints."""
         settings = load_settings() if settings is None else settings
         return Farm(settings, open_store(settings), open_ledger(settings))
 
     def close(self) -> None:
-        """Gives the connections back."""
+        """Closes the connections to the ledger."""
         self._ledger.close()
 
     def __enter__(self) -> Self:
@@ -76,28 +100,28 @@ class Farm(Keeper, Reader):
 
     @cached_property
     def toolchain(self) -> Toolchain:
-        """Found when it is first needed: reading the ledger needs none. A job that is fully cached runs no tool."""
+        """nvcc and ptxas, located on first use. Raises ToolchainError."""
         return known_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
 
     @cached_property
     def _rankings(self) -> KeptRankings:
-        """The cost model's, made once for all that is submitted here."""
+        """The cost model's rankings, computed once per Farm and kept in the store."""
         settings = self._settings
         return KeptRankings(
             self._store, namespace=settings.namespace, writes=not settings.read_only, recache=settings.recache
         )
 
     def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
-        """Reads an ONNX file, or a network of TSV files. Raises CheckpointError."""
+        """Reads an ONNX file or a network in TSV files. Raises CheckpointError."""
         return read_model(path, input_shapes)
 
     def submit(
         self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
     ) -> Submission:
-        """One job for each checkpoint, called `name` or after its file; nothing runs yet.
+        """Submits one job per checkpoint, named `name` or after its file; nothing runs yet.
 
-        An unfinished job of the same name and input stands in for a new one. Raises ArchError and UsageError before
-        anything is submitted.
+        An unfinished job with equal name and input is reused. Raises ArchError and UsageError before any job is
+        submitted.
         """
         jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
@@ -107,6 +131,49 @@ class Farm(Keeper, Reader):
         warnings = dict.fromkeys((*notes, *dense, *filter(None, coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
+    def compile(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        options: BuildOptions,
+        *,
+        name: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[Job]:
+        """Submits jobs and runs them to their end."""
+        submission = self.submit(checkpoints, options, name=name)
+        return self.run([job.id for job in submission.jobs], progress)
+
+    def compile_model(
+        self,
+        model: Path | str,
+        archs: Sequence[str],
+        *,
+        batch: int = 64,
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> CompiledModel:
+        """Compiles an ONNX file, using the cache, and returns its cubins by layer and architecture.
+
+        Raises CheckpointError, ArchError and every error of `compiled`.
+        """
+        [job] = self.compile([self.read(model, input_shapes)], BuildOptions(tuple(archs), batch=batch))
+        return self.compiled(job.id)
+
+    def forecast(
+        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
+    ) -> Forecast:
+        """Forecasts the cache hits, builds and time of `compile`; starts no tool and stores nothing.
+
+        Raises ArchError and UsageError.
+        """
+        from farm.reports.forecast import forecast
+
+        toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
+        recache = self._settings.recache
+        rankings = KeptRankings(self._store, writes=False, recache=recache)
+        jobs = self._new_jobs(checkpoints, options, name, None, toolchain, rankings)
+        admissions = self._ledger.admissions.known()
+        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, admissions=admissions)
+
     def warm(
         self,
         checkpoints: Sequence[Checkpoint],
@@ -114,9 +181,9 @@ class Farm(Keeper, Reader):
         tell: Tell = tell_nobody,
         notice: Notice = no_notice,
     ) -> Warmed:
-        """Makes the templates that are not there yet: no job waits for them, no weights are stored.
+        """Compiles the missing templates of checkpoints into the store, without jobs or weights.
 
-        Raises ArchError, UsageError and StoreError before anything runs.
+        Raises ArchError, UsageError and StoreError before any tool runs.
         """
         self._check_writable("make templates")
         jobs = self._new_jobs(checkpoints, options, None, None, self.toolchain, self._rankings)
@@ -127,22 +194,6 @@ class Farm(Keeper, Reader):
             return warmed(todo, [])
         with open_executor(self._settings, self._store, self.toolchain, notice=notice) as executor:
             return warmed(todo, make_templates(missing, executor, tell))
-
-    def forecast(
-        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
-    ) -> Forecast:
-        """What `compile` would make, find in the store and take; starts no tool and stores nothing.
-
-        Raises ArchError, and UsageError as `submit` does.
-        """
-        from farm.reports.forecast import forecast
-
-        toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
-        recache = self._settings.recache
-        rankings = KeptRankings(self._store, writes=False, recache=recache)
-        jobs = self._new_jobs(checkpoints, options, name, None, toolchain, rankings)
-        admissions = self._ledger.admissions.known()
-        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, admissions=admissions)
 
     def _new_jobs(
         self,
@@ -166,20 +217,19 @@ class Farm(Keeper, Reader):
         return [common(each, name=name or each.name) for each in checkpoints]
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
-        """The best tuning record of each kind of layer for these architectures."""
+        """Best tuning record per kind of layer, for these architectures."""
         return TuningBook.of(self._ledger.tuning.records([plain_arch(arch) for arch in archs]), shipped_records())
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
-        """Runs jobs to their end, in this process and its workers. A failed job is a result, not an exception."""
+        """Runs jobs to their end in this process and its workers; a failed job is returned, not raised."""
         with self._coordinator(progress) as coordinator:
             return coordinator.run(job_ids)
 
     def serve(self, progress: Progress | None = None, *, drain: bool = False) -> None:
-        """Runs whatever is pending, until it is interrupted or, with `drain`, until nothing is.
+        """Runs pending jobs until interrupted or, with `drain`, until none is pending.
 
-        Waits for workers for as long as it takes, with `drain` as long as the settings say.
-
-        Raises UnreachableError; the jobs it had are pending again then, as after KeyboardInterrupt.
+        Waits for workers without limit or, with `drain`, up to the limit in the settings. Raises UnreachableError;
+        the jobs it held are then PENDING again, as after KeyboardInterrupt.
         """
         with self._coordinator(progress, None if drain else math.inf) as coordinator:
             coordinator.serve(drain=drain)
@@ -190,46 +240,92 @@ class Farm(Keeper, Reader):
         return open_coordinator(self._settings, self._store, self._ledger, self.toolchain, progress, patience_seconds)
 
     def upkeep(self, progress: Progress) -> Upkeep:
-        """Applies the limits of store and ledger hour by hour while it is in a `with` block."""
+        """Hourly retention and garbage collection, active inside a `with` block."""
         return Upkeep(self._settings, self._store, self._ledger, progress)
 
     def cancel(self, which: JobSet) -> list[str]:
-        """Cancels those of the jobs that have not ended, and gives their ids; what they have built is kept."""
+        """Cancels the unfinished jobs of a set and returns their ids; finished cubins are kept."""
         return self._ledger.cancel(which, f"cancelled by {self._settings.submitter}")
 
     def retry(self, which: JobSet) -> list[str]:
-        """Puts those of the jobs that ended without success back to PENDING, and gives their ids."""
+        """Resets the unsuccessful jobs of a set to PENDING and returns their ids."""
         return self._ledger.retry(which, f"to be tried again, asked by {self._settings.submitter}")
 
-    def compile(
-        self,
-        checkpoints: Sequence[Checkpoint],
-        options: BuildOptions,
-        *,
-        name: str | None = None,
-        progress: Progress | None = None,
-    ) -> list[Job]:
-        """Submits and runs."""
-        submission = self.submit(checkpoints, options, name=name)
-        return self.run([job.id for job in submission.jobs], progress)
+    def coordinators(self) -> list[CoordinatorState]:
+        """Coordinators that are alive or died recently, oldest first."""
+        return self._ledger.coordinators.all()
 
-    def compile_model(
-        self,
-        model: Path | str,
-        archs: Sequence[str],
-        *,
-        batch: int = 64,
-        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> CompiledModel:
-        """Compiles an ONNX file and gives its cubins by layer and architecture; what the cache holds is not built.
+    def is_served(self) -> bool:
+        """Whether a `farm serve` is alive, which runs every pending job."""
+        return self._ledger.coordinators.any_serves()
 
-        Raises CheckpointError, ArchError, JobFailedError and whatever else `compiled` raises.
-        """
-        [job] = self.compile([self.read(model, input_shapes)], BuildOptions(tuple(archs), batch=batch))
-        return self.compiled(job.id)
+    def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
+        """Jobs that match the filters, newest first."""
+        return self._ledger.jobs(limit=limit, **which)
+
+    def counts(self) -> dict[Status, int]:
+        """Number of jobs in each state."""
+        return self._ledger.counts()
+
+    def job(self, job_id: str) -> Job:
+        """The job with a unique id prefix, or "latest". Raises NotFoundError and UsageError."""
+        return self._ledger.job(job_id)
+
+    def jobs_by_id(self, ids: Collection[str]) -> list[Job]:
+        """Existing jobs with these full ids, oldest first."""
+        return sorted(self._ledger.jobs_by_id(ids).values(), key=lambda job: (job.submitted_at, job.id))
+
+    def check_submission(self, submission: str) -> None:
+        """Raises NotFoundError for an unknown submission."""
+        self._ledger.check_submission(submission)
+
+    def inspect(self, job_id: str) -> JobDetail:
+        """A job with its layers and cubins. Raises NotFoundError and UsageError."""
+        job = self.job(job_id)
+        return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
+
+    def report(self, job_id: str) -> JobReport:
+        """Report of a job: zeros, code size and kernel time per layer."""
+        return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
+
+    def sweep_report(self, submission: str) -> SweepReport:
+        """Report of a submission: its jobs and their runs over time. Raises NotFoundError."""
+        self.check_submission(submission)
+        jobs = self.jobs(submission=submission)[::-1]
+        return SweepReport(submission, tuple(jobs), tuple(self._ledger.timeline.runs(submission)), datetime.now(UTC))
+
+    def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
+        """Events of a job after the event with that id, oldest first."""
+        return self._ledger.events(self.job(job_id).id, after_id)
+
+    def explain(self, build: str) -> tuple[Job, list[Explanation]]:
+        """Why a build, JOB/LAYER or JOB/LAYER/ARCH, was a cache hit or miss. Raises NotFoundError, UnfinishedError."""
+        job_id, _, what = build.partition("/")
+        detail = self.inspect(job_id)
+        return detail.job, explain(self._ledger, detail.job, detail.builds, detail.results, what)
+
+    def statistics(self) -> Statistics:
+        """Cache statistics since the last `zero_statistics`."""
+        return self._ledger.statistics.read()
+
+    def zero_statistics(self) -> datetime:
+        """Resets the statistics and returns the time of the reset."""
+        return self._ledger.statistics.zero()
+
+    def metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Prometheus endpoint, active inside a `with` block. Raises UsageError, UnreachableError."""
+        from farm.reports.metrics import MetricsServer  # slow import: a web server
+
+        return MetricsServer(self._ledger, port, host)
+
+    def doctor(self) -> Iterator[doctor.Check]:
+        """Checks every requirement of a compile, one after another."""
+        from farm.reports import doctor
+
+        return doctor.checks(self._settings)
 
     def compiled(self, job_id: str) -> CompiledModel:
-        """The cubins of a job that succeeded, by layer and architecture.
+        """Cubins of a job that succeeded, by layer and architecture.
 
         Raises NotFoundError, UnfinishedError, CancelledError, JobFailedError, BlobLostError.
         """
@@ -238,10 +334,11 @@ class Farm(Keeper, Reader):
         return compiled_model(self._succeeded(job_id), self._store)
 
     def fetch(self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False) -> Path:
-        """Writes the bundle of a job that succeeded; gives its manifest. Raises BlobLostError and UsageError.
+        """Writes the bundle of a job that succeeded; returns the path of its manifest or of the `.farm` file.
 
-        With `partial`, of a job that ended otherwise too: the layers that are whole, `missing_layers` are the others.
-        Raises JobFailedError if there is none. With `ptx`, also each kernel's PTX of the newest virtual architecture.
+        `partial` also accepts a job that failed or was cancelled, and writes its complete layers. `ptx` adds each
+        kernel's PTX for the newest virtual architecture. Raises BlobLostError and UsageError; JobFailedError or
+        CancelledError for a job without a complete layer.
         """
         from farm.bundle.model import check_succeeded
         from farm.bundle.ptx import newest_ptx
@@ -266,7 +363,7 @@ class Farm(Keeper, Reader):
         return write_bundle(directory, detail.job, detail.builds, detail.results, tools, self._store, missing, kernels)
 
     def missing_layers(self, job_id: str) -> tuple[MissingLayer, ...]:
-        """What a bundle of the job lacks: nothing, if it succeeded."""
+        """Layers that a bundle of the job lacks: none if it succeeded."""
         return whole_part(self.inspect(job_id))[1]
 
     def verify(
@@ -282,9 +379,9 @@ class Farm(Keeper, Reader):
     ) -> Iterator[LayerVerification]:
         """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on a GPU.
 
-        With `machine` the emulator runs the words of the cubins for sm_90 instead of their PTX.
-        The GPU is the cluster's, or with `local` this machine's. Raises DeviceError and NoWorkerError without one,
-        UsageError for more images than a kernel takes.
+        `machine` emulates the machine code of the sm_90 cubins instead of the PTX. The GPU is the cluster's or, with
+        `local`, this machine's. Raises DeviceError and NoWorkerError without a GPU, UsageError for a batch larger than
+        a kernel takes.
         """
         from farm.verify.layers import check_batch, verify_on_cpu
 
@@ -304,27 +401,17 @@ class Farm(Keeper, Reader):
             if host.is_remote:
                 work = partial(verification_work, builds=builds, results=results, batch=batch, seed=seed)
                 yield from host.run(work)
-            else:  # by this farm's store, which may be none that the settings name
+            else:  # this farm's store may differ from the one in its settings
                 yield from verify_on_gpu(self._store, builds, results, batch=batch, seed=seed)
 
     def verify_network(
         self, job_id: str, question: NetworkQuestion, *, notice: Notice = no_notice
     ) -> NetworkVerification:
-        """Compares a job's whole network with onnxruntime, in the emulator or on a GPU as `verify` does.
+        """Compares a job's whole network with onnxruntime, in the emulator or on a GPU.
 
-        Raises UsageError for a network that does not run without a framework, or is too large for the emulator.
+        Raises UsageError for a network that needs a framework, or that is too large for the emulator.
         """
         return question.answer(self._settings, self._store, self._succeeded(job_id), notice)
-
-    def doctor(self) -> Iterator[doctor.Check]:
-        """Tries everything that a compile needs."""
-        from farm.reports import doctor
-
-        return doctor.checks(self._settings)
-
-    def zero_statistics(self) -> datetime:
-        """Counts anew from now."""
-        return self._ledger.statistics.zero()
 
     def _succeeded(self, job_id: str) -> JobDetail:
         from farm.bundle.model import check_succeeded
@@ -334,7 +421,48 @@ class Farm(Keeper, Reader):
         return detail
 
     def _tool_versions(self, results: Sequence[BuildResult]) -> dict[str, str]:
-        """Versions of the tools that made the cubins, from their keys."""
+        """Versions of nvcc and ptxas, from the keys of the first result."""
         template = self._ledger.key_fields(results[0].template_key) or {}
         cubin = self._ledger.key_fields(results[0].cubin_key) or {}
         return {"nvcc": template["compiler"], "ptxas": cubin["assembler"]}
+
+    def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
+        """Contents of the store, and the keys and blobs that jobs in the ledger refer to."""
+        return read_inventory(self._store, tell), self._ledger.retention.references()
+
+    def blob(self, beginning: str) -> bytes:
+        """Bytes of the blob with a unique digest prefix. Raises UsageError, NotFoundError, BlobLostError."""
+        return read_blob(self._store, beginning)
+
+    def remove_cached(self, beginning: str, *, force: bool = False) -> Stored:
+        """Removes the record or blob with a unique prefix from the store. Raises UsageError, NotFoundError."""
+        self._check_writable()
+        return remove_cached(self._store, self._ledger, beginning, force=force)
+
+    def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Sweep:
+        """Removes records past the limits and unreferenced blobs from the store; safe while jobs run."""
+        if not dry_run:
+            self._check_writable()
+        return collect_garbage(self._store, self._ledger, limits, dry_run=dry_run, tell=tell)
+
+    def scrub(self, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
+        """Reads the whole store and yields its damaged records and blobs; `repair` removes them."""
+        if repair:
+            self._check_writable()
+        return scrub(self._store, repair=repair, tell=tell)
+
+    def prune(self, older_than_seconds: float) -> Iterator[int]:
+        """Deletes jobs that ended longer ago, in batches; yields the size of each batch.
+
+        Raises UsageError for an age below one hour.
+        """
+        return prune_jobs(self._ledger, older_than_seconds)
+
+    def count_prunable(self, older_than_seconds: float) -> int:
+        """Number of jobs that `prune` would delete."""
+        return self._ledger.retention.count_older(older_than_seconds)
+
+    def _check_writable(self, what: str = "remove something") -> None:
+        """Raises StoreError for a read-only store; called before anything slow is read."""
+        if self._settings.read_only:
+            raise StoreError(f"the store {self._store.describe()} is read-only here: unset FARM_READ_ONLY to {what}")
