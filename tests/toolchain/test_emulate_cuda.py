@@ -302,7 +302,10 @@ def placeholder_weights(tiling: Tiling) -> tuple[NDArray[np.float32], NDArray[np
     one_copy = np.zeros((tiling.group_outputs, tiling.chunk_channels, 3, 3), dtype=np.uint32)
     # The rows of a thread have placeholders of their own for a weight, too near each other to tell apart here.
     one_copy.reshape(-1)[indices] = FIRST_WEIGHT + np.arange(len(indices))
-    kernel, channel = np.arange(SPEC.kernels) % tiling.group_outputs, np.arange(SPEC.channels) % tiling.chunk_channels
+    kernel, channel = (
+        np.arange(SPEC.output_channels) % tiling.group_outputs,
+        np.arange(SPEC.channels) % tiling.chunk_channels,
+    )
     bias = (FIRST_BIAS + kernel).astype(np.uint32)
     return one_copy[kernel[:, None], channel].view(np.float32), bias.view(np.float32)
 
@@ -322,7 +325,7 @@ def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Pat
         (tmp_path / name).write_text(text)
     template = compile_to_ptx(toolchain, kernels.source_path(SPEC, tiling), tmp_path, arch)
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
-    output = np.full((2, SPEC.kernels, 9, 11), np.nan, dtype=np.float32)
+    output = np.full((2, SPEC.output_channels, 9, 11), np.nan, dtype=np.float32)
     launch = kernels.launch_of(SPEC, tiling)
     trace = emulate.run(
         template, launch.grid_at(2), launch.block, launch.shared_bytes, [x, output, *launch.numbers(2).values()]

@@ -39,11 +39,11 @@ def test_the_table_has_each_weight_once_with_the_place_of_its_input(cluster: int
     layer = tiled(WIDE, tiling)
     weights, tile, chunks = random_weights(WIDE, 0.7, seed=1), tile_of(layer), layer.streams.chunks * cluster
     words = table(layer, weights).view(np.uint32)
-    starts = words[: WIDE.kernels * chunks + 1].astype(np.int64)
+    starts = words[: WIDE.output_channels * chunks + 1].astype(np.int64)
     first = len(words) - 8 * starts[-1]
     pairs = words[first:].reshape(-1, 2)
     found = np.zeros_like(weights.kernel)
-    for kernel in range(WIDE.kernels):
+    for kernel in range(WIDE.output_channels):
         for chunk in range(chunks):
             begin, end = starts[kernel * chunks + chunk : kernel * chunks + chunk + 2] * 4
             for bits, place in pairs[begin:end]:

@@ -90,7 +90,7 @@ def listed(
 def test_listed_columns_come_out_side_by_side_and_those_with_an_output_are_marked(count: int, blocks: int) -> None:
     images = 3
     weights = random_weights(SPEC, 0.9, seed=3)
-    weights = replace(weights, bias=np.full(SPEC.kernels, -0.3, dtype=np.float32))
+    weights = replace(weights, bias=np.full(SPEC.output_channels, -0.3, dtype=np.float32))
     rng = np.random.default_rng(1)
     x = (rng.random((images, *SPEC.input_shape)) < 0.1).astype(np.float32)
     x[:, :, :, ::4] = 0  # columns without an output, since the bias is negative
@@ -102,7 +102,7 @@ def test_listed_columns_come_out_side_by_side_and_those_with_an_output_are_marke
     as_image[0, :, 0] = chosen.T
     spec = replace(SPEC, width=count)
     expected = layer_output(spec, weights, as_image)[0, :, 0].T
-    columns = np.moveaxis(output[:, :, 0], 1, 2).reshape(-1, SPEC.kernels)
+    columns = np.moveaxis(output[:, :, 0], 1, 2).reshape(-1, SPEC.output_channels)
     bound = error_bound(spec, weights, as_image)[0, :, 0].T
     assert (np.abs(columns[:count] - expected) <= bound).all()
     assert np.isnan(columns[count:]).all()
