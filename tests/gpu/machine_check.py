@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from codegen.errors import CodegenError, MachineCodeError
-from codegen.frontend.onnx.extract.diagnostics import DATA_TYPES
+from codegen.frontend.onnx.diagnostics import DATA_TYPES
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear

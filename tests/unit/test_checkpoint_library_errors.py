@@ -13,7 +13,7 @@ from onnx import external_data_helper
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.export.intermediate_outputs import observed_model
 from codegen.frontend.onnx.graph.evaluation import inferred_types
-from codegen.frontend.onnx.graph.library_errors import written
+from codegen.frontend.onnx.graph.library_errors import serialized
 from tests.unit.onnx_models import conv, model, save, tensor, values
 
 
@@ -26,7 +26,7 @@ class TooLarge:
 
 def test_a_model_that_protobuf_cannot_write_is_an_error_that_says_so() -> None:
     with pytest.raises(CheckpointError, match="the model is too large for one file"):
-        written(cast("onnx.ModelProto", TooLarge()), "the model")
+        serialized(cast("onnx.ModelProto", TooLarge()), "the model")
 
 
 def test_a_model_that_is_to_be_observed_is_read_whatever_its_file_is_called(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The parts of a model file: nodes, constants, layers, what is folded into them. checkpoint.py puts them together."""
+"""The ONNX front end; `reader` is its entry point: graph, then extraction, fusion and export."""

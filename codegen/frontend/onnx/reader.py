@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
+from codegen.frontend.onnx.diagnostics import NOT_COMPILED
 from codegen.frontend.onnx.export.residual_graph import OnnxRest
-from codegen.frontend.onnx.extract.diagnostics import NOT_COMPILED
 from codegen.frontend.onnx.extract.layers import COMPILED, read_layers
 from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weights_places
 from codegen.frontend.onnx.fuse.channels_first import channels_first

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.graph.library_errors import written
+from codegen.frontend.onnx.graph.library_errors import serialized
 
 
 def observed_model(path: Path | str, names: Collection[str]) -> tuple[bytes, tuple[str, ...]]:
@@ -24,4 +24,4 @@ def observed_model(path: Path | str, names: Collection[str]) -> tuple[bytes, tup
     given = {output.name for output in graph.output}
     computed = [name for node in graph.node for name in node.output if name in names]
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed if name not in given)
-    return written(model, f"{path} with its weights"), tuple(computed)
+    return serialized(model, f"{path} with its weights"), tuple(computed)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.constants import Constants
-from codegen.frontend.onnx.graph.library_errors import written
+from codegen.frontend.onnx.graph.library_errors import serialized
 from codegen.frontend.onnx.graph.shape_propagation import Tensor as Known
 from codegen.ir.checkpoint import Layer
 
@@ -58,7 +58,7 @@ class OnnxRest:
         outer = {value.name for value in (*graph.input, *graph.output)}
         made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
         graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
-        return written(rest, "what is left beside the compiled layers")
+        return serialized(rest, "what is left beside the compiled layers")
 
     def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
         """Nodes in graph order and constants by name, from the outputs backwards."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.extract.diagnostics import UnknownSizeError, UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnknownSizeError, UnsupportedError
 from codegen.frontend.onnx.extract.product import Product, read_operands
 from codegen.frontend.onnx.graph.dimensions import Size, in_words
 from codegen.frontend.onnx.graph.graph import Graph

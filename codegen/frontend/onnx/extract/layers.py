@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from codegen.errors import CheckpointError
+from codegen.frontend.onnx.diagnostics import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
 from codegen.frontend.onnx.extract.convolution import convolution
-from codegen.frontend.onnx.extract.diagnostics import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
 from codegen.frontend.onnx.extract.linear import gemm, matmul
 from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.extract.skipped_nodes import skipped_layer

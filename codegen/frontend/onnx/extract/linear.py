@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.product import Operands, Product, read_operands
 from codegen.frontend.onnx.extract.weights import Doubles
 from codegen.frontend.onnx.graph.dimensions import in_words

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError, compiled_type
+from codegen.frontend.onnx.diagnostics import UnsupportedError, compiled_type
 from codegen.frontend.onnx.extract.weights import Doubles, finite_weights, rounded
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import Node

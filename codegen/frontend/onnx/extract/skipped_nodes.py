@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import Node
 from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.fuse.epilogue_steps import activation
 from codegen.frontend.onnx.fuse.expression import (
     Expression,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from codegen.frontend.onnx.fuse.input_bounds import maker_read_once
+from codegen.frontend.onnx.fuse.input_bounds import single_use_producer
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import Conv2d, prepares_inputs
@@ -25,7 +25,7 @@ def with_gates(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
         return layer
     if spec.channels == spec.groups or spec.channels > MOST_CHANNELS or prepares_inputs(spec):
         return layer
-    product = maker_read_once(layer.input, "Mul", graph, taken)
+    product = single_use_producer(layer.input, "Mul", graph, taken)
     if product is None or any(name in graph.constants for name in product.inputs):
         return layer
     first, second = product.inputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.fuse.activation_patterns import composed
 from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual

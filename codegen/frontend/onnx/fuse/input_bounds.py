@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.weights import rounded
 from codegen.frontend.onnx.fuse.folding import Affine
 from codegen.frontend.onnx.fuse.fusion import affine_of
@@ -33,8 +33,8 @@ def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
         return layer
     if prepares_inputs(spec) or (spec.kernel_height, spec.kernel_width, *spec.stride) != (1, 1, 1, 1):
         return layer
-    relu = maker_read_once(layer.input, "Relu", graph, taken)
-    norm = maker_read_once(relu.input(0), "BatchNormalization", graph, taken) if relu else None
+    relu = single_use_producer(layer.input, "Relu", graph, taken)
+    norm = single_use_producer(relu.input(0), "BatchNormalization", graph, taken) if relu else None
     if relu is None or norm is None:
         return layer
     try:
@@ -49,9 +49,9 @@ def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
     return replace(layer, spec=replace(spec, bounded=True), weights=weights, input=norm.input(0), folded=folded)
 
 
-def maker_read_once(tensor: str, operator: str, graph: Graph, taken: Set[int]) -> Node | None:
+def single_use_producer(tensor: str, operator: str, graph: Graph, taken: Set[int]) -> Node | None:
     """The node of this operator that computes a tensor which one node reads."""
-    node = graph.maker(tensor)
+    node = graph.producer(tensor)
     if node is None or node.operator != operator or node.domain not in ONNX_DOMAINS or node.position in taken:
         return None
     return node if graph.only_reader(tensor) else None

@@ -1,1 +1,1 @@
-"""The ONNX graph before anything is compiled: nodes, constants, types and shapes."""
+"""An ONNX graph before extraction: nodes, constants, types and shapes."""

@@ -1,4 +1,4 @@
-"""Constants: the tensors of a graph that can be computed before the model runs, each computed when it is asked for."""
+"""Constants: tensors of a graph that can be computed before the model runs, each computed on its first read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
-from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR, Evaluator, is_computable
+from codegen.frontend.onnx.diagnostics import UnsupportedError
+from codegen.frontend.onnx.graph.evaluation import LARGEST_ELEMENTS, SMALL_TENSOR, Evaluator, is_computable
 from codegen.frontend.onnx.graph.external_data import ExternalData, find_external_data
 from codegen.frontend.onnx.graph.nodes import text
-from codegen.frontend.onnx.graph.sparse_tensor import dense_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 LARGEST_RANK = 32
 LEAST_BYTES_ALLOWED = 2**29
 BYTES_ALLOWED_PER_BYTE = 32
-"""How many bytes of constants a byte of the model's files may become: some are stored sparse, and some computed in
-steps, or needed by several layers."""
+"""Memory limit of constants per byte of the model's files. Sparse constants grow when they are read, computed ones have
+intermediate results, and several layers may read one constant."""
 REMEMBERED_ELEMENTS = 2**16
-"""Most elements of a computed constant that is kept for later."""
+"""Most elements of a computed constant that is cached."""
 
 
 class Constants:
-    """What a graph's nodes can read before the model runs, by the tensors' names."""
+    """The constants of a graph by tensor name: stored ones, and those that nodes compute from constants alone."""
 
     def __init__(self, graph: GraphProto, folder: Path, opset: int) -> None:
         self._folder = folder
@@ -53,19 +52,22 @@ class Constants:
         return name in self._stored or name in self._producers
 
     def small(self, name: str) -> NDArray[Any] | None:
-        """The values of a stored constant of few elements, which may be a shape; None if it is none, or damaged."""
+        """The values of a stored constant that may be a shape: at most SMALL_TENSOR elements.
+
+        None for larger or computed constants, other tensors, and constants that cannot be read.
+        """
         if name not in self._stored or _elements(self._stored[name]) > SMALL_TENSOR:
             return None
         try:
             return self._read_stored(name)
-        except (CheckpointError, UnsupportedError):  # said of the layer that needs it
+        except (CheckpointError, UnsupportedError):  # reported for the layer that reads it
             return None
 
     def read(self, name: str) -> NDArray[Any]:
-        """A constant's values, of the type that the graph gives them.
+        """A constant's values, in its own element type.
 
-        Raises KeyError for what is no constant, UnsupportedError if it cannot be computed or the constants asked for
-        so far take too much memory, and CheckpointError if the file does not hold what it says.
+        Raises KeyError if the tensor is not a constant, UnsupportedError if it cannot be computed or the constants read
+        so far exceed the memory limit, and CheckpointError if the stored data contradict their type or shape.
         """
         self._use(0)
         if name in self._stored:
@@ -95,12 +97,12 @@ class Constants:
         if self._used_bytes > self._allowed_bytes:
             raise UnsupportedError(
                 "constants too large",
-                f"the constants of the model take more than {_in_words(self._allowed_bytes)} in memory, far more "
+                f"the constants of the model take more than {_size_text(self._allowed_bytes)} in memory, far more "
                 "than its files; store them as dense initializers",
             )
 
     def _nodes_for(self, name: str) -> tuple[list[tuple[int, NodeProto]], dict[str, int]]:
-        """What is to be computed, in graph order; and for each tensor the position of the last node that reads it."""
+        """The nodes to evaluate for a constant, in graph order; and the position of each tensor's last reader."""
         nodes: dict[int, NodeProto] = {}
         last_use: dict[str, int] = {}
         waiting = [name]
@@ -135,7 +137,7 @@ def stored_constants(graph: GraphProto) -> dict[str, Stored]:
 
 
 def external_data(tensor: TensorProto, folder: Path) -> ExternalData | None:
-    """Where the tensor's bytes are if they are beside the model. Raises CheckpointError if they are not there."""
+    """The file range of a tensor stored beside the model; None for one inside it. Raises CheckpointError."""
     if tensor.data_location != tensor.EXTERNAL:
         return None
     entries = {text(entry.key): text(entry.value) for entry in tensor.external_data}
@@ -143,7 +145,7 @@ def external_data(tensor: TensorProto, folder: Path) -> ExternalData | None:
 
 
 def _byte_count(tensor: TensorProto) -> int | None:
-    """None of types that are smaller than a byte, or unknown."""
+    """Bytes of a tensor's elements; None for types below one byte, strings and unknown types."""
     from onnx import helper
 
     try:
@@ -168,14 +170,14 @@ def _bytes_in_memory(stored: Stored) -> int:
     return (_byte_count(stored) or 0) if isinstance(stored, onnx.TensorProto) else stored.nbytes
 
 
-def _in_words(byte_count: int) -> str:
+def _size_text(byte_count: int) -> str:
     return f"{byte_count / 2**30:.1f} GB" if byte_count > 2**28 else f"{byte_count / 2**20:.1f} MB"
 
 
 def _bytes_in_files(graph: GraphProto, folder: Path) -> int:
-    """Size of the graph and of every file beside the model that it names, each once."""
+    """Size of the graph and of each external data file that it names."""
     files = {each.path for tensor in graph.initializer if (each := external_data(tensor, folder)) is not None}
-    # Each part by itself: for the size of the whole graph protobuf would write it once.
+    # Part by part: ByteSize of the whole graph would serialize it.
     tensors = sum(len(tensor.raw_data) or tensor.ByteSize() for tensor in graph.initializer)
     others: int = sum(part.ByteSize() for part in (*graph.node, *graph.sparse_initializer))
     return tensors + others + sum(path.stat().st_size for path in files)
@@ -185,8 +187,30 @@ def _array(stored: Stored, folder: Path) -> NDArray[Any]:
     import onnx
 
     if isinstance(stored, onnx.SparseTensorProto):
-        return dense_of(tuple(stored.dims), _dense(stored.values, folder), _dense(stored.indices, folder))
+        return _scatter(tuple(stored.dims), _dense(stored.values, folder), _dense(stored.indices, folder))
     return _dense(stored, folder) if isinstance(stored, onnx.TensorProto) else stored
+
+
+def _scatter(shape: tuple[int, ...], values: NDArray[Any], indices: NDArray[Any]) -> NDArray[Any]:
+    """A dense array of zeros with `values` at `indices`: positions [n] in the flattened array or coordinates [n, rank].
+
+    Raises CheckpointError if the indices do not fit the shape or the values.
+    """
+    if min(shape, default=1) < 0 or prod(shape) > LARGEST_ELEMENTS:
+        raise CheckpointError(f"a sparse constant has the shape {list(shape)}: store it as a dense one")
+    try:
+        positions = indices.astype(np.int64)
+        if positions.ndim == 2:
+            positions = np.ravel_multi_index(tuple(positions.T), shape).astype(np.int64)
+        if positions.shape != values.shape or (positions.size and positions.min() < 0):
+            raise IndexError("one index per value, 0 or more")
+        dense = np.zeros(prod(shape), values.dtype)
+        dense[positions] = values
+        return dense.reshape(shape)
+    except (IndexError, ValueError) as error:
+        raise CheckpointError(
+            f"the indices of a sparse constant do not fit ({error}): export the model again"
+        ) from error
 
 
 def _dense(tensor: TensorProto, folder: Path) -> NDArray[Any]:
@@ -204,7 +228,7 @@ def _dense(tensor: TensorProto, folder: Path) -> NDArray[Any]:
         )
     try:
         array: NDArray[Any] = onnx.numpy_helper.to_array(tensor)
-    except (KeyError, TypeError, ValueError) as error:  # no such type; none at all; data that do not fit
+    except (KeyError, TypeError, ValueError) as error:  # unknown type; type 0; data of another size
         raise CheckpointError(
             f"a constant of the shape {shape} cannot be read ({error}): export or copy the model again"
         ) from error

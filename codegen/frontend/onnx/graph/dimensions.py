@@ -1,4 +1,4 @@
-"""The dimensions of a tensor, as far as they are known before the model runs; and which of them counts the images."""
+"""Dimensions of tensors as known before the model runs, and the dimension that counts the images of a batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class PerImage:
 
 
 Dimension: TypeAlias = int | PerImage | str | None
-"""A number, a multiple of the images, a name (equal names are equal numbers), or nothing known."""
+"""A number, a multiple of the number of images, a symbol (equal symbols are equal numbers), or None if unknown."""
 Shape: TypeAlias = tuple[Dimension, ...]
 Size: TypeAlias = tuple[int | None, ...]
-"""A shape of which only the numbers are of interest."""
+"""A shape whose dimensions are numbers or unknown."""
 Inputs: TypeAlias = Mapping[str, Shape | None]
-"""A model's inputs by their names."""
+"""Shapes of a model's inputs by name."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Images:
     """How a model's inputs count the images of a batch."""
 
     name: str = ""
-    """Of dimensions that are the number of images; empty where the file fixes it."""
+    """Symbol of the dimensions that are the number of images; empty where the file fixes the number."""
     fixed: int | None = None
     """The number that the file fixes."""
 
     def rows(self, dimensions: Iterable[Dimension]) -> int | None:
-        """How many rows of such a tensor belong to an image, None if that is not known or not one number."""
+        """Product of the dimensions per image: rows per image of a tensor. None if unknown or not a whole number."""
         rows, multiples = 1, 0
         for dimension in dimensions:
             if isinstance(dimension, int):
@@ -49,10 +49,10 @@ class Images:
 
 
 def images_of(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> Images:
-    """Which dimension counts the images, of inputs as the file has them, before some are `given` other shapes.
+    """The dimension of the file's inputs that counts the images; `given` shapes then override its number.
 
-    An open one that is called a batch; else the first one, but for a file that fixes it at more than 1 and leaves only
-    the second one open (sequences come first there).
+    An open dimension whose name contains "batch" comes first; else the first dimension. Exception: a file that fixes
+    the first dimension at more than 1 and leaves only the second one open has sequences first and images second.
     """
     rank = min(2, max((len(shape or ()) for shape in inputs.values()), default=0))
     places = [
@@ -80,7 +80,7 @@ def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
 
 
 def in_words(shape: Shape | None) -> str:
-    """[?, 3, ?, ?], or that nothing is known."""
+    """A shape for messages, as in [?, 3, ?, ?]; "of unknown shape" if not even its rank is known."""
     if shape is None:
         return "of unknown shape"
     return "[" + ", ".join(str(each) if isinstance(each, int) else "?" for each in shape) + "]"

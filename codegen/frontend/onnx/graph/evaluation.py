@@ -1,4 +1,4 @@
-"""Single nodes computed by onnx's reference evaluator, within limits: what their inputs are is known already."""
+"""Evaluation of single nodes with known inputs by onnx's reference evaluator, within limits of size and work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.functions import sub_graphs
 from codegen.frontend.onnx.graph.library_errors import model_errors
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, text
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, NDArray[Any]]
 
 LARGEST_ELEMENTS = 2**27
-"""Most elements of a computed tensor, which can claim any size, unlike one that brings its data."""
+"""Most elements of a computed or sparse tensor, whose declared size costs no bytes in the file."""
 LARGEST_SLOW_ELEMENTS = 2**16
-"""Most elements of a tensor that is computed element by element in Python."""
+"""Most elements of a tensor that the evaluator computes element by element in Python."""
 MOST_MULTIPLY_ADDS = 2**34
 """Most multiply-adds of a product of two constants."""
 SMALL_TENSOR = 1024
-"""Tensors of up to this many elements may be shapes: shape inference sees their values."""
+"""Most elements of a tensor whose values shape inference sees, since it may be a shape."""
 
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 _FAST = _PRODUCTS | frozenset(
@@ -44,7 +44,7 @@ _FAST = _PRODUCTS | frozenset(
         *("ConstantOfShape", "Range", "Tile", "Transpose", "Trilu", "Unsqueeze"),
     }
 )
-"""Operators that the evaluator leaves to NumPy; it computes the others element by element."""
+"""Operators that the evaluator vectorises with NumPy; it computes the others element by element."""
 _NOT_DETERMINISTIC = frozenset(
     {
         *("Bernoulli", "Dropout", "Multinomial"),
@@ -52,13 +52,13 @@ _NOT_DETERMINISTIC = frozenset(
     }
 )
 _EVALUATED_AS = {"BatchNormalization": 14, "DequantizeLinear": 19, "GreaterOrEqual": 16, "LessOrEqual": 16}
-"""Where the evaluator knows an operator, or reads it right, from this opset on only; before, it meant the same."""
+"""Lowest opset in which the evaluator implements an operator correctly, where earlier opsets define it equally."""
 _NOT_EVALUATED_BEFORE = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
-"""Where an operator meant something else before this opset, and the evaluator does not know that."""
+"""Opset that changed an operator's meaning, where the evaluator implements the new meaning only."""
 
 
 def is_computable(node: NodeProto, opset: int) -> bool:
-    """Whether equal inputs give equal outputs that the evaluator can compute."""
+    """Whether the evaluator can compute a node and its outputs depend on its inputs alone."""
     return (
         node.domain in ONNX_DOMAINS
         and node.op_type not in _NOT_DETERMINISTIC
@@ -70,11 +70,11 @@ def is_computable(node: NodeProto, opset: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A node apart from its names: inputs x0, x1, ..., outputs y0, y1, ..."""
+    """A node with normalised names: inputs x0, x1, ..., outputs y0, y1, ..."""
 
     node: NodeProto
     key: bytes
-    """Equal for nodes that compute the same."""
+    """Equal for nodes that differ in names only."""
 
     @classmethod
     def of(cls, node: NodeProto) -> Operation:
@@ -87,14 +87,14 @@ class Operation:
 
 
 class Evaluator:
-    """Computes the nodes of one opset. Nodes that differ in nothing but names share what is prepared for them."""
+    """Evaluates nodes of one opset. Nodes that differ in names only share a prepared onnx evaluator."""
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
         self._prepared: dict[bytes, ReferenceEvaluator] = {}
 
     def outputs(self, node: NodeProto, values: Arrays) -> dict[str, NDArray[Any]]:
-        """The outputs of one node. Raises UnsupportedError if onnx cannot compute it, or if they would be too large."""
+        """The outputs of one node. Raises UnsupportedError if onnx cannot compute them or they would be too large."""
         opset = max(self._opset, _EVALUATED_AS.get(node.op_type, 0))
         operation = Operation.of(node)
         places = {f"x{i}": values[name] for i, name in enumerate(node.input) if name}
@@ -105,8 +105,8 @@ class Evaluator:
         try:
             with np.errstate(all="ignore"):
                 outputs = self._evaluator(operation, opset).run(None, places)
-        # NumPy and plain Python for each operator, which check little before they start: on inputs that do not fit they
-        # raise whatever that leads to, a division by zero too.
+        # Each operator is plain Python and NumPy that checks its inputs little: a misfit may raise any exception, even
+        # ZeroDivisionError.
         except Exception as error:
             raise _not_computed(node, error) from error
         named = [name for name in node.output if name]
@@ -131,8 +131,10 @@ class Evaluator:
 def inferred_types(
     node: NodeProto, types: Mapping[str, TypeProto], data: Mapping[str, TensorProto], opset: int
 ) -> dict[str, TypeProto]:
-    """The outputs of a node by the types of its inputs, and the values of some. Raises ValueError if onnx cannot tell:
-    an operator that it does not know, inputs that do not fit."""
+    """The types of a node's outputs by name, inferred from the types of its inputs and the values of some.
+
+    Raises ValueError if onnx cannot infer them, as for unknown operators and inputs that do not fit.
+    """
     import onnx
     from onnx import helper, shape_inference
 
@@ -152,7 +154,7 @@ def _not_computed(node: NodeProto, error: Exception) -> UnsupportedError:
 
 
 def _check_extent(node: NodeProto, inputs: Arrays, opset: int) -> None:
-    """Raises ValueError before a few bytes ask for a tensor of any size."""
+    """Raises ValueError if the outputs or the work would be too large, before anything is allocated."""
     sizes = [_size(value_type) for value_type in _output_types(node, inputs, opset).values()]
     given = [array.size for array in inputs.values()]
     if max(sizes) > max(LARGEST_ELEMENTS, sum(given)):

@@ -1,4 +1,4 @@
-"""Weights that an ONNX model keeps in files beside it. A model may name files of its own folder only."""
+"""External data: weights that an ONNX model keeps in other files, which must be inside the model's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.errors import CheckpointError
 
 @dataclass(frozen=True)
 class ExternalData:
-    """A checked part of a file beside the model."""
+    """A checked range of bytes in a file beside the model."""
 
     path: Path
     offset: int
@@ -30,10 +30,10 @@ class ExternalData:
 
 
 def find_external_data(folder: Path, entries: Mapping[str, str], byte_count: int | None) -> ExternalData:
-    """Where a tensor's bytes are, by its `external_data` entries location, offset and length.
+    """The file range of a tensor, from its `external_data` entries location, offset and length.
 
-    `byte_count` stands in for a missing length; without both the tensor reaches to the end of the file.
-    Raises CheckpointError if the file is missing, too short, or not inside `folder` once links are followed.
+    `byte_count` replaces a missing length; without both the range reaches to the end of the file.
+    Raises CheckpointError if the file is missing, too short, or outside `folder` after following links.
     """
     location = entries.get("location", "")
     where = f"external data '{location}'"
@@ -55,7 +55,7 @@ def find_external_data(folder: Path, entries: Mapping[str, str], byte_count: int
         OSError,
         RuntimeError,
         ValueError,
-    ) as error:  # RuntimeError: a ring of links; ValueError: no number, or no path
+    ) as error:  # circular links; not a number or path
         raise CheckpointError(f"{where} cannot be used ({error}): export the model again") from error
     if not target.is_relative_to(folder.resolve()):
         raise outside

@@ -1,4 +1,4 @@
-"""Functions that a model brings along, put in the place of the nodes that call them; and how large a graph may be."""
+"""Inlining of a model's local functions, within limits of the resulting graph's size."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LARGEST_NODES = 250_000
 LARGEST_BYTES = 2**28
 """Most bytes of the nodes that come from functions."""
 DEEPEST_CALLS = 50
+"""Most levels of functions that call functions."""
 
 FunctionId: TypeAlias = tuple[str, str, str]
 """Domain, name, overload."""
@@ -25,39 +26,39 @@ FunctionId: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Extent:
-    """What a node or function is once every call in it has given way to the nodes of the function."""
+    """Size of a node or function after inlining."""
 
     nodes: int = 0
     bytes: int = 0
-    """Size of the nodes that came from functions."""
+    """Bytes of the nodes that came from functions."""
     depth: int = 0
-    """Functions inside each other."""
+    """Levels of nested function calls."""
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """The model without functions of its own: their nodes are in the main graph and its sub-graphs.
+    """The model with its local functions inlined into the main graph and its sub-graphs.
 
-    Raises CheckpointError for functions that call themselves, and for a graph that is too large or becomes it.
+    Raises CheckpointError for recursive functions, and for a graph that is too large before or after inlining.
     """
     extent = _extent(model.graph.node, _Measured(model.functions), ())
     if extent.nodes > LARGEST_NODES or extent.bytes > LARGEST_BYTES:
         expanded = " once its functions are in place" if extent.depth else ""
         raise CheckpointError(
             f"it has {extent.nodes:,} nodes of {extent.bytes:,} bytes{expanded}, more than the {LARGEST_NODES:,} nodes "
-            f"and {LARGEST_BYTES:,} bytes that are read: export a smaller part of the model"
+            f"and {LARGEST_BYTES:,} bytes allowed: export a smaller part of the model"
         )
     return _inlined(model) if model.functions else model
 
 
 class _Measured:
-    """The extents of a model's functions, each computed once."""
+    """Extents of a model's functions, each computed once."""
 
     def __init__(self, functions: Iterable[FunctionProto]) -> None:
         self._functions: Mapping[FunctionId, FunctionProto] = {_identity(each): each for each in functions}
         self._extents: dict[FunctionId, Extent] = {}
 
     def call(self, node: NodeProto, callers: tuple[FunctionId, ...]) -> Extent | None:
-        """What a node that calls a function becomes, None if it calls none."""
+        """The extent of an inlined call; None for a node that calls no local function. Raises CheckpointError."""
         called = (_domain(node.domain), node.op_type, getattr(node, "overload", ""))
         if called not in self._functions:
             return None
@@ -84,20 +85,20 @@ def _extent(nodes: Iterable[NodeProto], measured: _Measured, callers: tuple[Func
 
 
 def _extents(node: NodeProto, measured: _Measured, callers: tuple[FunctionId, ...]) -> Iterator[Extent]:
-    """Sizes of the node itself and of the nodes in its sub-graphs."""
+    """Extents of the node itself and of its sub-graphs."""
     yield measured.call(node, callers) or Extent(nodes=1)
     for graph in sub_graphs(node):
         yield _extent(graph.node, measured, callers)
 
 
 def sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
-    """Sub-graphs of a node such as If, Loop or Scan, without those of the nodes in them."""
+    """The direct sub-graphs of a node such as If, Loop or Scan."""
     for attribute in node.attribute:
         yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
 
 
 def _inlined(model: ModelProto) -> ModelProto:
-    """By onnx, which copies what it is shown: of the constants it sees the names only."""
+    """The model inlined by onnx's inliner. The inliner copies the model, so it gets empty initializers."""
     from onnx import TensorProto, inliner
 
     graph = model.graph
@@ -109,9 +110,7 @@ def _inlined(model: ModelProto) -> ModelProto:
         inlined: ModelProto = inliner.inline_local_functions(model)
     except model_errors() as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"its functions cannot be put in place ({reason}): export it without functions"
-        ) from error
+        raise CheckpointError(f"its functions cannot be inlined ({reason}): export it without functions") from error
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(dense)
     inlined.graph.sparse_initializer.extend(sparse)

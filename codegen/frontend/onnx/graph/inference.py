@@ -1,4 +1,4 @@
-"""What is known of every tensor before the model runs: its type, and its shape as a function of the images."""
+"""Inferred type and shape of every tensor, the shape as a function of the number of images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SAMPLES = (240, 480)
-"""Numbers of images with which shapes are computed; divisible by whatever a model may group images by."""
+"""Numbers of images for which shapes are computed. Both have many divisors, for models that split the batch."""
 LIKELY_SIZES = (64, 256)
-"""That --input-shape would give: not too long for a sequence, not too small for an image."""
+"""Typical sizes given with --input-shape: short enough for a sequence, large enough for an image."""
 
 
 class Inference:
@@ -38,14 +38,14 @@ class Inference:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """By their names, dimensions that grow with the images as such."""
+        """Tensors by name; a dimension that depends on the number of images is a PerImage."""
         if not self._images.name:
             return self._computed.at(_as_it_is)
         first, second = (self._computed.at(_in_place_of(self._images.name, number)) for number in SAMPLES)
         return {name: _by_images(tensor, second.get(name, tensor)) for name, tensor in first.items()}
 
     def shapes_of_given_inputs(self) -> Iterator[Mapping[str, Shape | None]]:
-        """As they would be if every dimension of the inputs were given: one size or another."""
+        """The shapes of all tensors if --input-shape gave every input dimension, once for each of LIKELY_SIZES."""
         yield from map(self._shapes_at, LIKELY_SIZES)
 
     def _shapes_at(self, size: int) -> Mapping[str, Shape | None]:
@@ -68,7 +68,7 @@ def _in_place_of(name: str, number: int) -> Callable[[Dimension], Dimension]:
 
 
 def _by_images(first: Tensor, second: Tensor) -> Tensor:
-    """What a tensor is for any number of images, from what it is for two."""
+    """A tensor as a function of the number of images, from its shapes at the two numbers in SAMPLES."""
     if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
         return Tensor(first.element_type, None)
     return Tensor(first.element_type, tuple(map(_dimension, first.shape, second.shape)))
@@ -84,7 +84,10 @@ def _dimension(first: Dimension, second: Dimension) -> Dimension:
 
 
 def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
-    """What onnx infers of the whole graph, with names for open dimensions; of large weights it sees the shape only."""
+    """Tensors inferred by onnx from the whole graph, with symbols for open dimensions; it sees values of small weights.
+
+    Raises CheckpointError if inference fails.
+    """
     import onnx
 
     slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -92,7 +95,7 @@ def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
         getattr(slim.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
         stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
-        external = external_data(tensor, folder)  # checked even if no layer needs it
+        external = external_data(tensor, folder)  # checked even if no layer reads it
         if prod(tensor.dims) > SMALL_TENSOR:
             continue
         if external is None:
@@ -113,7 +116,7 @@ def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
 
 
 def _resolve_cast_like(model: ModelProto, tensors: Mapping[str, Tensor]) -> None:
-    """A cast to the type of another tensor, which is known, is one to that type: it needs that tensor no more."""
+    """Turns each CastLike with a known target type into a Cast, which drops its second input."""
     for node in model.graph.node:
         if node.op_type == "CastLike" and node.domain in ONNX_DOMAINS and len(node.input) == 2:
             like = tensors.get(node.input[1])

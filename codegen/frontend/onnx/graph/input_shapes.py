@@ -1,4 +1,4 @@
-"""The shapes of a model's inputs: what `--input-shape` may set, and which one is missing."""
+"""Shapes of a model's inputs: checks of `--input-shape`, and the options that would make a missing size known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.frontend.onnx.graph.graph import Graph
 
 
 def check_input_shapes(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointError, naming the model's inputs, if a given shape is for none of them or has another rank."""
+    """Raises CheckpointError, listing the model's inputs, if a given shape names no input or does not fit it."""
     known = "the model's inputs are " + ", ".join(f"{name} {in_words(shape)}" for name, shape in inputs.items())
     for name, shape in given.items():
         fact = f"the shape {list(shape)} cannot be set for input '{name}'"
@@ -25,18 +25,18 @@ def check_input_shapes(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> 
 
 
 class MissingShapes:
-    """Why the shape of a tensor is not known, and whether --input-shape would help."""
+    """Diagnosis of unknown shapes: the reason, and the --input-shape options that would help."""
 
     def __init__(
         self, inputs: Inputs, graph: Graph, given_shapes: Callable[[], Iterator[Mapping[str, Shape | None]]]
     ) -> None:
-        """`given_shapes` tells what the shapes would be if all the inputs' were given, for a few sizes."""
+        """`given_shapes` yields the shapes of all tensors if every input's shape were given, for a few sizes."""
         self._inputs = inputs
         self._graph = graph
         self._given_shapes = cache(lambda: list(given_shapes()))
 
     def options(self, tensor: str, axes: slice) -> str:
-        """The options that would make a tensor's dimensions along these axes known, empty if none would."""
+        """The command-line options that would make a tensor's dimensions along these axes known; "" if none would."""
         open_inputs = [name for name in self._graph.inputs_of(tensor) if name in self._inputs]
         open_inputs = [name for name in open_inputs if not is_known(self._inputs[name])]
         if not all(self._inputs[name] is None or self._would_help(tensor, axes) for name in open_inputs):
@@ -48,7 +48,7 @@ class MissingShapes:
         return any(shape is not None and is_known(shape[axes]) for shape in shapes)
 
     def reason(self, tensor: str) -> str:
-        """Of a convolution's input."""
+        """Why height and width of a convolution's input are unknown, with the options that would help."""
         if options := self.options(tensor, slice(2, None)):
             return f"height and width of its input are not known; give them with {options}"
         return "height and width of its input do not follow from the model's inputs; only fixed sizes are compiled"

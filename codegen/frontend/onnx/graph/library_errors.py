@@ -1,4 +1,4 @@
-"""What onnx and protobuf raise about a model, neither of which has a class for it."""
+"""Errors that onnx and protobuf raise about a model, neither of which has one class for them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ if TYPE_CHECKING:
 
 
 def model_errors() -> tuple[type[Exception], ...]:
-    """What onnx's C++ raises about a model that it cannot make sense of."""
+    """The exception types that onnx's C++ code raises for an invalid model."""
     from onnx.checker import ValidationError
     from onnx.defs import SchemaError
     from onnx.shape_inference import InferenceError
 
-    # The last three are what the bindings make of C++'s own exceptions.
+    # The bindings turn C++'s own exceptions into the last three.
     return SchemaError, ValidationError, InferenceError, IndexError, RuntimeError, ValueError
 
 
-def written(model: ModelProto, what: str) -> bytes:
-    """The model as a file's bytes. Raises CheckpointError, of `what`, where it is larger than the 2 GB that protobuf
-    writes."""
+def serialized(model: ModelProto, what: str) -> bytes:
+    """The model's bytes. Raises CheckpointError, naming it `what`, if they exceed protobuf's limit of 2 GB."""
     from google.protobuf.message import EncodeError
 
     try:
         return bytes(model.SerializeToString(deterministic=True))
-    except (EncodeError, ValueError) as error:  # whichever, by its version
-        raise CheckpointError(f"{what} is too large for one file, of which protobuf writes 2 GB ({error})") from error
+    except (EncodeError, ValueError) as error:  # protobuf's versions differ
+        raise CheckpointError(f"{what} is too large for one file: protobuf writes 2 GB at most ({error})") from error

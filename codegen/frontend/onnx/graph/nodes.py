@@ -1,4 +1,4 @@
-"""A model's nodes in plain values, and what they are called."""
+"""Nodes of an ONNX model in plain values, and their unique names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONNX_DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class Node:
-    """A node of an ONNX graph; an optional input or output that is left out is an empty name."""
+    """A node of an ONNX graph; an omitted optional input or output has an empty name."""
 
     operator: str
     domain: str
@@ -22,20 +22,20 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     integers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Attributes that hold integers; one integer is a list of one."""
+    """Integer attributes; a single integer is a tuple of one."""
     floats: Mapping[str, float] = field(default_factory=dict)
     strings: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
-    """The sub-graph or function that the node is in; empty for the main graph."""
+    """The sub-graph that the node is in, in words for messages; empty for the main graph."""
     position: int = -1
-    """In the main graph."""
+    """Index in the main graph; -1 for nodes of sub-graphs."""
 
     def input(self, index: int) -> str:
-        """An input's name, empty if it is left out."""
+        """An input's name; empty if omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def integer(self, name: str, default: int) -> int:
-        """An attribute that is one integer. Raises CheckpointError if it is not one."""
+        """An attribute of one integer. Raises CheckpointError if it holds another number of them."""
         values = self.integers.get(name, (default,))
         if len(values) != 1:
             raise CheckpointError(f"its {name} are {list(values)}, not 1 number: export the model again")
@@ -46,7 +46,7 @@ class Node:
 
 
 def text(name: str | bytes) -> str:
-    """Protobuf hands out what is not UTF-8 as bytes. Raises CheckpointError for that."""
+    """A name as text. Raises CheckpointError for a name that is not UTF-8, which protobuf gives as bytes."""
     if isinstance(name, bytes):
         raise CheckpointError(
             f"a name in it is not text ({name!r}), the file is damaged: export or copy the model again"
@@ -55,7 +55,7 @@ def text(name: str | bytes) -> str:
 
 
 def unique_names(nodes: Sequence[Node]) -> list[str]:
-    """Each node's own name; an empty or shared one gives way to the name of the node's output."""
+    """A unique name for each node: its own, or its output's name if its own is empty or shared."""
     bearers = Counter(node.name for node in nodes)
     taken = {name for name, number in bearers.items() if name and number == 1}
     names = []

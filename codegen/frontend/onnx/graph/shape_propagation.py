@@ -1,4 +1,4 @@
-"""Shapes that a graph computes from other shapes, followed in one pass over its nodes for inputs of given sizes."""
+"""Propagation of shapes, and of small tensors computed from shapes, through a graph in one pass over its nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.extract.diagnostics import UnsupportedError
+from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.constants import Constants
 from codegen.frontend.onnx.graph.dimensions import Dimension, Shape, is_known
 from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR, Evaluator, Operation, inferred_types, is_computable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tensor(NamedTuple):
-    """An element type by ONNX's number, 0 if it is not known, and a shape."""
+    """Element type by ONNX's number (0 if unknown) and shape of a tensor."""
 
     element_type: int
     shape: Shape | None
@@ -37,7 +37,7 @@ ArrayKey: TypeAlias = tuple[str, tuple[int, ...], bytes]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A node with what is often asked of it."""
+    """A node with its operation and names, which protobuf is slow to give."""
 
     node: NodeProto
     operation: Operation
@@ -46,10 +46,10 @@ class Step:
 
 
 class ComputedShapes:
-    """The tensors of a graph for inputs of several sizes. What a node makes of equal inputs is computed once."""
+    """Types and shapes of a graph's tensors for several input sizes; equal operations on equal inputs run once."""
 
     def __init__(self, graph: GraphProto, constants: Constants, opset: int, declared: Mapping[str, Tensor]) -> None:
-        """`declared` is what is known without following computed shapes."""
+        """`declared` are the tensors as onnx infers them, without computed shapes."""
         self._steps = _steps(graph)
         self._constants = constants
         self._opset = opset
@@ -59,7 +59,7 @@ class ComputedShapes:
         self._computed: dict[tuple[bytes, tuple[ArrayKey | None, ...]], list[NDArray[Any]]] = {}
 
     def at(self, dimension: Callable[[Dimension], Dimension]) -> dict[str, Tensor]:
-        """Every tensor, if `dimension` says what the dimensions are that the file has."""
+        """Every tensor by name; `dimension` maps each dimension of the file to the value to assume."""
         names = _Names(dimension)
         tensors = {name: names.replaced(tensor) for name, tensor in self._declared.items()}
         values: Arrays = {}
@@ -81,7 +81,7 @@ class ComputedShapes:
                 self._compute(step, tensors, values)
 
     def _choose(self, node: NodeProto, tensors: dict[str, Tensor], values: Arrays) -> None:
-        """The outputs of an If whose condition is known are those of one branch."""
+        """Follows the taken branch of an If with a known condition and copies its outputs."""
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         if not node.input or node.input[0] not in values or len(branches) != 2:
             return
@@ -120,7 +120,7 @@ class ComputedShapes:
         if not all(_is_small(tensors.get(name, UNKNOWN)) for name in outputs):
             return
         if all(name in self._constants for name in outputs):
-            with suppress(CheckpointError, UnsupportedError):  # said of the layer that needs it
+            with suppress(CheckpointError, UnsupportedError):  # reported for the layer that reads it
                 values |= {name: self._constants.read(name) for name in outputs}
             return
         if not all(name in values for name in step.inputs if name) or not is_computable(node, self._opset):
@@ -142,7 +142,7 @@ def _steps(graph: GraphProto) -> list[Step]:
 def _inferred(
     node: NodeProto, tensors: Sequence[Tensor | None], arrays: Sequence[NDArray[Any] | None], opset: int
 ) -> list[Tensor]:
-    """The outputs of a node; none if onnx cannot tell, or the inputs do not fit."""
+    """The outputs of a node; empty if onnx cannot infer them or the inputs do not fit."""
     from onnx import numpy_helper
 
     pairs = list(zip(node.input, tensors, arrays, strict=True))
@@ -159,7 +159,7 @@ def _inferred(
 
 
 def shape_of(value_type: TypeProto) -> Shape | None:
-    """What a type says; a dimension of 0 is one that is not known, as exporters used to write."""
+    """The shape of a type; None if absent. A dimension of 0 counts as unknown, since old exporters wrote that."""
     tensor = value_type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -184,14 +184,14 @@ def _tensor_of(array: NDArray[Any]) -> Tensor:
 
 
 class _Names:
-    """What the names of dimensions stand for: one that was followed to a number in one tensor is it in all of them."""
+    """Values of dimension symbols: a symbol found to be a number in one tensor has that value in all tensors."""
 
     def __init__(self, dimension: Callable[[Dimension], Dimension]) -> None:
         self._dimension = dimension
         self._numbers: dict[str, int] = {}
 
     def compare(self, declared: Tensor, followed: Tensor) -> None:
-        """Learns from a tensor as the file has it and as it turned out."""
+        """Learns the values of symbols from a tensor as declared and as propagated."""
         if declared.shape is None or followed.shape is None or len(declared.shape) != len(followed.shape):
             return
         for name, number in zip(declared.shape, followed.shape, strict=True):
@@ -207,7 +207,7 @@ class _Names:
 
 
 def _merged(inferred: Tensor, declared: Tensor) -> Tensor:
-    """What is known from either, first from what was inferred."""
+    """Type and shape from both sources, the inferred ones first."""
     element_type = inferred.element_type or declared.element_type
     if inferred.shape is None or declared.shape is None or len(inferred.shape) != len(declared.shape):
         return Tensor(element_type, declared.shape if inferred.shape is None else inferred.shape)
