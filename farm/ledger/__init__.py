@@ -8,13 +8,14 @@ from sqlalchemy import Engine
 
 from farm.config.settings import Settings, redacted
 from farm.errors import LedgerError
+from farm.ledger import schema
 from farm.ledger.coordinators import CoordinatorState
 from farm.ledger.database import open_engine
 from farm.ledger.filters import Which
 from farm.ledger.jobs import Ledger
 from farm.ledger.key_neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
-from farm.ledger.schema import HEAD, revision, upgrade
+from farm.ledger.schema import check_known, revision, upgrade
 from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun
 from farm.ledger.timeline import TimedRun
 
@@ -36,19 +37,22 @@ __all__ = [
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """The configured ledger. An embedded database is made, and brought up to date, where that is needed.
+    """The configured ledger. An embedded database is made or upgraded if necessary.
 
-    Raises LedgerError; of a server's database that is not up to date too: others may be at work in it.
+    Raises LedgerError; also for a server's database of an older revision, which other processes may be using.
     """
     engine = _open(settings)
+    head = schema.MIGRATIONS.head
     try:
         found = revision(engine)
-        if found != HEAD and _file(settings) is None:
+        check_known(engine, found)
+        if found != head and _file(settings) is None:
+            state = "is empty" if found is None else f"has revision {found}"
             raise LedgerError(
-                f"the database {redacted(settings.database_url)} {_state(found)}, this program needs revision {HEAD}: "
-                f"run farm db upgrade{', or use the version of farm that made it' if found else ''}"
+                f"the database {redacted(settings.database_url)} {state}, this program needs revision {head}: "
+                "run farm db upgrade"
             )
-        if found != HEAD:
+        if found != head:
             upgrade(engine)
     except LedgerError:
         engine.dispose()
@@ -57,29 +61,30 @@ def open_ledger(settings: Settings) -> Ledger:
 
 
 def database_revision(settings: Settings) -> tuple[str | None, str]:
-    """The database's revision and this program's."""
+    """The database's revision (None: it is empty or not there yet) and this program's."""
+    head = schema.MIGRATIONS.head
     file = _file(settings)
     if file is not None and not file.exists():
-        return None, HEAD
+        return None, head
     engine = open_engine(settings.database_url)
     try:
-        return revision(engine), HEAD
+        return revision(engine), head
     finally:
         engine.dispose()
 
 
 def upgrade_database(settings: Settings) -> None:
-    """What `farm db upgrade` does; opening an embedded ledger does the same."""
+    """Upgrades the configured database to this program's revision; does nothing if it has it."""
     engine = _open(settings)
     try:
-        if revision(engine) != HEAD:
+        if revision(engine) != schema.MIGRATIONS.head:
             upgrade(engine)
     finally:
         engine.dispose()
 
 
 def _open(settings: Settings) -> Engine:
-    """An embedded database has a folder then."""
+    """An engine for the configured database; the folder of an embedded one is made."""
     file = _file(settings)
     if file is not None:
         try:
@@ -90,10 +95,6 @@ def _open(settings: Settings) -> Engine:
                 "check its permissions, or name another database in FARM_DATABASE_URL"
             ) from None
     return open_engine(settings.database_url)
-
-
-def _state(found: str | None) -> str:
-    return "is empty" if found is None else f"has revision {found}"
 
 
 def _file(settings: Settings) -> Path | None:

@@ -1,63 +1,90 @@
-"""The database's revision, and the way up. Alembic is imported only where something has to be migrated."""
+"""The database's revision and its upgrade. Alembic is imported only if the revision is not this program's."""
 
 from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from farm.config.settings import redacted
 from farm.errors import LedgerError
 from farm.ledger.database import failure, reading
 
-HEAD = "0014"
-"""The newest revision in migrations/versions."""
 LOCK = 0x6661726D
-"""A number that nothing else in the same database locks."""
+"""Number of the advisory lock on a server: nothing else in the same database may use it."""
+
+
+@dataclass(frozen=True)
+class Migrations:
+    """The migrations of one version of this program."""
+
+    head: str
+    """The newest revision: the one that this program works with."""
+    folder: str
+    """Alembic's folder, with a file for each revision in `versions`."""
+
+    def known(self) -> frozenset[str]:
+        """All revisions, from each of which there is a way to the newest."""
+        from alembic.script import ScriptDirectory
+
+        return frozenset(each.revision for each in ScriptDirectory(self.folder).walk_revisions(head=self.head))
+
+
+MIGRATIONS = Migrations("1", str(files("farm.ledger.migrations")))
 
 
 def revision(engine: Engine) -> str | None:
-    """What the database has; None for an empty one."""
+    """The database's revision; None if it is empty."""
     with reading(engine) as connection:
         if not inspect(connection).has_table("alembic_version"):
             return None
         return connection.execute(text("select version_num from alembic_version")).scalar()
 
 
+def check_known(engine: Engine, found: str | None) -> None:
+    """Raises LedgerError if this program can neither use nor upgrade a database of that revision."""
+    if found not in (None, MIGRATIONS.head) and found not in MIGRATIONS.known():
+        raise LedgerError(
+            f"the database {redacted(engine.url.render_as_string(hide_password=True))} has revision {found}, "
+            f"unknown to this program (revision {MIGRATIONS.head}): "
+            "use the version of farm that made it, or name another database in FARM_DATABASE_URL"
+        )
+
+
 def upgrade(engine: Engine) -> None:
-    """Brings the database to HEAD; of several processes that try at once, one does it and the others wait."""
+    """Upgrades the database to this program's revision. Of several processes one does it while the others wait.
+
+    Raises LedgerError for a revision that this program does not know, or if the database fails.
+    """
     with _lock(engine):
         found = revision(engine)
-        if found == HEAD:
+        check_known(engine, found)
+        if found == MIGRATIONS.head:
             return
         from alembic import command
         from alembic.config import Config
-        from alembic.util import CommandError
 
         config = Config()
-        # Package data, so that an installed farm finds it too; the option takes % for a placeholder.
-        config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
         config.attributes["engine"] = engine
+        # Alembic takes % in an option for the start of a placeholder.
+        config.set_main_option("script_location", MIGRATIONS.folder.replace("%", "%%"))
         try:
-            command.upgrade(config, HEAD)
-        except CommandError as error:
-            raise LedgerError(
-                f"the database has revision {found}, which this program (revision {HEAD}) does not know ({error}): "
-                "use the version of farm that made it, or a newer one"
-            ) from None
+            command.upgrade(config, MIGRATIONS.head)
         except DBAPIError as error:
             raise failure(engine, error) from None
 
 
 @contextmanager
 def _lock(engine: Engine) -> Iterator[None]:
-    """A file beside an embedded database; a server has locks of its own."""
+    """Excludes other processes: by a file beside an embedded database, by an advisory lock on a server."""
     if engine.dialect.name == "postgresql":
-        # Of a connection, and so gone with its process.
+        # An advisory lock belongs to its connection, so it ends with the process at the latest.
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text(f"select pg_advisory_lock({LOCK})"))
             try:
@@ -71,7 +98,7 @@ def _lock(engine: Engine) -> Iterator[None]:
             file = stack.enter_context(Path(f"{path}.lock").open("w"))
         except OSError as error:
             raise LedgerError(
-                f"the database {path} has to be migrated, and {path}.lock cannot be made ({error.strerror}): "
+                f"the database {path} has to be migrated, but {path}.lock cannot be made ({error.strerror}): "
                 "check the folder's permissions, or name another database in FARM_DATABASE_URL"
             ) from None
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ import pytest
 from codegen.model_zoo import lenet5, write_network
 from tests.command import ROOT, own_environment
 
-SHADOWS = ("cli.py", "farm.py", "codegen/__init__.py", "numpy.py", "onnx/__init__.py", "ray.py", "migrations.py")
+SHADOWS = ("cli.py", "farm.py", "codegen/__init__.py", "numpy.py", "onnx/__init__.py", "ray.py")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ MAY_IMPORT = {
     "codegen": {"codegen"},
     "farm": {"codegen", "farm"},
     "cli": {"cli", "codegen", "farm"},
-    "migrations": {"farm"},
 }
 
 FARM_LAYERS = (
@@ -43,7 +42,7 @@ FARM_LAYERS = (
 package's."""
 
 DOORS = {
-    "alembic": {"farm/ledger/", "migrations/"},
+    "alembic": {"farm/ledger/"},
     "boto3": {"farm/store/s3.py"},
     "botocore": {"farm/store/s3.py"},
     "gimmik": {"farm/bench/layers/gimmik_kernels.py"},
@@ -54,7 +53,7 @@ DOORS = {
     "pycuda": {"farm/cuda/device.py"},
     "ray": {"farm/executors/ray/connection.py"},
     "rich": {"cli/"},
-    "sqlalchemy": {"farm/ledger/", "migrations/"},
+    "sqlalchemy": {"farm/ledger/"},
     "subprocess": {"codegen/toolchain/tools.py", "farm/executors/processes.py"},
     "torch": {
         "farm/bench/graphchallenge/torch_",
@@ -79,7 +78,12 @@ SLOW = {
     "ray",
     "torch",
 }
-WHOLLY = ("migrations/", "farm/bench/graphchallenge/torch_", "farm/bench/networks/torch_", "farm/torch/")
+WHOLLY = (
+    "farm/bench/graphchallenge/torch_",
+    "farm/bench/networks/torch_",
+    "farm/ledger/migrations/",
+    "farm/torch/",
+)
 """Modules that are of no use without one of them, by the start of their path."""
 TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "PIL", "playwright", "pytest", "yaml"}
 

@@ -1,10 +1,11 @@
-"""The migrations make the tables that the code speaks of, and keep what was in them."""
+"""The migrations make the tables that the code uses, once, and refuse what they do not know."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-from dataclasses import replace
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,300 +14,102 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
-import migrations
-from codegen.ir.layer_spec import Conv2d, Linear
-from codegen.ir.tiling import Part, Tiling
+import farm
+from farm.config.settings import Settings, load_settings
 from farm.errors import LedgerError
-from farm.jobs.model import BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status, TilingChoice
-from farm.ledger import Ledger, database_revision
+from farm.ledger import database_revision, open_ledger, schema
 from farm.ledger.database import open_engine
-from farm.ledger.schema import HEAD
+from farm.ledger.schema import MIGRATIONS, Migrations
 from farm.ledger.tables import metadata
 from tests.services.conftest import Database
+from tests.services.ledger_rows import new_job, submit
 from tests.services.meeting import BARRIER, will_meet
-from tests.tuning_samples import record
+
+CHECKOUT = Path(farm.__file__).parents[1]
+LATER = Path(__file__).with_name("later_migration.py")
+HEAD = MIGRATIONS.head
 
 
-def opened(database: Database) -> Ledger:
-    """Brought up to date before."""
-    database.upgrade()
-    return database.open()
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Migrations:
+    """The migrations of a later version: this version's and one more."""
+    folder = tmp_path_factory.mktemp("later") / "migrations"
+    shutil.copytree(MIGRATIONS.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(LATER, folder / "versions")
+    return Migrations("2", str(folder))
 
 
-def migrate(database: Database, revision: str) -> None:
-    """To any revision, up or down."""
-    if database.kind == "sqlite":
-        Path(database.settings.database_url.removeprefix("sqlite:///")).parent.mkdir(exist_ok=True)
-    engine = open_engine(database.settings.database_url)
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.attributes["engine"] = engine
-    found = database_revision(database.settings)[0]
-    up = revision != "base" and (found is None or found < revision)
-    (command.upgrade if up else command.downgrade)(config, revision)
-    engine.dispose()
+@pytest.fixture
+def later_version(later: Migrations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MIGRATIONS", later)
 
 
-def execute(database: Database, statement: str, rows: list[dict[str, Any]] | None = None) -> None:
+@pytest.fixture
+def used_database(empty_database: Database) -> Database:
+    """Made by this version, with a job in it."""
+    empty_database.upgrade()
+    ledger = empty_database.open()
+    submit(ledger, new_job())
+    ledger.close()
+    return empty_database
+
+
+def execute(database: Database, statement: str) -> Any:
     engine = open_engine(database.settings.database_url)
     with engine.execution_options(farm_writes=True).begin() as connection:
-        connection.execute(text(statement), rows)
-    engine.dispose()
-
-
-SPEC_OF_0001 = {
-    "operator": "conv2d",
-    "channels": 3,
-    "height": 8,
-    "width": 9,
-    "kernels": 10,
-    "kernel_height": 3,
-    "kernel_width": 3,
-    "stride": [1, 2],
-    "padding": [1, 0, 1, 2],
-}
-OPTIONS_OF_0001 = {"archs": ["sm_80", "sm_90"], "batch": 64, "form": "rolled", "optimisation": 3, "strict": False}
-TILING = Tiling(8, 8, 1, 4, 3, 2)
-ROWS_OF_0001: dict[str, list[dict[str, Any]]] = {
-    "submissions": [{"id": "s1", "submitter": "ada", "submitted_at": 1.5}],
-    "jobs": [
-        {
-            "number": 1,
-            "id": "aaaa1111",
-            "submission": "s1",
-            "name": "net",
-            "model": "/models/net.onnx",
-            "model_digest": "cd" * 32,
-            "request_digest": "ef" * 32,
-            "options": json.dumps(OPTIONS_OF_0001),
-            "skipped": "[]",
-            "status": "SUCCEEDED",
-            "reason": "",
-            "stage": "",
-            "done": 2,
-            "total": 2,
-            "hits": 1,
-            "tries": 1,
-            "submitted_at": 1.5,
-            "started_at": 2.5,
-            "finished_at": 3.5,
-            "coordinator": None,
-            "lease_until": None,
-        }
-    ],
-    "builds": [
-        {
-            "id": 7,
-            "job": "aaaa1111",
-            "position": 0,
-            "layer": "conv1",
-            "input": "x",
-            "output": "y",
-            "spec": json.dumps(SPEC_OF_0001),
-            "tiling": json.dumps({name: value for name, value in TILING.to_json().items() if name != "accumulate"}),
-            "weights": "ab" * 32,
-            "nonzeros": 11,
-        }
-    ],
-    "results": [
-        {
-            "build": 7,
-            "arch": arch,
-            "job": "aaaa1111",
-            "outcome": "built",
-            "template_key": "11" * 32,
-            "cubin_key": "22" * 32,
-            "cubin": "33" * 32,
-            "cubin_bytes": 4096,
-            "ptx": "44" * 32,
-            "fmas_kept": 5,
-            "fmas_deleted": 6,
-            "registers": 40,
-            "spill_bytes": 8,
-            "template_seconds": 0.5,
-            "rewrite_seconds": 0.01,
-            "ptxas_seconds": 0.2,
-            "error": "",
-            "command": "",
-        }
-        for arch in ("sm_80", "sm_90")
-    ],
-    "events": [{"id": 1, "job": "aaaa1111", "at": 2.5, "level": "info", "text": "succeeded"}],
-}
-
-
-def rows_in(database: Database) -> dict[str, list[dict[str, Any]]]:
-    """Everything that the tables of 0001 hold, column by column."""
-    engine = open_engine(database.settings.database_url)
-    with engine.connect() as connection:
-        found = {
-            table: [dict(row) for row in connection.execute(text(f"select * from {table} order by 1, 2")).mappings()]
-            for table in ROWS_OF_0001
-        }
+        result = connection.execute(text(statement))
+        found = result.scalars().all() if result.returns_rows else None
     engine.dispose()
     return found
 
 
-def fill_0001(database: Database) -> None:
-    migrate(database, "0001")
-    for table, rows in ROWS_OF_0001.items():
-        places = ", ".join(f":{name}" for name in rows[0])
-        execute(database, f"insert into {table} ({', '.join(rows[0])}) values ({places})", rows)
-    if database.kind == "postgresql":  # where a number that is given does not count as given out
-        for table, column in (("jobs", "number"), ("builds", "id"), ("events", "id")):
-            execute(
-                database, f"select setval(pg_get_serial_sequence('{table}', '{column}'), max({column})) from {table}"
-            )
+def tables_in(database: Database) -> set[str]:
+    engine = open_engine(database.settings.database_url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def settings_in(folder: Path) -> Settings:
+    return load_settings({"FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}"})
 
 
 def upgrade_and_count(database: Database) -> int:
     BARRIER[0].wait(60)
-    ledger = opened(database)
+    database.upgrade()
+    ledger = database.open()
     try:
         return sum(ledger.counts().values())
     finally:
         ledger.close()
 
 
+def test_the_newest_migration_is_the_revision_that_the_program_works_with() -> None:
+    assert ScriptDirectory(MIGRATIONS.folder).get_current_head() == HEAD
+
+
 def test_the_migrated_database_has_exactly_the_tables_of_the_code(empty_database: Database) -> None:
-    opened(empty_database).close()
+    empty_database.upgrade()
     engine = open_engine(empty_database.settings.database_url)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
-
-
-def test_what_0001_held_is_one_part_with_all_groups(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    ledger = opened(empty_database)
-    job = ledger.job("aaaa1111")
-    [build] = ledger.builds(job.id)
-    results = ledger.results(job.id)
-    ledger.close()
-    assert (job.status, job.done, job.total) == (Status.SUCCEEDED, 2, 2)
-    assert job.options == BuildOptions(("sm_80", "sm_90"), code_limit_bytes=5_000_000)
-    assert build.spec == Conv2d(3, 8, 9, 10, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
-    assert (build.id, build.tiling, build.parts) == (7, TILING, (Part(0, 3),))  # 10 kernels, 4 in a group
-    assert (build.residual, build.gate, build.rows, build.folded) == ("", "", 1, ())
-    assert [(result.build, result.arch, result.part, result.registers) for result in results] == [
-        (7, "sm_80", 0, 40),
-        (7, "sm_90", 0, 40),
-    ]
-
-
-def test_results_of_other_parts_fit_beside_those_of_0001(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    ledger = opened(empty_database)
-    [first, _] = ledger.results("aaaa1111")
-    ledger.record_results([replace(first, part=1)])
-    assert [(result.arch, result.part) for result in ledger.results("aaaa1111")] == [
-        ("sm_80", 0),
-        ("sm_80", 1),
-        ("sm_90", 0),
-    ]
-    ledger.close()
-
-
-def test_what_0001_knew_of_nvcc_is_one_run_of_it(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    ledger = opened(empty_database)
-    found = ledger.statistics.read(all_time=True).template
-    ledger.close()
-    assert (found.misses, found.hits, found.spent_seconds) == (1, 0, 0.5)  # of two results with the same time
-
-
-def test_a_migrated_database_keeps_its_references_and_indexes(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    empty_database.upgrade()
-    migrated = shape_of(empty_database)
-    migrate(empty_database, "base")
-    empty_database.upgrade()
-    assert migrated == shape_of(empty_database)
-
-
-def test_down_to_the_base_no_table_is_left(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    empty_database.upgrade()
-    migrate(empty_database, "base")
-    engine = open_engine(empty_database.settings.database_url)
-    assert inspect(engine).get_table_names() == ["alembic_version"]
-    engine.dispose()
-
-
-def shape_of(database: Database) -> dict[str, Any]:
-    """References and indexes of every table, with their columns."""
-    engine = open_engine(database.settings.database_url)
     found = inspect(engine)
-    shape = {
-        table: (found.get_foreign_keys(table), found.get_indexes(table), found.get_pk_constraint(table))
-        for table in sorted(metadata.tables)
-    }
+    for name, table in metadata.tables.items():
+        keys = {(key.parent.name, key.target_fullname) for key in table.foreign_keys}
+        assert keys == {
+            (column, f"{key['referred_table']}.{target}")
+            for key in found.get_foreign_keys(name)
+            for column, target in zip(key["constrained_columns"], key["referred_columns"], strict=True)
+        }
+        assert {index.name for index in table.indexes} == {
+            index["name"] for index in found.get_indexes(name) if not index.get("duplicates_constraint")
+        }
+        assert [column.name for column in table.primary_key] == found.get_pk_constraint(name)["constrained_columns"]
     engine.dispose()
-    assert shape["results"][0]
-    return shape
-
-
-def test_down_again_everything_is_as_it_was(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    before = rows_in(empty_database)
-    migrate(empty_database, "0002")
-    migrate(empty_database, "0001")
-    assert rows_in(empty_database) == before
-
-
-@pytest.mark.parametrize(
-    ("spec", "parts"),
-    [
-        (Conv2d(3, 8, 8, 8, 3, 3), (Part(0, 1), Part(1, 2))),
-        (Conv2d(3, 8, 8, 8, 3, 3, dilation=(2, 2)), (Part(0, 2),)),
-        (Linear(12, 8), (Part(0, 2),)),
-    ],
-)
-def test_down_again_jobs_that_0001_would_misread_are_gone_and_no_others(
-    spec: Conv2d | Linear, parts: tuple[Part, ...], empty_database: Database
-) -> None:
-    fill_0001(empty_database)
-    before = rows_in(empty_database)
-    ledger = opened(empty_database)
-    [old] = ledger.builds("aaaa1111")
-    new = replace(old, spec=spec, parts=parts)
-    job = NewJob("bbbb2222", "new", "/models/new.onnx", "01" * 32, "23" * 32, BuildOptions(("sm_90",)), (new,))
-    ledger.record_submission(NewSubmission("s2", "ada", (job,)))
-    [build] = ledger.builds("bbbb2222")
-    ledger.record_results([BuildResult(build.id, "sm_90", 0, Outcome.BUILT, "11" * 32, "22" * 32)])
-    ledger.add_event("bbbb2222", "info", "planned")
-    ledger.close()
-    migrate(empty_database, "0001")
-    found = rows_in(empty_database)
-    assert len(found.pop("submissions")) == 2
-    assert found == {table: rows for table, rows in before.items() if table != "submissions"}
-
-
-def test_down_again_jobs_with_several_tilings_of_a_layer_are_gone_and_no_others(empty_database: Database) -> None:
-    fill_0001(empty_database)
-    ledger = opened(empty_database)
-    [old] = ledger.builds("aaaa1111")
-    tuned = replace(old, choices=(TilingChoice("sm_90", "NVIDIA Made-Up"),))
-    others = replace(old, tiling=replace(TILING, stages=3), choices=(TilingChoice("sm_80"),))
-    options = BuildOptions(("sm_90",), tuning=False)
-    both = replace(options, archs=("sm_80", "sm_90"))
-    jobs = (
-        NewJob("bbbb2222", "two tilings", "/models/new.onnx", "01" * 32, "23" * 32, both, (tuned, others)),
-        NewJob("cccc3333", "plain", "/models/new.onnx", "01" * 32, "45" * 32, options, (old,)),
-        NewJob("dddd4444", "one record", "/models/new.onnx", "01" * 32, "67" * 32, options, (tuned,)),
-    )
-    ledger.record_submission(NewSubmission("s2", "ada", jobs))
-    ledger.tuning.put(record(TILING))
-    ledger.close()
-    migrate(empty_database, "0003")
-    empty_database.upgrade()
-    ledger = empty_database.open()
-    assert {each.id for each in ledger.jobs()} == {"aaaa1111", "cccc3333", "dddd4444"}
-    assert ledger.job("cccc3333").options == BuildOptions(("sm_90",))
-    assert ledger.tuning.records() == []
-    ledger.close()
 
 
 def test_a_database_is_migrated_once(empty_database: Database) -> None:
@@ -317,26 +120,106 @@ def test_a_database_is_migrated_once(empty_database: Database) -> None:
     empty_database.open().close()
 
 
-def test_four_processes_may_migrate_a_fresh_database_at_once(empty_database: Database) -> None:
+def test_four_processes_may_migrate_an_empty_database_at_once(empty_database: Database) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(4, initializer=will_meet, initargs=(context.Barrier(4),)) as pool:
         assert pool.map(upgrade_and_count, [empty_database] * 4, chunksize=1) == [0] * 4
 
 
-def test_a_database_of_a_newer_program_is_refused_in_words(empty_database: Database) -> None:
-    empty_database.upgrade()
-    execute(empty_database, "update alembic_version set version_num = '9999'")
-    for attempt in (empty_database.open, empty_database.upgrade):
-        with pytest.raises(LedgerError, match=r"revision 9999.*the version of farm that made it"):
+def test_a_later_version_upgrades_a_database_and_keeps_its_rows(used_database: Database, later_version: None) -> None:
+    assert database_revision(used_database.settings) == (HEAD, "2")
+    used_database.upgrade()
+    assert database_revision(used_database.settings) == ("2", "2")
+    assert "shelves" in tables_in(used_database)
+    assert execute(used_database, "select priority from jobs") == [7]
+
+
+def test_opening_upgrades_an_embedded_database_and_refuses_an_older_server(
+    used_database: Database, later_version: None
+) -> None:
+    if used_database.kind == "sqlite":
+        used_database.open().close()
+        assert database_revision(used_database.settings) == ("2", "2")
+        return
+    with pytest.raises(LedgerError, match=rf"has revision {HEAD}, .* needs revision 2: run farm db upgrade"):
+        used_database.open()
+    assert database_revision(used_database.settings) == (HEAD, "2")
+
+
+def test_an_upgrade_that_fails_leaves_the_database_as_it_was(used_database: Database, later_version: None) -> None:
+    execute(used_database, "create table shelves (mine text)")  # made last by the later migration
+    before = tables_in(used_database)
+    with pytest.raises(LedgerError, match=r'shelves"? already exists'):
+        used_database.upgrade()
+    assert database_revision(used_database.settings) == (HEAD, "2")
+    assert tables_in(used_database) == before
+    engine = open_engine(used_database.settings.database_url)
+    assert "priority" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
+    engine.dispose()
+
+
+def test_a_first_migration_that_fails_leaves_the_database_as_it_was(empty_database: Database) -> None:
+    if empty_database.kind == "sqlite":
+        Path(empty_database.settings.database_url.removeprefix("sqlite:///")).parent.mkdir()
+    execute(empty_database, "create table marks (mine text)")  # made last by the first migration
+    with pytest.raises(LedgerError, match=r'marks"? already exists'):
+        empty_database.upgrade()
+    assert tables_in(empty_database) == {"marks"}
+
+
+def test_the_database_of_a_later_version_is_refused(used_database: Database, later: Migrations) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", later)
+        used_database.upgrade()
+    for attempt in (used_database.open, used_database.upgrade):
+        with pytest.raises(LedgerError, match=r"has revision 2, unknown to this program"):
             attempt()
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(empty_database: Database) -> None:
-    if empty_database.kind == "sqlite":
-        Path(empty_database.settings.database_url.removeprefix("sqlite:///")).parent.mkdir()
-    execute(empty_database, "create table results (mine text)")  # the last table that the first migration makes
-    with pytest.raises(LedgerError, match=r'results"? already exists'):
-        empty_database.upgrade()
-    engine = open_engine(empty_database.settings.database_url)
-    assert inspect(engine).get_table_names() == ["results"]
+@pytest.mark.parametrize("revision", ["0001", "0014"])
+def test_a_database_from_before_the_first_release_is_refused(revision: str, used_database: Database) -> None:
+    execute(used_database, f"update alembic_version set version_num = '{revision}'")
+    for attempt in (used_database.open, used_database.upgrade):
+        with pytest.raises(LedgerError, match=rf"revision {revision}, unknown.*: use the version of farm that made it"):
+            attempt()
+    assert execute(used_database, "select count(*) from jobs") == [1]
+
+
+def test_a_migration_can_be_undone(used_database: Database) -> None:
+    engine = open_engine(used_database.settings.database_url)
+    config = Config()
+    config.set_main_option("script_location", MIGRATIONS.folder)
+    config.attributes["engine"] = engine
+    command.downgrade(config, "base")
+    assert inspect(engine).get_table_names() == ["alembic_version"]
     engine.dispose()
+
+
+def test_an_up_to_date_ledger_opens_without_alembic(tmp_path: Path) -> None:
+    open_ledger(settings_in(tmp_path)).close()
+    code = (
+        "import sys; from farm.ledger import open_ledger; from farm.config.settings import load_settings;"
+        f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{tmp_path / 'farm.db'}'}}));"
+        "sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_migration_without_its_lock_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "farm.db.lock").mkdir()
+    with pytest.raises(LedgerError, match=r"has to be migrated, but .*farm.db.lock cannot be made"):
+        open_ledger(settings_in(tmp_path))
+
+
+def test_the_migrations_run_from_wherever_the_packages_are(tmp_path: Path) -> None:
+    packages, elsewhere = tmp_path / "100%(here)s", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("codegen", "farm"):
+        shutil.copytree(CHECKOUT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(packages)!r}); import farm; assert {str(packages)!r} in farm.__file__;"
+        "from farm.ledger import open_ledger; from farm.config.settings import load_settings;"
+        f"open_ledger(load_settings({{'FARM_DATABASE_URL': 'sqlite:///{elsewhere / 'farm.db'}'}}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=elsewhere)
+    assert database_revision(settings_in(elsewhere)) == (HEAD, HEAD)
