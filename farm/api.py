@@ -292,7 +292,8 @@ class Farm:
         """Report of a submission: its jobs and their runs over time. Raises NotFoundError."""
         self.check_submission(submission)
         jobs = self.jobs(submission=submission)[::-1]
-        return SweepReport(submission, tuple(jobs), tuple(self._ledger.timeline.runs(submission)), datetime.now(UTC))
+        runs = tuple(self._ledger.statistics.timeline(submission))
+        return SweepReport(submission, tuple(jobs), runs, datetime.now(UTC))
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """Events of a job after the event with that id, oldest first."""

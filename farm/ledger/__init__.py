@@ -10,14 +10,13 @@ from farm.config.settings import Settings, redacted
 from farm.errors import LedgerError
 from farm.ledger import schema
 from farm.ledger.coordinators import CoordinatorState
-from farm.ledger.database import open_engine
+from farm.ledger.database import Database, open_engine
 from farm.ledger.filters import Which
 from farm.ledger.jobs import Ledger
 from farm.ledger.key_neighbours import KeyUse, Neighbour
 from farm.ledger.retention import References
 from farm.ledger.schema import check_known, revision, upgrade
-from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun
-from farm.ledger.timeline import TimedRun
+from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun, TimedRun
 
 __all__ = [
     "CoordinatorState",
@@ -57,7 +56,7 @@ def open_ledger(settings: Settings) -> Ledger:
     except LedgerError:
         engine.dispose()
         raise
-    return Ledger(engine)
+    return Ledger(Database(engine))
 
 
 def database_revision(settings: Settings) -> tuple[str | None, str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, and_, delete, func, insert, or_, select, update
+from sqlalchemy import and_, delete, func, insert, or_, select, update
 
 from farm.jobs.model import Status
-from farm.ledger.database import insert_or_replace, patient, reading, writing
+from farm.ledger.database import Database, patient
 from farm.ledger.tables import coordinators, flights, jobs, now
 
 FORGET_SECONDS = 3600.0
@@ -44,14 +44,13 @@ class Coordinators:
     A flight lasts until it is landed, or until its coordinator's lease has ended.
     """
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @patient
     def register(self, coordinator: str, node: str, *, serves: bool, lease_seconds: float) -> None:
         """Makes a coordinator known, and forgets those that died long ago."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             long_ago = coordinators.c.seen < now() - FORGET_SECONDS
             connection.execute(delete(coordinators).where(or_(long_ago, coordinators.c.id == coordinator)))
             living = select(coordinators.c.id)
@@ -64,13 +63,13 @@ class Coordinators:
     def beat(self, coordinator: str, lease_seconds: float, workers: Sequence[Mapping[str, Any]]) -> None:
         """Says that it is alive, and what its workers do."""
         said = {"seen": now(), "lease_until": now() + lease_seconds, "workers": list(workers)}
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             connection.execute(update(coordinators).where(coordinators.c.id == coordinator).values(said))
 
     @patient
     def leave(self, coordinator: str) -> None:
         """Forgets a coordinator that ends in order, and its flights."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             connection.execute(delete(flights).where(flights.c.coordinator == coordinator))
             connection.execute(delete(coordinators).where(coordinators.c.id == coordinator))
 
@@ -79,13 +78,13 @@ class Coordinators:
         running = and_(jobs.c.coordinator == coordinators.c.id, jobs.c.status == Status.RUNNING)
         count = select(func.count()).select_from(jobs).where(running).scalar_subquery()
         query = select(coordinators, count.label("jobs"), now().label("now")).order_by(coordinators.c.since)
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return [_state_of_row(row) for row in connection.execute(query)]
 
     def any_serves(self) -> bool:
         """Whether a coordinator is alive that takes whatever is pending."""
         alive = select(coordinators.c.id).where(coordinators.c.serves, coordinators.c.lease_until >= now())
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return connection.execute(alive.limit(1)).first() is not None
 
     @patient
@@ -95,11 +94,11 @@ class Coordinators:
             return set()
         others = select(coordinators.c.id).where(coordinators.c.lease_until >= now(), coordinators.c.id != coordinator)
         free = flights.c.coordinator.not_in(others)
-        statement = insert_or_replace(self._engine, flights, ("key",), ("coordinator",), where=free)
+        statement = self._database.insert_or_replace(flights, ("key",), ("coordinator",), where=free)
         # Sorted: of two that ask for the same keys, one waits for the other, and neither for ever.
         rows = [{"key": key, "coordinator": coordinator} for key in sorted(keys)]
         mine = select(flights.c.key).where(flights.c.key.in_(keys), flights.c.coordinator == coordinator)
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             connection.execute(statement, rows)
             return set(connection.execute(mine).scalars())
 
@@ -108,7 +107,7 @@ class Coordinators:
         """The keys are built, or given up: others may have them."""
         if keys:
             done = and_(flights.c.key.in_(keys), flights.c.coordinator == coordinator)
-            with writing(self._engine, self._wait_seconds) as connection:
+            with self._database.writing() as connection:
                 connection.execute(delete(flights).where(done))
 
 

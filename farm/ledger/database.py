@@ -88,34 +88,69 @@ def _open_postgresql(url: str) -> Engine:
         ) from None
 
 
-@contextmanager
-def reading(engine: Engine, wait_seconds: float = 0) -> Iterator[Connection]:
-    """A transaction that reads. Raises LedgerError in words where the database fails."""
-    with _transaction(engine, wait_seconds, writes=False) as connection:
-        yield connection
+class Database:
+    """An engine, and how long each call waits for a server that is unreachable."""
 
+    def __init__(self, engine: Engine, wait_seconds: float = 0) -> None:
+        self.engine = engine
+        self.wait_seconds = wait_seconds
 
-@contextmanager
-def writing(engine: Engine, wait_seconds: float = 0) -> Iterator[Connection]:
-    """A transaction that writes: whole, or not at all."""
-    with _transaction(engine, wait_seconds, writes=True) as connection:
-        yield connection
-
-
-@contextmanager
-def _transaction(engine: Engine, wait_seconds: float, *, writes: bool) -> Iterator[Connection]:
-    try:
-        with _connect(engine, wait_seconds).execution_options(farm_writes=writes) as connection, connection.begin():
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads. Raises LedgerError if the database fails."""
+        with self._transaction(writes=False) as connection:
             yield connection
-    except (DBAPIError, PoolTimeoutError) as error:
-        raise failure(engine, error) from None
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes everything or nothing. Raises LedgerError if the database fails."""
+        with self._transaction(writes=True) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        try:
+            with (
+                _connect(self.engine, self.wait_seconds).execution_options(farm_writes=writes) as connection,
+                connection.begin(),
+            ):
+                yield connection
+        except (DBAPIError, PoolTimeoutError) as error:
+            raise failure(self.engine, error) from None
+
+    def insert_or_replace(
+        self,
+        table: Table,
+        index: tuple[str, ...],
+        replaced: tuple[str, ...],
+        *,
+        where: ColumnElement[bool] | None = None,
+    ) -> Any:
+        """An insert that replaces the columns `replaced` of a row with the same `index`, if that row fulfils `where`.
+
+        Without columns to replace the existing row stays as it is.
+        """
+        # Each dialect has an insert of its own, whose import is slow.
+        if self.engine.dialect.name == "postgresql":
+            from sqlalchemy.dialects import postgresql
+
+            statement: Any = postgresql.insert(table)
+        else:
+            from sqlalchemy.dialects import sqlite
+
+            statement = sqlite.insert(table)
+        if not replaced:
+            return statement.on_conflict_do_nothing(index_elements=index)
+        return statement.on_conflict_do_update(
+            index_elements=index, set_={name: statement.excluded[name] for name in replaced}, where=where
+        )
 
 
-class _Waits(Protocol):
-    _wait_seconds: float
+class _UsesDatabase(Protocol):
+    _database: Database
 
 
-_Self = TypeVar("_Self", bound=_Waits)
+_Self = TypeVar("_Self", bound=_UsesDatabase)
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -123,14 +158,14 @@ _Result = TypeVar("_Result")
 def patient(
     method: Callable[Concatenate[_Self, _Given], _Result],
 ) -> Callable[Concatenate[_Self, _Given], _Result]:
-    """For a method that may be called twice with the same outcome: does so while the server is away, and for so long.
+    """Retries an idempotent method while the server is unreachable, for up to the database's wait_seconds.
 
-    A connection may break at any moment of a transaction, also after the server has committed it.
+    Idempotent because a connection may break at any moment of a transaction, even after the server has committed it.
     """
 
     @wraps(method)
     def call(self: _Self, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
-        end = time.monotonic() + self._wait_seconds
+        end = time.monotonic() + self._database.wait_seconds
         while True:
             try:
                 return method(self, *given, **named)
@@ -179,34 +214,6 @@ def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError
     if said in _DAMAGED:
         way_out = "move the file away, and the farm begins a new ledger; what is built stays in the store"
     return LedgerError(f"the database {name} failed ({said}): {way_out}")
-
-
-def insert_or_replace(
-    engine: Engine,
-    table: Table,
-    index: tuple[str, ...],
-    replaced: tuple[str, ...],
-    *,
-    where: ColumnElement[bool] | None = None,
-) -> Any:
-    """An insert that replaces these columns of a row that is there already, if it is one of those `where`.
-
-    Without any columns it leaves that row.
-    """
-    # Each dialect has an insert of its own, and takes time to import.
-    if engine.dialect.name == "postgresql":
-        from sqlalchemy.dialects import postgresql
-
-        statement: Any = postgresql.insert(table)
-    else:
-        from sqlalchemy.dialects import sqlite
-
-        statement = sqlite.insert(table)
-    if not replaced:
-        return statement.on_conflict_do_nothing(index_elements=index)
-    return statement.on_conflict_do_update(
-        index_elements=index, set_={name: statement.excluded[name] for name in replaced}, where=where
-    )
 
 
 def one_at_a_time(connection: Connection, table: Table) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Unpack
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, insert, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, true, update
 
 from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs.model import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
 from farm.ledger.coordinators import Coordinators
-from farm.ledger.database import insert_or_replace, one_at_a_time, patient, reading, writing
+from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, why_none
 from farm.ledger.job_states import held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
@@ -19,9 +18,8 @@ from farm.ledger.qualification import AdmissionTable
 from farm.ledger.retention import Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.running import RunningJobs
-from farm.ledger.statistics import StatisticsBook
+from farm.ledger.statistics import StatisticsTable
 from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
-from farm.ledger.timeline import Timeline
 from farm.ledger.tuning import TuningTable
 
 _RESULT_KEY = ("build", "arch", "part")
@@ -36,70 +34,58 @@ _FREE = or_(jobs.c.status == Status.PENDING, and_(jobs.c.status == Status.RUNNIN
 class Ledger:
     """Jobs, builds and results. Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float = 0) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def waiting(self, seconds: float) -> Ledger:
-        """The same ledger, each of whose calls waits that long for a server that is away."""
-        return Ledger(self._engine, seconds)
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return reading(self._engine, self._wait_seconds)
-
-    def _writing(self) -> AbstractContextManager[Connection]:
-        return writing(self._engine, self._wait_seconds)
+        """This ledger, with calls that wait up to that long for a server that is unreachable."""
+        return Ledger(Database(self._database.engine, seconds))
 
     @property
     def coordinators(self) -> Coordinators:
         """Who is alive, and what each builds."""
-        return Coordinators(self._engine, self._wait_seconds)
+        return Coordinators(self._database)
 
     @property
     def running(self) -> RunningJobs:
         """What coordinators say of the jobs they run."""
-        return RunningJobs(self._engine, self._wait_seconds)
+        return RunningJobs(self._database)
 
     @property
     def tuning(self) -> TuningTable:
         """Tuning records, which belong to no job."""
-        return TuningTable(self._engine, self._wait_seconds)
+        return TuningTable(self._database)
 
     @property
     def admissions(self) -> AdmissionTable:
         """Admission records, which belong to no job either."""
-        return AdmissionTable(self._engine, self._wait_seconds)
+        return AdmissionTable(self._database)
 
     @property
     def retention(self) -> Retention:
         """What jobs refer to, and how old ones are forgotten."""
-        return Retention(self._engine, self._wait_seconds)
+        return Retention(self._database)
 
     @property
-    def statistics(self) -> StatisticsBook:
+    def statistics(self) -> StatisticsTable:
         """What the cache saved."""
-        return StatisticsBook(self._engine, self._wait_seconds)
+        return StatisticsTable(self._database)
 
     @property
     def neighbours(self) -> Neighbours:
         """Keys like another."""
-        return Neighbours(self._engine, self._wait_seconds)
-
-    @property
-    def timeline(self) -> Timeline:
-        """What was made for submissions, and when."""
-        return Timeline(self._engine, self._wait_seconds)
+        return Neighbours(self._database)
 
     def close(self) -> None:
         """Gives the database's connections back."""
-        self._engine.dispose()
+        self._database.engine.dispose()
 
     def record_submission(self, submission: NewSubmission) -> list[Job]:
         """Writes a submission's jobs and builds, in one transaction.
 
         Where an unfinished job with the same request stands, and no coordinator has it, that one is given instead.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             one_at_a_time(connection, submissions)
             requests = {job.request_digest for job in submission.jobs}
             same = select(jobs.c.request_digest, jobs.c.id).where(jobs.c.request_digest.in_(requests), _FREE)
@@ -134,7 +120,7 @@ class Ledger:
     @patient
     def claim_next(self, coordinator: str, lease_seconds: float, limit: int) -> list[str]:
         """Takes up to so many free jobs, whoever submitted them, oldest first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             # Most often nothing is: then nobody has to wait for this transaction.
             if connection.execute(select(jobs.c.id).where(_FREE).limit(1)).first() is None:
                 return []
@@ -153,7 +139,7 @@ class Ledger:
             "started_at": None,
             "finished_at": None,
         }
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             # SQLite knows no row locks, and needs none: this transaction is the only one that writes.
             free = select(jobs.c.id).where(which, _FREE).order_by(jobs.c.number).limit(limit)
             found = list(connection.execute(free.with_for_update(skip_locked=True, key_share=True)).scalars())
@@ -164,20 +150,20 @@ class Ledger:
     @patient
     def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
         """The heartbeat of a coordinator, for all its jobs."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             rows = locked(connection, held_by(coordinator))
             connection.execute(update(jobs).where(rows).values(lease_until=now() + lease_seconds))
 
     @patient
     def held(self, coordinator: str) -> set[str]:
         """The jobs that it has claimed, and that nobody has taken over or cancelled since."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return set(connection.execute(select(jobs.c.id).where(held_by(coordinator))).scalars())
 
     @patient
     def release(self, coordinator: str, reason: str) -> None:
         """Gives back all that a coordinator runs: it is pending again, for that reason."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             rows = locked(connection, held_by(coordinator))
             connection.execute(update(jobs).where(rows).values(state_values(Status.PENDING, reason)))
 
@@ -189,7 +175,7 @@ class Ledger:
         """
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
         mine = and_(jobs.c.id == job_id, jobs.c.status.in_(sources), true() if holder is None else held_by(holder))
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             values = state_values(status, reason) | {"fault": fault}
             if connection.execute(update(jobs).where(mine).values(values)).rowcount == 1:
                 return True
@@ -217,7 +203,7 @@ class Ledger:
         rows = select(jobs.c.number).where(*chosen).order_by(jobs.c.number).with_for_update(key_share=True)
         values = state_values(target, reason) | {"fault": ""}
         statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             return list(connection.execute(statement.returning(jobs.c.id)).scalars())
 
     @patient
@@ -228,7 +214,7 @@ class Ledger:
         """
         if not batch:
             return
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_({result.build for result in batch}))
             job_of = {row.id: row.job for row in connection.execute(owners)}
             whose = jobs.c.id.in_(set(job_of.values()))
@@ -238,7 +224,7 @@ class Ledger:
             at = connection.execute(select(now())).scalar_one()
             written = [result_row(each, job_of[each.build], at) for each in batch if job_of[each.build] in mine]
             if written:
-                connection.execute(insert_or_replace(self._engine, results, _RESULT_KEY, _RESULT_COLUMNS), written)
+                connection.execute(self._database.insert_or_replace(results, _RESULT_KEY, _RESULT_COLUMNS), written)
                 of_job = select(func.count()).select_from(results).where(results.c.job == jobs.c.id)
                 done, hits = of_job.where(results.c.outcome != "failed"), of_job.where(results.c.outcome == "hit")
                 counts = {"done": done.scalar_subquery(), "hits": hits.scalar_subquery()}
@@ -247,7 +233,7 @@ class Ledger:
     @patient
     def forget_results(self, job_id: str, *, holder: str | None = None) -> None:
         """Drops the results of an earlier try, before a job runs again."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             mine = and_(jobs.c.id == job_id, true() if holder is None else held_by(holder))
             rows = locked(connection, mine)
             if connection.execute(update(jobs).where(rows).values(done=0, hits=0)).rowcount:
@@ -259,30 +245,30 @@ class Ledger:
         if fields:
             # Sorted: of two writers with the same keys, one waits for the other, and neither for ever.
             rows = [{"digest": digest, "stage": stage, "fields": dict(fields[digest])} for digest in sorted(fields)]
-            with self._writing() as connection:
-                connection.execute(insert_or_replace(self._engine, keys, ("digest",), ()), rows)
+            with self._database.writing() as connection:
+                connection.execute(self._database.insert_or_replace(keys, ("digest",), ()), rows)
 
     def key_fields(self, digest: str) -> dict[str, str] | None:
         """What went into a key."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar()
 
     def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
         """Newest first."""
         query = _JOB.where(chosen(which)).order_by(jobs.c.number.desc())
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [job_of_row(row) for row in connection.execute(query.limit(limit) if limit else query)]
 
     def counts(self, **which: Unpack[Which]) -> dict[Status, int]:
         """How many jobs are in each state."""
         query = select(jobs.c.status, func.count()).where(chosen(which)).group_by(jobs.c.status)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return {Status(status): count for status, count in connection.execute(query)}
 
     def count_claimed(self, **which: Unpack[Which]) -> int:
         """How many of the running jobs no worker has begun with."""
         query = select(func.count()).select_from(jobs).where(CLAIMED, chosen(which))
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.execute(query).scalar_one()
 
     @patient
@@ -291,7 +277,7 @@ class Ledger:
         query = _JOB.order_by(jobs.c.number.desc())
         if prefix != "latest":
             query = query.where(jobs.c.id.startswith(prefix, autoescape=True))
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             found = [job_of_row(row) for row in connection.execute(query.limit(1 if prefix == "latest" else 5))]
         if not found:
             raise NotFoundError(why_none(prefix))
@@ -303,14 +289,14 @@ class Ledger:
     @patient
     def jobs_by_id(self, ids: Collection[str]) -> dict[str, Job]:
         """Those of the jobs that there are, by their whole ids."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
             return {row.id: job_of_row(row) for row in found}
 
     def check_submission(self, submission: str) -> None:
         """Raises NotFoundError if there is no such submission."""
         query = select(submissions.c.id).where(submissions.c.id == submission)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             if connection.execute(query).first() is None:
                 words = "farm submit names it, farm status --json too"
                 raise NotFoundError(f"there is no submission '{submission}': {words}")
@@ -319,14 +305,14 @@ class Ledger:
     def builds(self, job_id: str) -> list[Build]:
         """The layers of a job, in graph order; a layer has one build for each of its tilings."""
         query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [build_of_row(row) for row in connection.execute(query)]
 
     def results(self, job_id: str) -> list[BuildResult]:
         """What came of a job's builds, so far."""
         of_job = select(results).where(results.c.job == job_id)
         query = of_job.order_by(results.c.build, results.c.arch, results.c.part)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [result_of_row(row) for row in connection.execute(query)]
 
     def add_event(self, job_id: str, level: str, text: str) -> None:
@@ -337,7 +323,7 @@ class Ledger:
     def add_events(self, lines: Sequence[tuple[str, str, str]]) -> None:
         """Lines for the logs of jobs: job, level and text of each, in this order."""
         if lines:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 at = connection.execute(select(now())).scalar_one()
                 rows = [{"job": job_id, "at": at, "level": level, "text": text} for job_id, level, text in lines]
                 connection.execute(insert(events), rows)
@@ -345,5 +331,5 @@ class Ledger:
     def events(self, job_id: str, after_id: int = 0) -> list[Event]:
         """A job's log, oldest first, from after an event."""
         query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [event_of_row(row) for row in connection.execute(query)]

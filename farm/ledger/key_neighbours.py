@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Engine, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 
 from farm.jobs.model import Build, Outcome
-from farm.ledger.database import reading
+from farm.ledger.database import Database
 from farm.ledger.tables import builds, jobs, keys, results
 
 NEWEST = 200
@@ -46,13 +46,12 @@ class Neighbour:
 class Neighbours:
     """Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def fields(self, digest: str) -> dict[str, str]:
         """What went into a key; nothing where the ledger has forgotten it."""
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar() or {}
 
     def near(self, build: Build, template_key: str, arch: str) -> list[Neighbour]:
@@ -83,7 +82,7 @@ class Neighbours:
         )
         numbers: dict[str, int] = {}
         layers: dict[str, set[str]] = {}
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             for each in alike:
                 for row in connection.execute(before.where(each)):
                     numbers[row.cubin_key] = max(row.number, numbers.get(row.cubin_key, 0))
@@ -110,7 +109,7 @@ class Neighbours:
             .where(results.c.cubin_key == digest)
             .order_by(results.c.recorded_at, jobs.c.number, builds.c.position)
         )
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return [
                 KeyUse(
                     row.job,

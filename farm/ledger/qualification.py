@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, and_, select
+from sqlalchemy import and_, select
 
 from codegen.sass.qualification import Admissions
-from farm.ledger.database import insert_or_replace, reading, writing
+from farm.ledger.database import Database
 from farm.ledger.tables import admissions
 from farm.qualification.files import shipped_records
 from farm.qualification.record import LEAST_LAYERS, AdmissionRecord, admissions_of, record_of_json
@@ -21,14 +21,13 @@ _COLUMNS = tuple(column.name for column in admissions.columns if column.name not
 class AdmissionTable:
     """Admission records. Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def records(self) -> list[AdmissionRecord]:
         """All of them; what another version wrote is left out."""
         query = select(admissions).order_by(admissions.c.arch, admissions.c.data_type, admissions.c.tried_at)
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             found = [_record_of_row(row) for row in connection.execute(query)]
         return [record for record in found if record is not None]
 
@@ -44,10 +43,10 @@ class AdmissionTable:
             row = {**each.to_json(), "tried_at": each.tried_at.timestamp()}
             (others if each.admission is None else telling).append(row)
         says_nothing = and_(admissions.c.wrong == 0, admissions.c.layers < LEAST_LAYERS)
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             for rows, where in ((telling, None), (others, says_nothing)):
                 if rows:
-                    statement = insert_or_replace(self._engine, admissions, _KEY, _COLUMNS, where=where)
+                    statement = self._database.insert_or_replace(admissions, _KEY, _COLUMNS, where=where)
                     connection.execute(statement, rows)
 
 

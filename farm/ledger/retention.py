@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, or_, select, union
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, union
 
 from farm.jobs.model import Outcome, Status
-from farm.ledger.database import insert_or_replace, one_at_a_time, reading, writing
+from farm.ledger.database import Database, one_at_a_time
 from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions, template_runs
 from farm.store.contract import digests_in
 
@@ -32,13 +32,12 @@ class References:
 class Retention:
     """Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def references(self) -> References:
         """What all jobs refer to, whatever their state."""
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
             of_blobs = union(select(results.c.cubin), select(results.c.ptx))
             found_keys = set(connection.execute(of_keys).scalars())
@@ -59,12 +58,12 @@ class Retention:
             select(jobs.c.id).where(jobs.c.network == name),
             select(results.c.job).where(or_(failed, *(column == name for column in columns))),
         )
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return sorted(connection.execute(query).scalars())
 
     def count_older(self, older_than_seconds: float) -> int:
         """How many jobs ended that long ago."""
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return connection.execute(select(func.count()).where(_ended(older_than_seconds))).scalar_one()
 
     def prune(self, older_than_seconds: float) -> Iterator[int]:
@@ -78,18 +77,18 @@ class Retention:
 
     def take_turn(self, name: str, every_seconds: float) -> bool:
         """Whether it is the asker's turn to do something that one of many does, and not more often than that."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             one_at_a_time(connection, marks)
             last = select(marks.c.at).where(marks.c.name == name, marks.c.at > now() - every_seconds)
             if connection.execute(last).first() is not None:
                 return False
             at = connection.execute(select(now())).scalar_one()
-            statement = insert_or_replace(self._engine, marks, ("name",), ("at",))
+            statement = self._database.insert_or_replace(marks, ("name",), ("at",))
             connection.execute(statement, [{"name": name, "at": at}])
             return True
 
     def _prune_some(self, older_than_seconds: float) -> int:
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             old = select(jobs.c.id).where(_ended(older_than_seconds)).order_by(jobs.c.number).limit(JOBS_AT_ONCE)
             # A job that somebody changes at this moment, such as `farm retry`, is left alone.
             found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
@@ -100,11 +99,11 @@ class Retention:
 
     def _remove_orphans(self) -> None:
         """Submissions without jobs; keys without results, unless a job runs, which has keys before it has results."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             one_at_a_time(connection, submissions)
             alone = ~exists().where(jobs.c.submission == submissions.c.id)
             connection.execute(delete(submissions).where(alone))
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             one_at_a_time(connection, jobs)  # nobody claims one meanwhile
             if connection.execute(select(jobs.c.id).where(jobs.c.status == Status.RUNNING).limit(1)).first():
                 return

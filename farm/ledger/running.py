@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, and_, func, update
+from sqlalchemy import and_, func, update
 
 from farm.jobs.model import Build
-from farm.ledger.database import patient, writing
+from farm.ledger.database import Database, patient
 from farm.ledger.job_states import held_by, locked
 from farm.ledger.rows import parts_json
 from farm.ledger.tables import builds, jobs, now
@@ -28,9 +28,8 @@ class Outlook:
 class RunningJobs:
     """Updates to running jobs; jobs that `holder` has lost are left alone. Raises LedgerError if the database fails."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @patient
     def set_stage(self, job_ids: Collection[str], stage: str, *, holder: str) -> None:
@@ -45,7 +44,7 @@ class RunningJobs:
     @patient
     def set_outlooks(self, outlooks: Mapping[str, Outlook], *, holder: str) -> None:
         """What is predicted of each job."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             rows = locked(connection, and_(jobs.c.id.in_(outlooks), held_by(holder)))
             for job_id, outlook in outlooks.items():
                 ends_at = None if outlook.left_seconds is None else now() + outlook.left_seconds
@@ -55,12 +54,12 @@ class RunningJobs:
     @patient
     def cut(self, build: Build, total: int, *, holder: str) -> None:
         """A build's parts are others now, and its job has so many cubins."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             rows = locked(connection, and_(jobs.c.id == build.job, held_by(holder)))
             if connection.execute(update(jobs).where(rows).values(total=total)).rowcount:
                 connection.execute(update(builds).where(builds.c.id == build.id).values(parts=parts_json(build)))
 
     def _set(self, job_ids: Collection[str], holder: str, said: Mapping[str, Any]) -> None:
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             rows = locked(connection, and_(jobs.c.id.in_(job_ids), held_by(holder)))
             connection.execute(update(jobs).where(rows).values(said))

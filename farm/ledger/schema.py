@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from farm.config.settings import redacted
 from farm.errors import LedgerError
-from farm.ledger.database import failure, reading
+from farm.ledger.database import Database, failure
 
 LOCK = 0x6661726D
 """Number of the advisory lock on a server: nothing else in the same database may use it."""
@@ -41,7 +41,7 @@ MIGRATIONS = Migrations("1", str(files("farm.ledger.migrations")))
 
 def revision(engine: Engine) -> str | None:
     """The database's revision; None if it is empty."""
-    with reading(engine) as connection:
+    with Database(engine).reading() as connection:
         if not inspect(connection).has_table("alembic_version"):
             return None
         return connection.execute(text("select version_num from alembic_version")).scalar()

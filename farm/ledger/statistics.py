@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, or_, select
 
 from farm.jobs.model import Outcome
-from farm.ledger.database import insert_or_replace, patient, reading, writing
-from farm.ledger.tables import marks, now, results, template_runs
+from farm.ledger.database import Database, patient
+from farm.ledger.tables import jobs, marks, now, results, template_runs
 
 MARK = "statistics"
 """From when is counted."""
@@ -26,6 +26,20 @@ class TemplateRun:
     job: str
     """The first of those that waited for it."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One run of nvcc, or one cubin that was built, found in the store, or failed."""
+
+    job: str
+    """For a run of nvcc, the first of the jobs that waited for it."""
+    is_template: bool
+    outcome: Outcome
+    ended_at: datetime
+    """When the ledger recorded it, by the database's clock."""
+    seconds: float
+    """Time of the tools; for a cache hit, the time that they took when it was built."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +82,25 @@ class Statistics:
     """Size of the cubins that came from the cache."""
 
 
-class StatisticsBook:
+class StatisticsTable:
     """Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @patient
     def record_runs(self, runs: Sequence[TemplateRun]) -> None:
         """Notes what nvcc made; one that is noted stays as it is."""
         if not runs:
             return
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             at = connection.execute(select(now())).scalar_one()
-            statement = insert_or_replace(self._engine, template_runs, ("id",), ())
+            statement = self._database.insert_or_replace(template_runs, ("id",), ())
             connection.execute(statement, [{**asdict(run), "recorded_at": at} for run in runs])
 
     def read(self, *, all_time: bool = False) -> Statistics:
         """Since the mark, or `all_time`: of everything that the ledger holds."""
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             mark = connection.execute(select(marks.c.at).where(marks.c.name == MARK)).scalar()
             since = None if all_time else mark
             first = since or 0.0
@@ -96,14 +109,34 @@ class StatisticsBook:
 
     def of_job(self, job_id: str) -> Statistics:
         """Of one job's cubins, and of the templates that were made for it first."""
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             return _statistics(connection, results.c.job == job_id, template_runs.c.job == job_id)
+
+    def timeline(self, submission: str) -> list[TimedRun]:
+        """The runs of nvcc and the cubins of a submission's jobs, in the order in which they ended."""
+        ids = select(jobs.c.id).where(jobs.c.submission == submission)
+        templates = select(template_runs).where(template_runs.c.job.in_(ids))
+        columns = (results.c.job, results.c.outcome, results.c.recorded_at)
+        seconds = (results.c.rewrite_seconds + results.c.ptxas_seconds).label("seconds")
+        cubins = select(*columns, seconds).where(results.c.job.in_(ids))
+        with self._database.reading() as connection:
+            runs = [
+                TimedRun(row.job, True, Outcome.BUILT, datetime.fromtimestamp(row.recorded_at, UTC), row.seconds)
+                for row in connection.execute(templates)
+            ]
+            runs += [
+                TimedRun(
+                    row.job, False, Outcome(row.outcome), datetime.fromtimestamp(row.recorded_at, UTC), row.seconds
+                )
+                for row in connection.execute(cubins)
+            ]
+        return sorted(runs, key=lambda run: run.ended_at)
 
     def zero(self) -> datetime:
         """Counts anew from now; nothing is deleted."""
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             at = float(connection.execute(select(now())).scalar_one())
-            statement = insert_or_replace(self._engine, marks, ("name",), ("at",))
+            statement = self._database.insert_or_replace(marks, ("name",), ("at",))
             connection.execute(statement, [{"name": MARK, "at": at}])
         return datetime.fromtimestamp(at, UTC)
 

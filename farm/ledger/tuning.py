@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
-from farm.ledger.database import insert_or_replace, reading, writing
+from farm.ledger.database import Database
 from farm.ledger.tables import tuning
 from farm.tuning.record import TuningRecord, record_of_json
 
@@ -19,23 +19,22 @@ _COLUMNS = tuple(column.name for column in tuning.columns if column.name not in 
 class TuningTable:
     """Tuning records. Raises LedgerError where the database cannot be used."""
 
-    def __init__(self, engine: Engine, wait_seconds: float) -> None:
-        self._engine = engine
-        self._wait_seconds = wait_seconds
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
         """All, or those for some architectures, which have no letter; what another version wrote is left out."""
         query = select(tuning).order_by(tuning.c.gpu, tuning.c.key)
         if archs is not None:
             query = query.where(tuning.c.arch.in_(set(archs)))
-        with reading(self._engine, self._wait_seconds) as connection:
+        with self._database.reading() as connection:
             found = [_record_of_row(row) for row in connection.execute(query)]
         return [record for record in found if record is not None]
 
     def put(self, record: TuningRecord) -> None:
         """Writes a record in place of the one of the same key and GPU."""
-        with writing(self._engine, self._wait_seconds) as connection:
-            connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), [_row(record)])
+        with self._database.writing() as connection:
+            connection.execute(self._database.insert_or_replace(tuning, _KEY, _COLUMNS), [_row(record)])
 
     def merge(self, records: Iterable[TuningRecord]) -> int:
         """Writes records, all or none; of two of the same key and GPU the better one stays. Gives how many changed."""
@@ -44,12 +43,12 @@ class TuningTable:
             name = record.key.digest, record.gpu
             if name not in best or record.beats(best[name]):
                 best[name] = record
-        with writing(self._engine, self._wait_seconds) as connection:
+        with self._database.writing() as connection:
             known = {(row.key, row.gpu): _record_of_row(row) for row in connection.execute(select(tuning))}
             # Sorted: two that merge at the same time wait for one another in one order.
             better = [_row(best[name]) for name in sorted(best) if _beats(best[name], known.get(name))]
             if better:
-                connection.execute(insert_or_replace(self._engine, tuning, _KEY, _COLUMNS), better)
+                connection.execute(self._database.insert_or_replace(tuning, _KEY, _COLUMNS), better)
         return len(better)
 
 

@@ -72,14 +72,14 @@ def test_what_was_made_for_a_submission_is_told_with_its_time_and_summed_by_job(
     ledger.statistics.record_runs([TemplateRun("run", "11" * 32, other, 0.5)])
     ledger.record_results([result(first), result(second, "sm_90", Outcome.HIT)])
 
-    runs = ledger.timeline.runs(ledger.job(job).submission)
+    runs = ledger.statistics.timeline(ledger.job(job).submission)
     assert {(run.job, run.is_template, run.outcome) for run in runs} == {
         (job, False, Outcome.BUILT),
         (job, False, Outcome.HIT),
     }
     assert all(run.seconds == pytest.approx(0.21) for run in runs)
     assert all(abs((run.ended_at - datetime.now(UTC)).total_seconds()) < 60 for run in runs)
-    template, *_ = (run for run in ledger.timeline.runs(ledger.job(other).submission) if run.is_template)
+    template, *_ = (run for run in ledger.statistics.timeline(ledger.job(other).submission) if run.is_template)
     assert (template.job, template.seconds) == (other, 0.5)
 
     ours, theirs = ledger.statistics.of_job(job), ledger.statistics.of_job(other)
@@ -184,7 +184,7 @@ def test_a_submission_of_many_jobs_takes_as_many_statements_as_one_of_few(ledger
     def count(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
         statements.append(statement)
 
-    event.listen(ledger._engine, "before_cursor_execute", count)
+    event.listen(ledger._database.engine, "before_cursor_execute", count)
     counted = []
     for jobs in ([new_job("few", "few")], [new_job(f"{i:08x}", f"r{i}", layers=5) for i in range(300)]):
         statements.clear()

@@ -12,7 +12,8 @@ from sqlalchemy import update
 
 from farm.jobs.model import Status
 from farm.ledger import CoordinatorState, Ledger
-from farm.ledger.database import one_at_a_time, open_engine, writing
+from farm.ledger.database import Database as LedgerDatabase
+from farm.ledger.database import one_at_a_time, open_engine
 from farm.ledger.tables import jobs, submissions
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit
@@ -128,7 +129,7 @@ def test_a_heartbeat_and_results_of_the_same_jobs_do_not_disturb_one_another(
 def test_a_status_does_not_wait_for_a_submission_that_is_being_written(database: Database, ledger: Ledger) -> None:
     submit(ledger, new_job("before", "r0"))
     engine = open_engine(database.settings.database_url)
-    with writing(engine) as connection, ThreadPoolExecutor(1) as pool:
+    with LedgerDatabase(engine).writing() as connection, ThreadPoolExecutor(1) as pool:
         one_at_a_time(connection, submissions)
         # More than SQLite holds in memory of a transaction that is not committed.
         connection.execute(update(jobs).values(name="half written" * 500_000))

@@ -17,7 +17,8 @@ from cli.main import run
 from farm.errors import LedgerAwayError, LedgerError
 from farm.jobs.model import Status
 from farm.ledger import open_ledger
-from farm.ledger.database import open_engine, writing
+from farm.ledger.database import Database as LedgerDatabase
+from farm.ledger.database import open_engine
 from farm.worker.messages import Request
 from tests.services.conftest import MIGRATED, Database, settings_of
 from tests.services.postgresql import PostgreSQL
@@ -65,13 +66,13 @@ def test_a_connection_lost_within_a_transaction_is_a_server_away_and_leaves_noth
     engine = open_engine(postgresql_database.settings.database_url)
 
     def write_and_lose_the_connection() -> None:
-        with writing(engine) as connection:
+        with LedgerDatabase(engine).writing() as connection:
             connection.execute(text("insert into keys values ('aa', 'cubin', '{}')"))
             connection.execute(text("select pg_terminate_backend(pg_backend_pid())"))
 
     with pytest.raises(LedgerAwayError, match="terminating connection"):
         write_and_lose_the_connection()
-    with writing(engine) as connection:
+    with LedgerDatabase(engine).writing() as connection:
         assert connection.execute(text("select count(*) from keys")).scalar() == 0
     engine.dispose()
 
@@ -144,7 +145,7 @@ def test_claims_pass_over_what_another_is_about_to_take(postgresql_database: Dat
     ledger = postgresql_database.open()
     submit(ledger, *[new_job(each, each) for each in "abc"])
     engine = open_engine(postgresql_database.settings.database_url)
-    with writing(engine) as connection:
+    with LedgerDatabase(engine).writing() as connection:
         connection.execute(text("select 1 from jobs where id = 'b' for no key update"))
         assert ledger.claim_all(["a", "b", "c"], "me", 60) == ["a", "c"]
     assert ledger.claim_all(["a", "b", "c"], "me", 60) == ["b"]

@@ -72,7 +72,7 @@ def test_a_coordinator_whose_lease_is_lost_gives_its_jobs_back_and_says_why(farm
             self._waiting.append(request)
 
     coordinator = Coordinator(
-        Broken(farm.ledger._engine),
+        Broken(farm.ledger._database),
         farm.store,
         Waits(farm.store),
         fixed_toolchain(),
