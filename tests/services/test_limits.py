@@ -81,7 +81,7 @@ class Kept:
 
     def age(self, seconds: float) -> None:
         """Everything: files, ends of jobs, and what was done last."""
-        with self.ledger._writing() as connection:
+        with self.ledger._database.writing() as connection:
             connection.execute(update(jobs).values(finished_at=jobs.c.finished_at - seconds))
             connection.execute(update(marks).values(at=marks.c.at - seconds))
         for path in (self.folder / "store").rglob("*"):

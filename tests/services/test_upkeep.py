@@ -32,7 +32,7 @@ def finish(
 
 def end_earlier(ledger: Ledger, seconds: float) -> None:
     """All jobs that have ended."""
-    with ledger._writing() as connection:
+    with ledger._database.writing() as connection:
         connection.execute(update(jobs).values(finished_at=jobs.c.finished_at - seconds))
 
 
