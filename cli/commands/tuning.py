@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from cli.options.output import AsJson
 from cli.output.atomic_file import write_output
-from cli.output.render import counted, print_json, stderr, stdout
+from cli.output.render import counted, print_json, print_text, stderr, stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,23 +61,25 @@ def _order(record: TuningRecord) -> tuple[str | int | float, ...]:
 
 @app.command("export")
 def export(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The JSON file to write; - for stdout.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="The file to write, one JSON line for each record; - for stdout.")
+    ],
 ) -> None:
     """Write the ledger's records to a file, which farm tuning import reads."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
-    from farm.tuning.files import document_of
+    from farm.tuning.files import text_of
 
     ledger = open_ledger(load_settings())
     try:
         records = ledger.tuning.records()
     finally:
         ledger.close()
-    document = document_of(records)
+    text = text_of(records)
     if file == "-":
-        print_json(document)
+        print_text(text)
         return
-    write_output(Path(file), (json.dumps(document, indent=2) + "\n").encode(), file)
+    write_output(Path(file), text.encode(), file)
     stderr().print(Text(f"wrote {counted(len(records), 'record')} to {file}"), soft_wrap=True)
 
 

@@ -61,8 +61,13 @@ def print_warning(message: str) -> None:
 
 def print_json(document: Any) -> None:
     """The one document of a --json call."""
+    print_text(json.dumps(document, indent=2) + "\n")
+
+
+def print_text(text: str) -> None:
+    """Writes text to stdout as it is; a reader that has gone away is no error."""
     try:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.write(text)
     except BrokenPipeError:
         discard(sys.stdout)
 

@@ -1,4 +1,4 @@
-"""Tuning records as a file: written, read back whole or not at all, and those that ship with the project."""
+"""Tuning records in a file of JSON lines: its writer, its reader, and the records that ship with the project."""
 
 from __future__ import annotations
 
@@ -13,45 +13,52 @@ from farm.tuning.book import tuned_spec
 from farm.tuning.record import TuningRecord, record_of_json
 
 SCHEMA_VERSION = 1
-"""Version of the file, raised whenever it would mislead a reader of the old one. JSON Schema: tuning.schema.json."""
-SHIPPED = ("h200.json", "h200_networks.json")
-"""Beside this module; exported after `farm tune` on the GPU that each is named after: `--op all`, and of networks.
+"""Version of the file format, in its first line. JSON Schema of each line: tuning.schema.json."""
+SHIPPED = ("h200.jsonl", "h200_networks.jsonl")
+"""Files beside this module, exported after `farm tune` on the GPU that each is named after: `--op all`, and networks.
 
-Records without cubins are of the measurements in tests/benchmarks/cost_model: of each layer the best of six tilings,
-where the cost model's present choice is one of them; cold was made by writing to the L2 cache. One in `h200.json` is of
-ResNet's first layer with its pool, the best of 57 tilings with their code in the caches. Those of float16 are of
-kernels measured as `farm tune` does, with tilings that it was given, six of them in the network.
+Records without cubins are from the measurements in tests/benchmarks/cost_model: the best of six tilings of each layer,
+one of them the choice of the present cost model; for cold times the L2 cache was overwritten. One record in
+`h200.jsonl` is of ResNet's first layer with its pool, the best of 57 tilings with their code in the caches. Records
+of float16 are of kernels measured as by `farm tune`, with given tilings, six of them in the network.
 """
+_WAY_OUT = "give a file that farm tuning export wrote"
 
 
-def document_of(records: Iterable[TuningRecord]) -> dict[str, Any]:
-    """What `farm tuning export` writes: in an order that depends on the records alone."""
-    ordered = sorted((record.to_json() for record in records), key=lambda each: json.dumps(each, sort_keys=True))
-    return {"schema_version": SCHEMA_VERSION, "records": ordered}
+def text_of(records: Iterable[TuningRecord]) -> str:
+    """A file's text: a line with the version, then one line for each record, in an order given by the records alone."""
+    ordered = sorted(records, key=lambda each: json.dumps(each.to_json(), sort_keys=True))
+    lines = [{"schema_version": SCHEMA_VERSION}, *(record.to_json() for record in ordered)]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
-    """Reads a document; `name` is the file's, for errors. Raises UsageError if any record in it is bad."""
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{name} is not JSON ({error}): give a file that farm tuning export wrote") from None
-    if not isinstance(document, dict) or not isinstance(document.get("records"), list):
-        raise UsageError(f"{name} holds no tuning records: give a file that farm tuning export wrote")
-    if document.get("schema_version") != SCHEMA_VERSION:
+    """Reads a file's text; `name` is the file's, for errors. Raises UsageError if any line is invalid."""
+    lines = text.splitlines()
+    header = _value(lines[0], 1, name) if lines else None
+    if not isinstance(header, dict) or "schema_version" not in header:
+        raise UsageError(f"{name} holds no tuning records: its first line has no schema_version; {_WAY_OUT}")
+    if header != {"schema_version": SCHEMA_VERSION}:
         raise UsageError(
-            f"{name} has schema_version {document.get('schema_version')!r}, this program reads {SCHEMA_VERSION}: "
-            "export it again with this version of farm"
+            f"{name} has another format (schema_version {header['schema_version']!r}): this program reads JSON lines of version "
+            f"{SCHEMA_VERSION}; export it again with this version of farm"
         )
     records = []
-    for number, each in enumerate(document["records"], 1):
+    for number, line in enumerate(lines[1:], 2):
         try:
-            record = record_of_json(each)
+            record = record_of_json(_value(line, number, name))
             _check_spec(record)
             records.append(record)
         except ValueError as error:
-            raise UsageError(f"{name}: record {number} is bad, {error}: nothing was imported") from None
+            raise UsageError(f"{name}: line {number} is bad, {error}: nothing was imported") from None
     return tuple(records)
+
+
+def _value(line: str, number: int, name: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{name}: line {number} is not JSON ({error}): {_WAY_OUT}") from None
 
 
 def _check_spec(record: TuningRecord) -> None:

@@ -21,7 +21,7 @@ from codegen.selection.choose import choose_tiling
 from farm.config.settings import load_settings
 from farm.cuda import device
 from farm.ledger import open_ledger
-from farm.tuning.files import document_of
+from farm.tuning.files import text_of
 from farm.tuning.search import tune
 from farm.tuning.search.candidates import in_turn
 from tests.benchmarks.cost_model.points import points_of
@@ -151,10 +151,10 @@ def test_what_is_exported_can_be_imported_elsewhere(
     ledger = open_ledger(load_settings())
     ledger.tuning.put(record(TILING))
     ledger.close()
-    path = tmp_path / "records.json"
+    path = tmp_path / "records.jsonl"
     assert run(["tuning", "export", str(path)]) == OK
     assert run(["tuning", "export", "-"]) == OK
-    assert json.loads(path.read_text()) == json.loads(capsys.readouterr().out) == document_of([record(TILING)])
+    assert path.read_text() == capsys.readouterr().out == text_of([record(TILING)])
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'other.db'}")
     assert run(["tuning", "import", str(path)]) == OK
     assert "1 record read, 1 new or better" in capsys.readouterr().out
@@ -165,9 +165,8 @@ def test_what_is_exported_can_be_imported_elsewhere(
 
 
 def test_of_a_file_with_one_bad_record_nothing_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = document_of([record(TILING), replace(record(TILING, batch=1), tried=-1)])
-    (tmp_path / "bad.json").write_text(json.dumps(document))
-    assert run(["tuning", "import", str(tmp_path / "bad.json")]) == USAGE
+    (tmp_path / "bad.jsonl").write_text(text_of([record(TILING), replace(record(TILING, batch=1), tried=-1)]))
+    assert run(["tuning", "import", str(tmp_path / "bad.jsonl")]) == USAGE
     assert "nothing was imported" in capsys.readouterr().err
     assert records_here() == []
 

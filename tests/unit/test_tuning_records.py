@@ -24,7 +24,7 @@ from farm.jobs.model import BuildOptions, NewJob, TilingChoice
 from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
 from farm.tuning.book import TuningBook, own_and_shared, related, tuned_spec
-from farm.tuning.files import SHIPPED, document_of, read_records, shipped_records
+from farm.tuning.files import SHIPPED, read_records, shipped_records, text_of
 from farm.tuning.record import TuningRecord, record_of_json
 from tests.benchmarks.cost_model.fit import layers_of
 from tests.benchmarks.cost_model.points import MORE_POINTS, read_points
@@ -55,28 +55,36 @@ def test_a_record_comes_back_from_json_as_it_was() -> None:
         assert record_of_json(json.loads(json.dumps(each.to_json()))) == each
 
 
-def test_what_is_exported_keeps_to_its_schema_and_is_read_back() -> None:
+def check_lines(text: str) -> int:
+    """Validates every line of a file against the schema; gives how many records it has."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    for number, line in enumerate(lines):
+        schema = {**SCHEMA, "oneOf": [{"$ref": "#/$defs/record" if number else "#/$defs/header"}]}
+        Draft202012Validator(schema, format_checker=FormatChecker()).validate(line)
+    return len(lines) - 1
+
+
+def test_an_export_keeps_to_its_schema_and_is_read_back() -> None:
     cold = replace(record(TUNED), cold_microseconds=12.0, model_cold_microseconds=14.0)
     records = (cold, record(BY_MODEL, arch="sm_80"))
-    document = document_of(records)
-    Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
-    assert set(read_records(json.dumps(document), "file")) == set(records)
+    text = text_of(records)
+    assert check_lines(text) == 2
+    assert set(read_records(text, "file")) == set(records)
 
 
 def test_the_order_of_an_export_depends_on_the_records_alone() -> None:
     records = (record(TUNED), record(BY_MODEL, arch="sm_80"))
-    assert document_of(records) == document_of(records[::-1])
+    assert text_of(records) == text_of(records[::-1])
 
 
 def test_the_records_that_ship_keep_to_the_schema_and_can_be_read() -> None:
-    documents = [json.loads(files("farm.tuning").joinpath(name).read_text()) for name in SHIPPED]
-    for document in documents:
-        Draft202012Validator(SCHEMA, format_checker=FormatChecker()).validate(document)
-    assert len(shipped_records()) == sum(len(document["records"]) for document in documents)
+    counts = [check_lines(files("farm.tuning").joinpath(name).read_text()) for name in SHIPPED]
+    assert len(shipped_records()) == sum(counts)
 
 
 def test_the_records_of_networks_that_ship_were_chosen_as_in_a_network() -> None:
-    records = read_records(files("farm.tuning").joinpath("h200_networks.json").read_text(), "h200_networks.json")
+    name = "h200_networks.jsonl"
+    records = read_records(files("farm.tuning").joinpath(name).read_text(), name)
     assert all(record.cold_microseconds is not None and record.slower >= 1.0 for record in records)
 
 
@@ -142,16 +150,33 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
 def test_a_bad_record_is_refused_in_words_with_its_number(
     change: Callable[[dict[str, Any]], object], says: str
 ) -> None:
-    document = json.loads(json.dumps(document_of([record(TUNED, arch="sm_80"), record(TUNED)])))
-    change(document["records"][1])
-    with pytest.raises(UsageError, match=rf"records\.json: record 2 is bad, .*{says}.*nothing was imported"):
-        read_records(json.dumps(document), "records.json")
+    lines = text_of([record(TUNED, arch="sm_80"), record(TUNED)]).splitlines()
+    bad = json.loads(lines[2])
+    change(bad)
+    with pytest.raises(UsageError, match=rf"records\.jsonl: line 3 is bad, .*{says}.*nothing was imported"):
+        read_records("\n".join([*lines[:2], json.dumps(bad)]), "records.jsonl")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"records": 3}', '{"schema_version": 9, "records": []}'])
+def test_a_line_that_is_no_json_is_refused_with_its_number() -> None:
+    with pytest.raises(UsageError, match=r"records\.jsonl: line 2 is not JSON"):
+        read_records('{"schema_version": 1}\n{"gpu"', "records.jsonl")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"records": 3}',
+        '{"schema_version": 9}',
+        '{"schema_version": 1, "records": []}',  # one document, as before JSON lines
+        '{\n  "schema_version": 1,\n  "records": []\n}\n',
+    ],
+)
 def test_a_file_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"records\.json"):
-        read_records(text, "records.json")
+    with pytest.raises(UsageError, match=r"records\.jsonl.*farm"):
+        read_records(text, "records.jsonl")
 
 
 def test_without_records_a_layer_is_one_build_by_the_model() -> None:
