@@ -126,7 +126,7 @@ def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Produc
                     continue
                 pointer = form.pointers[chunk].tolist().index(a)
                 offset = (int(encoding.OFFSET.get(one)) + 2**23) % 2**24 - 2**23 - int(form.offsets[chunk, pointer])
-                for i in range(encoding.SIZE_BYTES[int(encoding.SIZE.get(one))] // 4):
+                for i in range(encoding.ACCESS_SIZES[int(encoding.SIZE.get(one))].bytes // 4):
                     inputs[target + i] = chunk, pointer, offset + 4 * i
             elif opcodes[place] == FFMA_IMMEDIATE and target in numbers:
                 products = sums[numbers[target]]

@@ -256,4 +256,4 @@ def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() ->
 
 def test_no_words_use_no_registers() -> None:
     used = operands(np.zeros((0, 2), dtype=np.uint64))
-    assert len(used.reads.word) == len(used.writes.word) == len(used.shapes) == 0
+    assert len(used.reads.word) == len(used.writes.word) == len(used.opcodes) == 0

@@ -25,7 +25,6 @@ from codegen.emulator.sass.floats import FLOATS
 from codegen.emulator.sass.integers import INTEGERS, Run
 from codegen.emulator.sass.memory_ops import ACCESSES, STACK_END
 from codegen.emulator.sass.state import Core, Instruction, Memories
-from codegen.emulator.sass.understood_bits import check_known
 from codegen.errors import EmulationError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.branches import branch_distances
@@ -45,7 +44,7 @@ _BLOCK_SIZE, _GRID_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0xC, 0x28, 0x208
 """Places in constant bank 0."""
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
 """Attributes."""
-_RUNS: Final[dict[int, Run]] = {**INTEGERS, **FLOATS, **ACCESSES}
+_RUNS: Final[dict[str, Run]] = {**INTEGERS, **FLOATS, **ACCESSES}
 
 
 def run(
@@ -170,7 +169,7 @@ class _Run:
             word, opcode = self._words[number], self._opcodes[number]
             try:
                 if number not in self._checked:
-                    check_known(word)
+                    word.check_bits()
                     self._checked.add(number)
                 guard = word.guard(core)
                 mask = everyone if guard is None else guard if everyone is None else guard & everyone
@@ -179,7 +178,7 @@ class _Run:
                     self._go(number, first, beyond, active if mask is None else mask)
                     return
                 if mask is None or mask.any():
-                    _RUNS[word.kind](core, word, mask)
+                    _RUNS[word.kind.name](core, word, mask)
             except FaultError as fault:
                 raise EmulationError(f"{self._at(number)}: {place(self._core.special, fault.lane)}: {fault}") from None
             except UnsupportedError as reason:

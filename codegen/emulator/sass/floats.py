@@ -48,13 +48,13 @@ def _computed(kind: str, name: str) -> Callable[..., Lanes]:
 
 
 def _select_float(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core, two=True), word.b_sign(two=True))
+    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
     core.put(word, np.where(word.input_predicate(core), a, b), mask)
 
 
 def _least_or_greatest(core: Core, word: Instruction, mask: Mask) -> None:
     suffix = ".NaN" if word.field(81) else ""
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core, two=True), word.b_sign(two=True))
+    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
     least = word.input_predicate(core)
     value = np.where(least, _computed("f32", f"min{suffix}")(a, b), _computed("f32", f"max{suffix}")(a, b))
     core.put(word, value.astype(np.float32), mask)
@@ -65,7 +65,7 @@ def _compare_floats(core: Core, word: Instruction, mask: Mask) -> None:
     known = None if name is None else comparison(name, None, "f32")
     if known is None:
         raise UnsupportedError("this comparison")
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core, two=True), word.b_sign(two=True))
+    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
     compare(core, word, mask, known.compute(a, b))
 
 
@@ -77,12 +77,12 @@ def _saturated(value: Lanes, word: Instruction) -> Lanes:
 
 
 def _multiply_floats(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core, two=True), word.b_sign(two=True))
+    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
     core.put(word, _saturated(np.multiply(a, b), word), mask)
 
 
 def _add_floats(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core, two=True), word.b_sign(two=True))
+    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
     core.put(word, _saturated(np.add(a, b), word), mask)
 
 
@@ -105,17 +105,16 @@ def _half_to_float(core: Core, word: Instruction, mask: Mask) -> None:
     """HADD2.F32 -RZ, x: a half as float32."""
     if not word.field(78) or word.field(24, 8) != 255 or not word.field(72):
         raise UnsupportedError("HADD2 that is no conversion to float32")
-    half = _halves(word.b(core, two=True), word.field(60, 2), bool(word.field(63)), absolute=False)[:, 0]
+    half = _halves(word.b(core), word.field(60, 2), bool(word.field(63)), absolute=False)[:, 0]
     core.put(word, half.astype(np.float32), mask)
 
 
 def _multiply_add_halves(core: Core, word: Instruction, mask: Mask) -> None:
-    form = word.form()
-    immediate = form in (2, 4)
+    immediate = word.form.low == "immediate"
     a = _halves(word.a(core), word.field(74, 2), *word.a_sign())
     high = (word.field(81, 2), bool(word.field(84)), bool(word.field(83)))
     low = (0, False, False) if immediate else (word.field(60, 2), bool(word.field(63)), bool(word.field(62)))
-    of_b, of_c = (high, low) if form in (2, 3, 7) else (low, high)
+    of_b, of_c = (high, low) if word.form.swapped else (low, high)
     b, c = _halves(word.b(core), *of_b), _halves(word.c(core), *of_c)
     value = _computed("f16x2", "fma.rn")(a, b, c).astype(np.float16)
     whole = np.ascontiguousarray(np.broadcast_to(value, (core.lanes, 2)))
@@ -131,7 +130,7 @@ def _to_halves(core: Core, word: Instruction, mask: Mask) -> None:
         known.compute(np.broadcast_to(each, core.lanes)).view(np.uint16).astype(np.uint32)
         for each in (
             _float(word.a(core), word.a_sign()),
-            _float(word.b(core, two=True), word.b_sign(two=True)),
+            _float(word.b(core), word.b_sign()),
         )
     )
     core.put(word, upper << np.uint32(16) | lower, mask)
@@ -141,21 +140,21 @@ def _function(core: Core, word: Instruction, mask: Mask) -> None:
     name = {2: "ex2", 4: "rcp"}.get(word.field(74, 4))
     if name is None:
         raise UnsupportedError("this function of MUFU")
-    value = _computed("f32", f"{name}.approx.ftz")(_float(word.b(core, two=True), word.b_sign(two=True)))
+    value = _computed("f32", f"{name}.approx.ftz")(_float(word.b(core), word.b_sign()))
     core.put(word, value.astype(np.float32), mask)
 
 
-FLOATS: Final[dict[int, Run]] = {
-    0x08: _select_float,
-    0x09: _least_or_greatest,
-    0x0B: _compare_floats,
-    0x20: _multiply_floats,
-    0x21: _add_floats,
-    0x23: _multiply_add_floats,
-    0x30: _half_to_float,
-    0x31: _multiply_add_halves,
-    0x35: _multiply_add_halves,
-    0x3E: _to_halves,
-    0x108: _function,
+FLOATS: Final[dict[str, Run]] = {
+    "FSEL": _select_float,
+    "FMNMX": _least_or_greatest,
+    "FSETP": _compare_floats,
+    "FMUL": _multiply_floats,
+    "FADD": _add_floats,
+    "FFMA": _multiply_add_floats,
+    "HADD2": _half_to_float,
+    "HFMA2": _multiply_add_halves,
+    "HFMA2.MMA": _multiply_add_halves,
+    "F2FP": _to_halves,
+    "MUFU": _function,
 }
-"""By the opcode without its form."""
+"""By the name of the opcode."""

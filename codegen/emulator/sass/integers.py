@@ -13,6 +13,7 @@ from codegen.emulator.alu.bits import bit_operation
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.sass.state import UNIFORM_ZERO, Core, Instruction, Mask
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
+from codegen.sass.isa.opcodes import Form
 
 Run = Callable[[Core, Instruction, Mask], None]
 """One word over the lanes of a mask."""
@@ -37,7 +38,7 @@ _32 = np.uint64(32)
 
 
 def _move(core: Core, word: Instruction, mask: Mask) -> None:
-    core.put(word, word.b(core, two=True), mask)
+    core.put(word, word.b(core), mask)
 
 
 def _predicates_to_register(core: Core, word: Instruction, mask: Mask) -> None:
@@ -51,14 +52,13 @@ def _predicates_to_register(core: Core, word: Instruction, mask: Mask) -> None:
 
 def _special(core: Core, word: Instruction, mask: Mask) -> None:
     number = word.field(72, 8)
-    uniform = word.opcode == 0x9C3
     if number == _WINDOW:
         value = np.full(core.lanes, WINDOW_HIGH, dtype=np.uint32)
     elif number in _SPECIAL:
         value = core.special[_SPECIAL[number]][core.first : core.first + core.lanes]
     else:
         raise UnsupportedError(f"special register {number:#x}")
-    core.write(word.field(16, 6 if uniform else 8), value, mask, uniform=uniform)
+    core.put(word, value, mask)
 
 
 def _zero_special(core: Core, word: Instruction, mask: Mask) -> None:
@@ -69,7 +69,7 @@ def _zero_special(core: Core, word: Instruction, mask: Mask) -> None:
 
 
 def _select(core: Core, word: Instruction, mask: Mask) -> None:
-    core.put(word, np.where(word.input_predicate(core), word.a(core), word.b(core, two=True)), mask)
+    core.put(word, np.where(word.input_predicate(core), word.a(core), word.b(core)), mask)
 
 
 def compare(core: Core, word: Instruction, mask: Mask, holds: Lanes) -> None:
@@ -88,7 +88,7 @@ def _compare_integers(core: Core, word: Instruction, mask: Mask) -> None:
     if known is None:
         raise UnsupportedError("this comparison")
     dtype = np.int32 if word.field(73) else np.uint32
-    a, b = word.a(core).view(dtype), word.b(core, two=True).view(dtype)
+    a, b = word.a(core).view(dtype), word.b(core).view(dtype)
     compare(core, word, mask, known.compute(a, b))
 
 
@@ -205,11 +205,11 @@ def _wide_product(core: Core, word: Instruction) -> NDArray[np.uint64]:
     signed = np.int64 if word.field(73) else np.uint64
     narrow = np.int32 if word.field(73) else np.uint32
     a, b = word.a(core).view(narrow).astype(signed), np.asarray(word.b(core)).view(narrow).astype(signed)
-    form = word.form()
-    if form in (2, 3) or word.c_sign()[0]:
+    uniform_c = word.form == Form.UNIFORM_C
+    if (word.form.swapped and not uniform_c) or word.c_sign()[0]:
         raise UnsupportedError("such an addend of IMAD.WIDE")
-    uniform = word.uniform or form == 7
-    number = word.field(64 if form != 7 else 32, 6 if uniform else 8)
+    uniform = word.uniform or uniform_c
+    number = word.field(32 if uniform_c else 64, 6 if uniform else 8)
     zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
     lower, upper = (core.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
     c = upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
@@ -218,8 +218,8 @@ def _wide_product(core: Core, word: Instruction) -> NDArray[np.uint64]:
 
 
 def _add_two(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = (_with_sign(word.a(core), negated=bool(word.field(72))), word.b(core, two=True))
-    total = a + _with_sign(b, negated=word.b_sign(two=True)[0])
+    a, b = (_with_sign(word.a(core), negated=bool(word.field(72))), word.b(core))
+    total = a + _with_sign(b, negated=word.b_sign()[0])
     core.put(word, (total & _MASK).astype(np.uint32), mask)
 
 
@@ -233,37 +233,37 @@ def _add_and_bound(core: Core, word: Instruction, mask: Mask) -> None:
 
 def _least_or_greatest(core: Core, word: Instruction, mask: Mask) -> None:
     """VIMNMX: the least, or with the other predicate the greatest, of a and b, signed."""
-    a, b = word.a(core).view(np.int32), np.asarray(word.b(core, two=True)).view(np.int32)
+    a, b = word.a(core).view(np.int32), np.asarray(word.b(core)).view(np.int32)
     core.put(word, np.where(word.input_predicate(core), np.minimum(a, b), np.maximum(a, b)), mask)
 
 
-INTEGERS: Final[dict[int, Run]] = {
-    0x02: _move,
-    0x03: _predicates_to_register,
-    0x05: _zero_special,
-    0x07: _select,
-    0x0C: _compare_integers,
-    0x10: _add,
-    0x11: _shifted_add,
-    0x12: _logic,
-    0x16: _permute,
-    0x19: _shift,
-    0x1C: _predicate_logic,
-    0x24: _multiply_add_integers,
-    0x25: _multiply_add_wide,
-    0x27: _multiply_add_high,
-    0x36: _add_two,
-    0x46: _add_and_bound,
-    0x48: _least_or_greatest,
-    0x82: _move,
-    0x8C: _compare_integers,
-    0x90: _add,
-    0x91: _shifted_add,
-    0x92: _logic,
-    0x99: _shift,
-    0xA4: _multiply_add_integers,
-    0xA5: _multiply_add_wide,
-    0x119: _special,
-    0x1C3: _special,
+INTEGERS: Final[dict[str, Run]] = {
+    "MOV": _move,
+    "P2R": _predicates_to_register,
+    "CS2R": _zero_special,
+    "SEL": _select,
+    "ISETP": _compare_integers,
+    "IADD3": _add,
+    "LEA": _shifted_add,
+    "LOP3": _logic,
+    "PRMT": _permute,
+    "SHF": _shift,
+    "PLOP3": _predicate_logic,
+    "IMAD": _multiply_add_integers,
+    "IMAD.WIDE": _multiply_add_wide,
+    "IMAD.HI": _multiply_add_high,
+    "VIADD": _add_two,
+    "VIADDMNMX": _add_and_bound,
+    "VIMNMX": _least_or_greatest,
+    "UMOV": _move,
+    "UISETP": _compare_integers,
+    "UIADD3": _add,
+    "ULEA": _shifted_add,
+    "ULOP3": _logic,
+    "USHF": _shift,
+    "UIMAD": _multiply_add_integers,
+    "UIMAD.WIDE": _multiply_add_wide,
+    "S2R": _special,
+    "S2UR": _special,
 }
-"""By the opcode without its form."""
+"""By the name of the opcode."""

@@ -12,10 +12,9 @@ from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.ptx.memory_ops import fetched
 from codegen.emulator.sass.integers import WINDOW_HIGH, Run
 from codegen.emulator.sass.state import Core, Instruction, Mask
+from codegen.sass.isa.encoding import ACCESS_SIZES
 from codegen.sass.isa.opcodes import UCGABAR_ARRIVE
 
-_ELEMENTS: Final = {0: ("u1", 1), 1: ("i1", 1), 2: ("u2", 1), 3: ("i2", 1), 4: ("u4", 1), 5: ("u4", 2), 6: ("u4", 4)}
-"""By the field of the size: what is loaded into each register, and how many registers."""
 _RANK_SHIFT, _WITHIN_BLOCK = np.uint32(24), np.uint32(0xFFFFFF)
 """In an address of shared memory: the block's rank in its cluster, and the place within the block."""
 _32 = np.uint64(32)
@@ -28,15 +27,15 @@ def _chosen(core: Core, mask: Mask) -> NDArray[np.intp]:
 
 
 def _form(word: Instruction) -> tuple[np.dtype[np.generic], int]:
-    known = _ELEMENTS.get(word.field(73, 3))
-    if known is None:
+    number = word.field(73, 3)
+    if number >= len(ACCESS_SIZES):
         raise UnsupportedError("an access of this size")
-    return np.dtype(known[0]), known[1]
+    return np.dtype(ACCESS_SIZES[number].element), ACCESS_SIZES[number].registers
 
 
 def _global_addresses(core: Core, word: Instruction, lanes: NDArray[np.intp], offset: int) -> Lanes:
     number = word.field(24, 8)
-    if not word.field(70 if word.kind == 0x1AE else 72) or number == 255:
+    if not word.field(70 if word.kind.name == "LDGSTS" else 72) or number == 255:
         raise UnsupportedError("a global access without a 64-bit address")
     low, high = core.read(number)[lanes], core.read(number + 1)[lanes]
     return (high.astype(np.uint64) << np.uint64(32) | low) + np.uint64(offset & (1 << 64) - 1)
@@ -45,7 +44,7 @@ def _global_addresses(core: Core, word: Instruction, lanes: NDArray[np.intp], of
 def _shared_addresses(core: Core, word: Instruction, lanes: NDArray[np.intp]) -> Lanes:
     address = core.read(word.field(24, 8))[lanes] + np.uint32(word.signed(40, 24) & 0xFFFFFFFF)
     if word.field(91):
-        address = address + core.read(word.field(32 if word.kind == 0x184 else 64, 6), uniform=True)[lanes]
+        address = address + core.read(word.field(32 if word.kind.name == "LDS" else 64, 6), uniform=True)[lanes]
     return _own_addresses(core, address, lanes)
 
 
@@ -172,7 +171,7 @@ def _store_local(core: Core, word: Instruction, mask: Mask) -> None:
 
 
 def _constant(core: Core, word: Instruction, mask: Mask) -> None:
-    uniform = word.kind == 0xB9
+    uniform = word.uniform
     dtype, count = _form(word)
     if not uniform and word.field(24, 8) != 255:
         raise UnsupportedError("an indexed load of a constant")
@@ -190,7 +189,7 @@ def _fence(core: Core, _: Instruction, mask: Mask) -> None:
 
 def _arrive(core: Core, word: Instruction, mask: Mask) -> None:
     """UCGABAR_ARV: at the barrier of the cluster. With no fence before it nobody sees what the lanes wrote."""
-    if word.opcode != UCGABAR_ARRIVE:
+    if word.field(0, 12) != UCGABAR_ARRIVE:
         raise UnsupportedError("this word of the barrier of a cluster")
     lanes = _chosen(core, mask) + core.first
     core.memories.clusters.arrive(lanes, releases=bool(core.memories.fenced[lanes].all()))
@@ -205,29 +204,29 @@ def _nothing(_: Core, __: Instruction, ___: Mask) -> None:
     """What tells which lanes of a warp go on together: here lanes meet again by themselves."""
 
 
-ACCESSES: Final[dict[int, Run]] = {
-    0xB9: _constant,
-    0x118: _nothing,
-    0x11A: _wait_for_groups,
-    0x141: _nothing,
-    0x142: _nothing,
-    0x145: _nothing,
-    0x148: _nothing,
-    0x155: _which_lanes,
-    0x156: _nothing,
-    0x180: _load_generic,
-    0x181: _load_global,
-    0x182: _constant,
-    0x183: _load_local,
-    0x184: _load_shared,
-    0x186: _store_global,
-    0x187: _store_local,
-    0x188: _store_shared,
-    0x18F: _nothing,
-    0x192: _fence,
-    0x1AB: _nothing,
-    0x1AE: _copy,
-    0x1AF: _end_group,
-    0x1C7: _arrive,
+ACCESSES: Final[dict[str, Run]] = {
+    "ULDC": _constant,
+    "NOP": _nothing,
+    "DEPBAR": _wait_for_groups,
+    "BSYNC": _nothing,
+    "BREAK": _nothing,
+    "BSSY": _nothing,
+    "WARPSYNC": _nothing,
+    "BMOV": _which_lanes,
+    "BMOV.B": _nothing,
+    "LD": _load_generic,
+    "LDG": _load_global,
+    "LDC": _constant,
+    "LDL": _load_local,
+    "LDS": _load_shared,
+    "STG": _store_global,
+    "STL": _store_local,
+    "STS": _store_shared,
+    "CCTL": _nothing,
+    "MEMBAR": _fence,
+    "ERRBAR": _nothing,
+    "LDGSTS": _copy,
+    "LDGDEPBAR": _end_group,
+    "UCGABAR": _arrive,
 }
-"""By the opcode without its form."""
+"""By the name of the opcode."""

@@ -19,14 +19,13 @@ from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.ptx.registers import JUNK
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
+from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, LAST, OPCODES, UNIFORM_REGISTERS, Form, Opcode
 
 Mask = NDArray[np.bool_] | None
 """The lanes that run; None is all of them."""
 
-UNIFORM_ZERO: Final = 63
-_THIRD_IMMEDIATE, _THIRD_CONSTANT, _IMMEDIATE, _CONSTANT, _UNIFORM, _THIRD_UNIFORM = 2, 3, 4, 5, 6, 7
-_THIRD: Final = (_THIRD_IMMEDIATE, _THIRD_CONSTANT, _THIRD_UNIFORM)
-"""The forms whose third operand lies in the 32 bits from bit 32 on, and the second at bit 64."""
+UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
+"""URZ: reads as zero."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,18 +117,31 @@ class Instruction:
         return self.bits >> first & (1 << count) - 1
 
     @cached_property
-    def opcode(self) -> int:
-        return self.field(0, 12)
-
-    @property
-    def kind(self) -> int:
-        """The opcode without where its operands come from."""
-        return self.opcode & 0x1FF
+    def kind(self) -> Opcode:
+        """The instruction's facts. Raises UnsupportedError if they are unknown here."""
+        known = OPCODES.get(self.field(0, 12) & KIND_MASK)
+        if known is None or known.understood is None:
+            raise UnsupportedError("this emulator does not know the instruction")
+        return known
 
     @cached_property
+    def form(self) -> Form:
+        """Where its operands come from. Raises UnsupportedError if its opcode has no form."""
+        number = self.field(0, 12) >> FORM_SHIFT
+        if number == 0:
+            raise UnsupportedError("this emulator does not know where the operands come from")
+        return Form(number) if self.kind.c else Form(number).without_c
+
+    def check_bits(self) -> None:
+        """Raises UnsupportedError if the emulator does not know the instruction, or a bit that is set."""
+        rest = self.bits & ~self.kind.understood_mask(self.form)
+        if rest not in self.kind.fixed:
+            raise UnsupportedError(f"bits of the instruction that this emulator does not know, {rest:#034x}")
+
+    @property
     def uniform(self) -> bool:
-        """Whether it works on uniform registers only."""
-        return 0x80 <= self.kind < 0xC0
+        """Whether its result and predicates are uniform."""
+        return self.kind.uniform
 
     @cached_property
     def to(self) -> int:
@@ -150,52 +162,43 @@ class Instruction:
         """The predicate among its operands."""
         return core.predicate(self.field(first, 3), negated=bool(self.field(first + 3)), uniform=self.uniform)
 
-    def form(self, *, two: bool = False) -> int:
-        """Where its operands come from; with two of them, the second is never where the third would be."""
-        form = self.opcode >> 9
-        if two:
-            return {_THIRD_IMMEDIATE: _IMMEDIATE, _THIRD_CONSTANT: _CONSTANT, _THIRD_UNIFORM: _UNIFORM}.get(form, form)
-        return form
-
     def a(self, core: Core) -> Lanes:
         return core.read(self.field(24, 6 if self.uniform else 8), uniform=self.uniform)
 
-    def b(self, core: Core, *, two: bool = False) -> Lanes | Any:
+    def b(self, core: Core) -> Lanes | Any:
         """The second operand: an array, or a scalar."""
-        form = self.form(two=two)
-        return self._high(core) if form in _THIRD else self._low(core, form)
+        return self._high(core) if self.form.swapped else self._low(core)
 
     def c(self, core: Core) -> Lanes | Any:
         """The third operand: an array, or a scalar."""
-        form = self.form()
-        return self._low(core, form) if form in _THIRD else self._high(core)
+        return self._low(core) if self.form.swapped else self._high(core)
 
-    def b_sign(self, *, two: bool = False) -> tuple[bool, bool]:
-        """Of the second operand: whether it is negated, and whether before that its sign is dropped."""
-        form = self.form(two=two)
-        return self._high_sign if form in _THIRD else self._low_sign(form)
+    def b_sign(self) -> tuple[bool, bool]:
+        """Whether the second operand is negated, and whether it is made positive before that."""
+        return self._high_sign if self.form.swapped else self._low_sign
 
     def c_sign(self) -> tuple[bool, bool]:
-        form = self.form()
-        return self._low_sign(form) if form in _THIRD else self._high_sign
+        return self._low_sign if self.form.swapped else self._high_sign
 
     def a_sign(self) -> tuple[bool, bool]:
         return bool(self.field(72)), bool(self.field(73))
 
-    def _low(self, core: Core, form: int) -> Lanes | Any:
-        if form in (_IMMEDIATE, _THIRD_IMMEDIATE):
+    def _low(self, core: Core) -> Lanes | Any:
+        """What bits 32 to 63 name."""
+        if self.form.low == "immediate":
             return np.uint32(self.field(32, 32))
-        if form in (_CONSTANT, _THIRD_CONSTANT):
+        if self.form.low == "constant":
             data = core.constant(self.field(54, 5), self.field(38, 16), 4)
             return np.frombuffer(data, dtype=np.uint32)[0]
-        uniform = self.uniform or form in (_UNIFORM, _THIRD_UNIFORM)
+        uniform = self.uniform or self.form.low == "uniform"
         return core.read(self.field(32, 6 if uniform else 8), uniform=uniform)
 
     def _high(self, core: Core) -> Lanes:
         return core.read(self.field(64, 6 if self.uniform else 8), uniform=self.uniform)
 
-    def _low_sign(self, form: int) -> tuple[bool, bool]:
-        if form in (_IMMEDIATE, _THIRD_IMMEDIATE):
+    @property
+    def _low_sign(self) -> tuple[bool, bool]:
+        if self.form.low == "immediate":
             return False, False
         return bool(self.field(63)), bool(self.field(62))
 

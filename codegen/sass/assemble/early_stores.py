@@ -161,7 +161,7 @@ def _chains(words: Words, used: Operands, sums: NDArray[np.int64], end: int) -> 
 def _undisturbed(chains: list[_Chain], used: Operands) -> list[_Chain]:
     """Those whose register nothing else is written to once ptxas no longer needs the sum."""
     while True:
-        own = np.zeros(len(used.shape_of), dtype=np.bool_)
+        own = np.zeros(len(used.opcode_of), dtype=np.bool_)
         own[[place for chain in chains for place in chain.places]] = True
         taken = set(used.writes.resource[~own[used.writes.word]].tolist())
         left = [chain for chain in chains if chain.register not in taken]
@@ -207,7 +207,7 @@ def _keep_operands(words: Words) -> None:
     """Waits, in place, until a store has read what is overwritten: it may have relied on one that moved."""
     used = operands(words)
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
-    late = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of].tolist()
+    late = used.asynchronous.tolist()
     read_boards = encoding.READ_SCOREBOARD.get(words).tolist()
     boards = encoding.WRITE_SCOREBOARD.get(words).tolist()
     waits, stalls = encoding.WAIT.get(words).tolist(), encoding.STALL.get(words).tolist()

@@ -15,7 +15,7 @@ from codegen.sass.assemble.scheduling_bits import MOST_STALL, SETTLE_CYCLES, con
 from codegen.sass.assemble.stalls import passed_by, settle
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
-from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS, VARIABLE
+from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Operands, operands
 from codegen.sass.skeleton.epilogue_code import put_zero_for
 from codegen.sass.skeleton.reader import CONTROL, Skeleton
@@ -170,12 +170,12 @@ def covered(skeleton: Skeleton) -> Words:
     words = skeleton.words.copy()
     used = operands(words)
     never = (encoding.PREDICATE.get(words) == encoding.ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 1)
-    later, gone = used.where(*VARIABLE) & ~never, skeleton.markers.copy()
+    later, gone = used.asynchronous & ~never, skeleton.markers.copy()
     gone[[skeleton.first_group, *skeleton.zeroed.tolist()]] = True
     moved = np.zeros(len(words), dtype=np.bool_)
     if skeleton.moves is not None:
         gone[skeleton.moves.words] = moved[skeleton.moves.words] = True
-    has_result = np.array([shape.to != 0 for shape in used.shapes])[used.shape_of]
+    has_result = used.per_word(lambda opcode: opcode.result) != 0
     sets, reads = encoding.WRITE_SCOREBOARD.get(words), encoding.READ_SCOREBOARD.get(words)
     bare: list[int] = []
     for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():

@@ -72,7 +72,7 @@ def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> 
 
     def add(places: Places, resources: Places, cycles: Callable[[Places, Places, Places], Places]) -> None:
         writer = writes.before(resources, places)
-        fixed = (writer >= 0) & ~program.variable[writer]
+        fixed = (writer >= 0) & ~program.asynchronous[writer]
         places, resources, writer = places[fixed], resources[fixed], writer[fixed]
         found.append((places, writer, cycles(writer, places, resources)))
 

@@ -33,8 +33,6 @@ FMA_CYCLES = 4
 _FMA = FFMA_IMMEDIATE | encoding.ALWAYS << 12
 _LOAD = LDS | encoding.ALWAYS << 12
 _UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
-_LOAD_SIZES = np.array([0, 4, 5, 0, 6])
-"""The size field by the words that are loaded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +122,7 @@ def streams(
     high[at_fma] = addend
     low[at_prepared], high[at_prepared] = prepared.low, prepared.high
     low[at_load] = _LOAD | fetched.register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
-    high[at_load] = _LOAD_SIZES[fetched.words] << 9
+    high[at_load] = encoding.SIZE_OF_REGISTERS[fetched.words] << 9
     uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
     low[at_load] |= np.where(uniform < 0, 0, uniform << 32)
     high[at_load] |= np.where(uniform < 0, 0, _UNIFORM_ADDRESS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,7 +76,7 @@ SOURCE_C = Field(64, 8)
 OFFSET = Field(40, 24)
 """Bytes that a load or store of memory adds to its address register, two's complement."""
 SIZE = Field(73, 3)
-"""Of a load or store of memory: see `SIZE_BYTES`."""
+"""What a load or store moves, an index into `ACCESS_SIZES`."""
 STALL = Field(105, 4)
 """Cycles until the next instruction of the warp issues."""
 YIELD = Field(109, 1)
@@ -88,7 +89,35 @@ WAIT = Field(116, 6)
 REUSE = Field(122, 4)
 """Operands a, b, c that the next instruction finds in the cache of its operand's port."""
 
-SIZE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 8, 6: 16}
+
+@dataclass(frozen=True)
+class AccessSize:
+    """What a load or store of memory moves."""
+
+    element: str
+    """NumPy's name of what each register holds."""
+    registers: int
+
+    @property
+    def bytes(self) -> int:
+        return int(self.element[1:]) * self.registers
+
+
+ACCESS_SIZES: Final = (
+    AccessSize("u1", 1),
+    AccessSize("i1", 1),
+    AccessSize("u2", 1),
+    AccessSize("i2", 1),
+    AccessSize("u4", 1),
+    AccessSize("u4", 2),
+    AccessSize("u4", 4),
+)
+"""By the field SIZE, whose last value, 7, is no size."""
+REGISTERS_OF_SIZE: Final = np.array([*(size.registers for size in ACCESS_SIZES), 1])
+"""By the field SIZE."""
+_WHOLE_REGISTERS: Final = {size.registers: number for number, size in enumerate(ACCESS_SIZES) if size.element == "u4"}
+SIZE_OF_REGISTERS: Final = np.array([_WHOLE_REGISTERS.get(count, 0) for count in range(5)])
+"""By the number of 32-bit registers: the field SIZE."""
 
 
 def words_of(text: bytes) -> Words:

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.sass.isa.opcodes import Opcode
+
 _READERS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "upper", "high", "memory", "function")
 UNITS: Final = (*_READERS, "uniform", "control")
 """matrix: HFMA2.MMA, which runs on the tensor cores' unit; integer: IMAD and VIADD; upper: the upper half of the result
@@ -30,8 +32,6 @@ _REGISTERS: Final = {
     "upper": (5, 5, 6, 5, 4, 4, 4, 4, 5, 5),
     "high": (13, 13, 13, 5, 10, 13, 13, 13, 13, 13),
 }
-SLOW_RESULTS: Final = {"CS2R": 11}
-"""Registers that these of alu's write are there after so many, whoever reads them."""
 _PREDICATES: Final = {"alu": 4, "integer": 5}
 """A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
 _UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "wide": 6, "memory": 9, "function": 12}
@@ -67,3 +67,8 @@ SETTLING_CYCLES: Final = 2
 """From what sets a scoreboard to what waits for it."""
 SPARE_REGISTERS: Final = 2
 """A kernel's register count is so many above the registers that its words name."""
+
+
+def unit_index(opcode: Opcode) -> int:
+    """The place in UNITS of the unit that executes an opcode."""
+    return UNITS.index(opcode.unit if opcode.unit in UNITS else "memory")

@@ -19,7 +19,6 @@ from codegen.sass.isa.opcodes import (
     STS,
     STS_PLAIN,
     UNIFORM_ADDRESS,
-    WORDS_OF_SIZE,
 )
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
@@ -170,7 +169,7 @@ def _exchanged(
     """
     found: NDArray[np.int64] = end.start + np.flatnonzero(np.isin(opcodes[end], (STS, STS_PLAIN)))
     stores = words[found]
-    lengths = WORDS_OF_SIZE[encoding.SIZE.get(stores)]
+    lengths = encoding.REGISTERS_OF_SIZE[encoding.SIZE.get(stores)]
     store = np.repeat(np.arange(len(found)), lengths)
     number = np.arange(len(store)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     offsets = encoding.OFFSET.get(stores)[store] + _WORD_BYTES * number
@@ -183,7 +182,7 @@ def _exchanged(
         or (apart != distance_bytes).any()
         or any(len(set(each.get(stores).tolist())) != 1 for each in alike)
         or int(encoding.PREDICATE.get(stores)[0]) != encoding.ALWAYS
-        or any(encoding.SIZE_BYTES[size] < _WORD_BYTES for size in encoding.SIZE.get(stores).tolist())
+        or any(encoding.ACCESS_SIZES[size].bytes < _WORD_BYTES for size in encoding.SIZE.get(stores).tolist())
     ):
         raise MachineCodeError("a sum is not in its register when it is stored for the other blocks of its cluster")
     places: NDArray[np.int64] = found[store[order]]

@@ -247,7 +247,7 @@ class Skeleton:
 
 def _local_bytes(words: Words) -> int:
     local = words[operands(words).where("local")]
-    return sum(encoding.SIZE_BYTES[size] for size in encoding.SIZE.get(local).tolist())
+    return sum(encoding.ACCESS_SIZES[size].bytes for size in encoding.SIZE.get(local).tolist())
 
 
 class _Places:

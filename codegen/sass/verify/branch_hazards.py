@@ -117,7 +117,7 @@ def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) ->
 def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pending, _States]:
     """What the words before each branch leave under way, and where it is when the branch has been taken."""
     writes, reads = code.used.writes, code.used.reads
-    variable = code.variable[writes.word]
+    variable = code.asynchronous[writes.word]
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
     found = [
         _unfinished(code, branches, writes.where(variable)),

@@ -127,7 +127,7 @@ def _against(code: Program, writer: Places, places: Places, resources: Places, *
     passed = code.cycles[places] - code.cycles[writer]
     doubtful = np.flatnonzero((passed < latencies.LONGEST) | (code.done[writer] > places))
     writer, places, resources, passed = writer[doubtful], places[doubtful], resources[doubtful], passed[doubtful]
-    variable = code.variable[writer]
+    variable = code.asynchronous[writer]
     late, near = variable & (code.done[writer] > places), ~variable & (passed < latencies.LONGEST)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))

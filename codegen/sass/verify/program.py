@@ -33,17 +33,14 @@ from codegen.sass.isa.encoding import (
     Field,
     Words,
 )
-from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, VARIABLE
-from codegen.sass.isa.operand_roles import REGISTER_FORM
-from codegen.sass.isa.operands import Accesses, Operands, operands
+from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Form
+from codegen.sass.isa.operands import Accesses, operands
 
 ARCHITECTURE: Final = 90
 """The one whose rules these are."""
 Places = NDArray[np.int64]
 
 _INPUT_PREDICATE = Field(87, 4)
-_UNITS: Final = {"HFMA2.MMA": "matrix", "MUFU": "function"}
-"""Those that are not as their shapes say."""
 _WIDE, _HIGH, _UPPER = (latencies.UNITS.index(name) for name in ("wide", "high", "upper"))
 _DEPBAR_SCOREBOARD, _DEPBAR_LEFT = Field(44, 3), Field(38, 6)
 
@@ -67,14 +64,12 @@ class Program:
         self.guard = PREDICATE.get(words)
         self.guard_negated = NEGATED_PREDICATE.get(words)
         self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
-        self.variable = used.where(*VARIABLE)
-        self.asynchronous = np.array([shape.asynchronous for shape in used.shapes], dtype=np.bool_)[used.shape_of]
-        self.units = _units_of(used)
-        self.slow = np.array([latencies.SLOW_RESULTS.get(shape.name, 0) for shape in used.shapes], np.int64)[
-            used.shape_of
-        ]
-        self.moves_uniform = used.named("UMOV", "ULDC")
-        self.queues = np.array([_queue(shape.name) for shape in used.shapes], np.int64)[used.shape_of]
+        self.asynchronous = used.asynchronous
+        self.units = used.per_word(latencies.unit_index)
+        """[words]: the place of each word's unit in `latencies.UNITS`."""
+        self.least_cycles = used.per_word(lambda opcode: opcode.least_cycles)
+        self.quick_uniform = used.per_word(lambda opcode: opcode.quick_uniform) != 0
+        self.queues = used.per_word(lambda opcode: opcode.queue)
         """Results of a queue come in order; 0 is none."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
         self.ends = used.named("BRX") | used.named("EXIT", "BRA") & unguarded
@@ -126,7 +121,7 @@ class Program:
         Where that of a later one of its queue is known to be there, if no predicate guards it, so is its own.
         """
         result = np.arange(len(self))
-        places = np.flatnonzero(self.variable)
+        places = np.flatnonzero(self.asynchronous)
         covers = self.covering[places]
         result[places] = self.first_wait(covers, self.write_scoreboard[covers])
         certain = np.where(self.guard == ALWAYS, result, len(self))
@@ -140,7 +135,7 @@ class Program:
         """Writes of an unknown latency; and of each the first word at which it, and all before it in its segment that
         write the same, are known to be there.
         """
-        writes = self.used.writes.where(self.variable[self.used.writes.word])
+        writes = self.used.writes.where(self.asynchronous[self.used.writes.word])
         others = (np.diff(each, prepend=-1) != 0 for each in (writes.resource, self.segment[writes.word]))
         first_of_next = np.cumsum(np.logical_or(*others)) * (len(self) + 1)
         return writes, np.maximum.accumulate(first_of_next + self.done[writes.word]) - first_of_next
@@ -210,16 +205,16 @@ class Program:
             np.where(self._late(places, resources), _UPPER, by),
             np.where(self._last(writer, resources), _UPPER, to),
         )
-        of_register = np.maximum(latencies.REGISTER_CYCLES[to, by], self.slow[writer])
+        of_register = np.maximum(latencies.REGISTER_CYCLES[to, by], self.least_cycles[writer])
         needed = np.where(resources >= PREDICATES, of_predicate, of_register)
-        moved = self.moves_uniform[writer]
+        moved = self.quick_uniform[writer]
         of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
         return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
 
     def _late(self, places: Places, resources: Places) -> NDArray[np.bool_]:
         """Whether a register is nothing to the word at its place but the upper half of an addend of 64 bits."""
         words, wide = self.words[places], np.isin(self.units[places], (_WIDE, _HIGH))
-        second = (OPCODE.get(words) >> 9 == REGISTER_FORM) & (SOURCE_B.get(words) == resources)
+        second = (OPCODE.get(words) >> FORM_SHIFT == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
         others = second | (SOURCE_A.get(words) == resources)
         late: NDArray[np.bool_] = wide & (SOURCE_C.get(words) + 1 == resources) & ~others
         return late
@@ -234,21 +229,6 @@ class Program:
         """Of words that no predicate guards."""
         writes = self.used.writes
         return writes.where(self.guard[writes.word] == ALWAYS)
-
-
-def _units_of(used: Operands) -> Places:
-    """[words]: the place of each word's unit in `latencies.UNITS`."""
-    return np.array([_unit(shape.name, shape.unit) for shape in used.shapes], dtype=np.int64)[used.shape_of]
-
-
-def _unit(name: str, unit: str) -> int:
-    if name in _UNITS:
-        return latencies.UNITS.index(_UNITS[name])
-    return latencies.UNITS.index("memory" if unit in VARIABLE else unit)
-
-
-def _queue(name: str) -> int:
-    return {"LDS": 1, "MUFU": 2, "S2R": 3, "S2UR": 3}.get(name, 0)
 
 
 def resource_name(resource: int) -> str:
