@@ -25,7 +25,7 @@ from farm.errors import FarmError
 from farm.executors import open_executor
 from farm.executors.contract import UNCHECKED
 from farm.executors.gpu import open_gpu
-from farm.executors.ray.token import described
+from farm.executors.ray.connection import describe_authentication
 from farm.ledger import database_revision, open_ledger
 from farm.qualification.files import shipped_records
 from farm.store import open_store
@@ -139,7 +139,7 @@ def _executor(settings: Settings) -> str:
             room = executor.capacity
         idle = [f"{state.node} gets no work: {state.reason}" for state in executor.workers() if state.reason]
     takes = f"takes {room} builds at a time" if room else NONE_NOW
-    told = f"the Ray cluster at {settings.ray_address}, {described(ray_authentication())}, {takes}"
+    told = f"the Ray cluster at {settings.ray_address}, {describe_authentication(ray_authentication())}, {takes}"
     return "; ".join([told, *idle])
 
 

@@ -1,4 +1,4 @@
-"""What only Ray's executor has to show: dead workers, cancelled tools, no cluster."""
+"""Executor on Ray: dead workers, cancelled tools, unreachable clusters, sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,33 @@ from farm.worker.messages import Fault
 from tests.cluster.sleeping import parent, running, sleeping_ptxas, wait_until
 from tests.cluster.workplace import Workplace, workplace
 from tests.samples import layer
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1 as the kernel writes it, for IPv4 and for IPv4 over IPv6."""
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Addresses of the TCP sockets on which processes listen."""
+    links = set()
+    for descriptor in [each for pid in pids for each in Path(f"/proc/{pid}/fd").glob("*")]:
+        with suppress(OSError):
+            links.add(str(descriptor.readlink()))
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in links]
 
 
 def test_cancelling_ends_the_tools_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +127,11 @@ def test_a_cluster_where_nobody_listens_is_an_error_at_once_and_in_words(tmp_pat
     ):
         executor.submit(Workplace(executor, open_store(settings), settings).plan(layer()).templates[0])
     assert time.monotonic() - start < 20
+
+
+def test_a_local_ray_listens_on_the_loopback_interface_only(tmp_path: Path) -> None:
+    with workplace(tmp_path, "ray") as place:
+        place.do(*place.plan(layer()).templates)  # so that a worker runs
+        addresses = listening(descendants(os.getpid()))
+    assert len(addresses) >= 4
+    assert set(addresses) <= LOOPBACK

@@ -51,7 +51,7 @@ DOORS = {
     "onnx": {"codegen/frontend/onnx/", "codegen/model_zoo/"},
     "onnxruntime": {"farm/verify/onnxruntime_reference.py"},
     "pycuda": {"farm/cuda/device.py"},
-    "ray": {"farm/executors/ray/connection.py"},
+    "ray": {"farm/executors/ray/connection.py", "farm/executors/ray/private.py"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/"},
     "subprocess": {"codegen/toolchain/tools.py", "farm/executors/processes.py"},

@@ -8,7 +8,7 @@ import pytest
 
 from farm.config.settings import RayAuthentication, ray_authentication
 from farm.errors import UnreachableError
-from farm.executors.ray.token import described, require_token
+from farm.executors.ray.connection import describe_authentication, require_token
 
 TOKEN = "b7-a-token-that-nobody-may-see"
 
@@ -36,11 +36,11 @@ def test_authentication_is_on_unless_it_is_switched_off(tmp_path: Path) -> None:
 
 
 def test_no_token_is_an_error_that_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"wants a token, and .*/\.ray/auth_token cannot be read \(No such file"):
+    with pytest.raises(UnreachableError, match=r"requires a token, but .*/\.ray/auth_token cannot be read"):
         require_token("the Ray cluster at a:1", ray_authentication(environment(tmp_path)))
     (tmp_path / "empty").write_text("\n")
     found = ray_authentication(environment(tmp_path, RAY_AUTH_TOKEN_PATH=str(tmp_path / "empty")))
-    with pytest.raises(UnreachableError, match=r"empty is empty: put the cluster's token into ~/.ray/auth_token"):
+    with pytest.raises(UnreachableError, match=r"empty is empty. Put the cluster's token into ~/.ray/auth_token"):
         require_token("the Ray cluster at a:1", found)
 
 
@@ -53,11 +53,11 @@ def test_a_named_file_that_is_missing_is_no_reason_to_take_another(tmp_path: Pat
 def test_a_cluster_without_authentication_needs_no_token_and_is_told_of() -> None:
     off = RayAuthentication(on=False, token=None, missing="none")
     require_token("the Ray cluster at a:1", off)
-    assert described(off).startswith("WITHOUT authentication")
+    assert describe_authentication(off).startswith("WITHOUT authentication")
 
 
 def test_the_token_itself_is_never_said(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     for variables in ({"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}):
         found = ray_authentication(environment(tmp_path, **variables))
-        assert TOKEN not in repr(found) + described(found)
+        assert TOKEN not in repr(found) + describe_authentication(found)
