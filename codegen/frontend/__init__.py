@@ -1,1 +1,1 @@
-"""Frontends: model files read into a Checkpoint."""
+"""Front ends: readers of model files, which give a Checkpoint."""

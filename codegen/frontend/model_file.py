@@ -1,4 +1,4 @@
-"""A model on disk, whatever its format, as a Checkpoint."""
+"""Model files of every supported format, read into a Checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from codegen.ir.checkpoint import Checkpoint
 
 
 def read_model(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
-    """Reads an ONNX file, or a network of TSV files by its folder or manifest. Raises CheckpointError."""
+    """Reads an ONNX file, or a TSV network from its folder or manifest. Raises CheckpointError."""
     if not is_tsv_network(Path(path)):
         return read_checkpoint(path, input_shapes)
     if input_shapes:
-        raise CheckpointError(f"{path}: a network of TSV files leaves no shape open: leave out --input-shape")
+        raise CheckpointError(f"{path}: a TSV network has fixed shapes: leave out --input-shape")
     return read_tsv_network(path)

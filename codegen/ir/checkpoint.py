@@ -121,10 +121,10 @@ class Layer:
         return LIKELY_ROWS if self.rows is None else self.rows
 
 
-class Rest(Protocol):
-    """The model that layers were read from."""
+class ResidualGraph(Protocol):
+    """The model that layers were read from, for what is left of it beside them."""
 
-    def without(self, layers: Sequence[Layer]) -> bytes:
+    def with_layers(self, layers: Sequence[Layer]) -> bytes:
         """The model as an ONNX file with these layers as single nodes. Raises CheckpointError if it is too large."""
 
 
@@ -139,7 +139,7 @@ class Checkpoint:
     """SHA-256 over the layers (names, specs, weights, tensor names) and the skipped ones: equal means the same job."""
     layers: tuple[Layer, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())
-    rest: Rest | None = field(default=None, compare=False, repr=False)
-    """None of layers that come from no model."""
+    residual_graph: ResidualGraph | None = field(default=None, compare=False, repr=False)
+    """None for layers without a model around them."""
     notes: tuple[str, ...] = ()
     """What a person should know of the file although it compiles."""

@@ -84,9 +84,9 @@ def new_job(
         pool.shutdown(cancel_futures=True)
     _check(checkpoint, options, builds, skipped)
     network = None
-    if checkpoint.rest is not None and store is not None:
+    if checkpoint.residual_graph is not None and store is not None:
         compiled = {build.layer for build in builds}
-        rest = checkpoint.rest.without([layer for layer in layers if layer.name in compiled])
+        rest = checkpoint.residual_graph.with_layers([layer for layer in layers if layer.name in compiled])
         network = store.put(rest)
     request = {
         "namespace": namespace,

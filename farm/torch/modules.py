@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn import functional
 
-from codegen.frontend.onnx.extract.convolution import kernels_first
+from codegen.frontend.onnx.extract.convolution import output_channels_first
 from codegen.frontend.onnx.extract.weights import rounded
 from codegen.frontend.onnx.fuse.folding import Affine, batch_normalization, folded
 from codegen.ir.checkpoint import Weights
@@ -198,7 +198,7 @@ def _arrays(module: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float64]
     """Kernel as the spec has it, and bias; -0.0 as 0.0."""
     kernel = module.weight.detach().float().cpu().numpy() + np.float32(0)
     if isinstance(module, _TRANSPOSED):
-        kernel = kernels_first(kernel, module.groups)
+        kernel = output_channels_first(kernel, module.groups)
     if kernel.ndim == 3:
         kernel = kernel[:, :, None]
     bias = np.zeros(len(kernel)) if module.bias is None else module.bias.detach().double().cpu().numpy()

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from codegen.frontend.onnx.export.intermediate_outputs import observed_model
+from codegen.frontend.onnx.export.intermediate_outputs import with_intermediate_outputs
 from farm.errors import UsageError
 from farm.extras import way_out
 
@@ -23,7 +23,7 @@ def reference_tensors(
         raise UsageError(
             f"networks are compared with onnxruntime, which cannot be imported ({error}): {way_out('reference')}"
         ) from None
-    data, found = observed_model(model, names)
+    data, found = with_intermediate_outputs(model, names)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:

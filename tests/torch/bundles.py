@@ -21,9 +21,9 @@ def fetched(folder: Path, name: str = "bundle") -> Path:
     """A bundle with the network of LeNet-5 and a layer whose cubins are not code."""
     write_network(folder / "net.onnx", lenet5(0.9, 0))
     checkpoint = read_checkpoint(folder / "net.onnx")
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     store = stored_cubins()
-    job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)))
+    job = replace(JOB, network=store.put(checkpoint.residual_graph.with_layers(checkpoint.layers)))
     write_bundle(folder / name, job, [build(0, "conv1")], [result(0, "sm_80"), result(0, "sm_90")], TOOLS, store)
     return folder / name
 

@@ -60,8 +60,8 @@ def module_read(tmp_path: Path, name: str, batch: int) -> tuple[torch.nn.Module,
     path = tmp_path / "net.onnx"
     write_network(path, NETWORKS[name](0.9, 0))
     checkpoint: Checkpoint = read_checkpoint(path)
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
     module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
     x = np.random.default_rng(0).standard_normal((batch, *SHAPES[name]), np.float32)
@@ -103,8 +103,8 @@ def test_a_residual_may_have_the_shape_that_the_model_gives_the_output(tmp_path:
     checkpoint = read_checkpoint(save(tmp_path, proto))
     [layer] = checkpoint.layers
     assert (layer.residual, layer.output) == ("r", "y")
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     module = module_of(network, {"conv": BundledLayer("conv", layer.spec, True, ())}, {"conv": partial(played, layer)})
     x, r = (torch.from_numpy(values(*shape, seed=1)) for shape in ((2, 3, 5, 5), (2, 4, 9)))
     expected = torch.nn.functional.conv2d(x, torch.from_numpy(values(4, 3, 3, 3))).reshape(2, 4, 9) + r
@@ -123,8 +123,8 @@ def test_a_gate_goes_to_the_layer_with_or_without_a_residual(tmp_path: Path, sha
     inputs = [info("x", shape), info("g", (images, 6, *ones)), info("h", (images, 5, *ones))]
     checkpoint = read_checkpoint(save(tmp_path, model(nodes, tensors, inputs=inputs)))
     assert [(layer.gate, layer.residual) for layer in checkpoint.layers] == [("g", ""), ("h", "x")]
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
     module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
     x, g, h = (torch.from_numpy(values(images, *size, seed=1)) for size in (shape[1:], (6, *ones), (5, *ones)))
@@ -166,8 +166,8 @@ def test_operators_that_are_not_run_are_named(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     write_network(path, NETWORKS["lenet5"](0.9, 0))
     checkpoint = read_checkpoint(path)
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     strange = replace(network, nodes=tuple(replace(each, operator="Grid" + each.operator) for each in network.nodes))
     with pytest.raises(UsageError, match=r"farm\.torch does not run GridFlatten, GridMaxPool: use another runtime"):
         module_of(strange, {}, {})

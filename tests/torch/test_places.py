@@ -123,7 +123,7 @@ def module_read(
 ) -> torch.fx.GraphModule:
     """The module, and in `read` what its layers were given."""
     checkpoint = read_checkpoint(save(folder, proto))
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     made = Cubin("path", "0" * 64, 0, "sm_80", launch)
     layers = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), (made,)) for each in checkpoint.layers}
 
@@ -133,7 +133,7 @@ def module_read(
         return played(layer, x, *more)
 
     compute = {each.name: DenseLayer(each) if dense else partial(computed, each) for each in checkpoint.layers}
-    return module_of(read_network(checkpoint.rest.without(checkpoint.layers)), layers, compute)
+    return module_of(read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)), layers, compute)
 
 
 def calls(module: torch.fx.GraphModule) -> tuple[int, int, int]:

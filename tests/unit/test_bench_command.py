@@ -44,7 +44,7 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
         (["--data-type", "int8"], "--data-type int8"),
         (["--layer", "conv1"], "--layer names a layer of a model"),
         (["model.onnx", "--op", "lenet-conv1"], "--op names one of the ten operators"),
-        (["model.onnx"], "there is no such file"),
+        (["model.onnx"], "no such file"),
         (["--resume"], "--resume: name the file"),
         (["--peak-tflops", "-1"], "--peak-tflops -1"),
         (["plot", "none.json", "figures"], "none.json cannot be read"),

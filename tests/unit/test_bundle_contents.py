@@ -39,9 +39,9 @@ def bundle(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def written(path: Path, model_path: Path) -> Path:
     """A bundle of a model's network that has of its layers the first, conv1."""
     checkpoint = read_checkpoint(model_path)
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     store = stored_cubins()
-    job = replace(JOB, network=store.put(checkpoint.rest.without(checkpoint.layers)), skipped=(SKIPPED,))
+    job = replace(JOB, network=store.put(checkpoint.residual_graph.with_layers(checkpoint.layers)), skipped=(SKIPPED,))
     results = [result(0, "sm_80"), result(0, "sm_90")]
     write_bundle(path, job, [build(0, "conv1")], results, TOOLS, store, ptx=[KernelPtx(results[1], "compute_80", PTX)])
     return path

@@ -21,9 +21,9 @@ from tests.bundle_samples import JOB, TOOLS, build, contents, result, stored_cub
 def stored_network(tmp_path: Path) -> tuple[MemoryStore, str]:
     write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
     checkpoint = read_checkpoint(tmp_path / "net.onnx")
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     store = stored_cubins()
-    return store, store.put(checkpoint.rest.without(checkpoint.layers))
+    return store, store.put(checkpoint.residual_graph.with_layers(checkpoint.layers))
 
 
 def written(path: Path, store: MemoryStore, network: str | None) -> Path:

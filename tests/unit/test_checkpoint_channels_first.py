@@ -62,11 +62,11 @@ def read(folder: Path, proto: onnx.ModelProto) -> Checkpoint:
 
 def computed_by_the_rest(checkpoint: Checkpoint, proto: onnx.ModelProto) -> Counter[str]:
     """The operators beside the layers, once they and the layers were seen to compute what the model does."""
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     sizes = [each.dim_value or 2 for each in proto.graph.input[0].type.tensor_type.shape.dim]
     given = {each.name: values(*sizes, seed=i) for i, each in enumerate(proto.graph.input)}
     [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)
-    rest = checkpoint.rest.without(checkpoint.layers)
+    rest = checkpoint.residual_graph.with_layers(checkpoint.layers)
     found = outputs_of(rest, checkpoint, given["input"], **{n: each for n, each in given.items() if n != "input"})
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     return Counter(each.op_type for each in onnx.load_model_from_string(rest).graph.node)

@@ -163,7 +163,7 @@ def values_cut() -> onnx.ModelProto:
         (conv_model(values(4, 3)), "not [K, C, R, S]"),
         (conv_model(values(0, 3, 3, 3)), "not [K, C, R, S]"),
         (conv_model(input_shape=("N", 3, 8)), "do not fit an input of the shape [?, 3, 8]"),
-        (bias_of_five(), "biases of the shape [5] do not fit 4 kernels"),
+        (bias_of_five(), "biases of the shape [5] do not fit 4 output channels"),
         (values_cut(), "429 bytes"),
         (conv_model(strides=[0, 1]), "strides are [0, 1]"),
         (conv_model(strides=[1]), "strides are [1]"),

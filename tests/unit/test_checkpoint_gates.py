@@ -58,8 +58,8 @@ def test_the_gate_is_in_the_layer_and_computes_what_the_model_does(inputs: str, 
     x, g = values(3, 6, 8, 7, seed=4), values(3, 6, 1, 1, seed=5)
     [expected] = tensors_of(proto, ["y"], x=x, g=g)
     np.testing.assert_allclose(computed(layer, x, g), expected, rtol=1e-5, atol=1e-5)
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     assert [(each.operator, each.inputs) for each in network.nodes] == [("Layer", ("x", "", "g")), ("Exp", ("y",))]
 
 

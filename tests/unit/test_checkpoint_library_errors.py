@@ -11,7 +11,7 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.export.intermediate_outputs import observed_model
+from codegen.frontend.onnx.export.intermediate_outputs import with_intermediate_outputs
 from codegen.frontend.onnx.graph.evaluation import inferred_types
 from codegen.frontend.onnx.graph.library_errors import serialized
 from tests.unit.onnx_models import conv, model, save, tensor, values
@@ -31,7 +31,7 @@ def test_a_model_that_protobuf_cannot_write_is_an_error_that_says_so() -> None:
 
 def test_a_model_that_is_to_be_observed_is_read_whatever_its_file_is_called(tmp_path: Path) -> None:
     path = save(tmp_path, model([conv()], [tensor("w", values(2, 3, 3, 3))])).rename(tmp_path / "model.json")
-    assert observed_model(path, ["y"])[1] == ("y",)
+    assert with_intermediate_outputs(path, ["y"])[1] == ("y",)
 
 
 @pytest.mark.parametrize("data", [b"not a model", b"\xff" * 64, None], ids=["text", "bytes", "no file"])
@@ -40,7 +40,7 @@ def test_a_file_that_cannot_be_observed_is_an_error_that_names_it(data: bytes | 
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"damaged\.onnx cannot be read"):
-        observed_model(path, ["y"])
+        with_intermediate_outputs(path, ["y"])
 
 
 def test_weights_beside_a_model_that_is_to_be_observed_are_missed_by_name(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_weights_beside_a_model_that_is_to_be_observed_are_missed_by_name(tmp_pa
     kernel.ClearField("raw_data")
     kernel.data_location = onnx.TensorProto.EXTERNAL
     with pytest.raises(CheckpointError, match=r"w\.bin"):
-        observed_model(save(tmp_path, model([conv()], [kernel])), ["y"])
+        with_intermediate_outputs(save(tmp_path, model([conv()], [kernel])), ["y"])
 
 
 def test_an_input_that_we_forgot_is_not_the_models_fault() -> None:

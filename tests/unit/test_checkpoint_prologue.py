@@ -57,8 +57,8 @@ def test_the_normalisation_is_in_the_layer_and_computes_what_the_model_does(tmp_
     x = values(3, 6, 8, 8, seed=4)
     found = np.exp(layer_output(layer.spec, layer.weights, x))
     np.testing.assert_allclose(found, expected(proto, x), rtol=1e-5, atol=1e-5)
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     assert [each.operator for each in network.nodes] == ["Layer", "Exp"]
 
 

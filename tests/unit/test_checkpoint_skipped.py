@@ -140,7 +140,7 @@ def test_a_quantized_network_is_noted_once(tmp_path: Path) -> None:
     scale, zero = tensor("s", np.float32(0.1)), tensor("z", np.int8(0))
     proto = model(nodes, [KERNEL, tensor("v", values(4, 4, 1, 1)), scale, zero], output="t2")
     [note] = read_checkpoint(save(tmp_path, proto)).notes
-    assert note.startswith("2 of 3 layers are of a network quantized to integers")
+    assert note.startswith("2 of 3 layers are quantized to integers")
 
 
 def test_a_convolution_in_a_sub_graph_is_skipped(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
             "--max-code-size much: it is a size with its unit, as in 500GB, 8GiB or 512MiB",
         ),
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
-        ("compile missing.onnx --arch sm_90", 2, "missing.onnx: there is no such file"),
+        ("compile missing.onnx --arch sm_90", 2, "missing.onnx: no such file"),
         ("inspect", 102, "there are no jobs yet: farm compile makes one"),
         ("inspect net.onnx", 102, "no job 'net.onnx', and a model is none: farm plan net.onnx says what is in it"),
         ("verify net.farm", 102, "no job 'net.farm', and a bundle is none: farm bundle show net.farm says what is"),

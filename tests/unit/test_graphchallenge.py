@@ -235,7 +235,7 @@ def test_a_network_of_files_must_be_like_the_challenges(tmp_path: Path) -> None:
         (["--emulate", "--json", "-"], "--json: nothing is measured with --emulate"),
         (["--layers", "0"], "--layers"),
         (["--neurons", "1000"], "no square"),
-        (["--inputs", "missing.tsv"], "there is no such file"),
+        (["--inputs", "missing.tsv"], "no such file"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,8 @@ def read(tmp_path: Path, name: str) -> tuple[Path, Checkpoint, Any]:
     path = tmp_path / f"{name}.onnx"
     write_network(path, NETWORKS[name](0.9, 0))
     checkpoint = read_checkpoint(path)
-    assert checkpoint.rest is not None
-    return path, checkpoint, checkpoint.rest
+    assert checkpoint.residual_graph is not None
+    return path, checkpoint, checkpoint.residual_graph
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -63,13 +63,13 @@ def test_the_rest_with_its_layers_computes_what_the_model_does(tmp_path: Path, n
     path, checkpoint, rest = read(tmp_path, name)
     x = np.random.default_rng(0).standard_normal((2, *SHAPES[name]), np.float32)
     [expected] = ReferenceEvaluator(onnx.load(path)).run(None, {"input": x})
-    found = outputs_of(rest.without(checkpoint.layers[compiled]), checkpoint, x)
+    found = outputs_of(rest.with_layers(checkpoint.layers[compiled]), checkpoint, x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_only_what_the_rest_needs_is_in_it(tmp_path: Path) -> None:
     _, checkpoint, rest = read(tmp_path, "resnet18")
-    graph = onnx.load_model_from_string(rest.without(checkpoint.layers)).graph
+    graph = onnx.load_model_from_string(rest.with_layers(checkpoint.layers)).graph
     assert not graph.initializer
     assert {node.op_type for node in graph.node} == {"Layer", "MaxPool", "GlobalAveragePool", "Flatten"}
     added = [node for node in graph.node if len(node.input) == 2]
@@ -79,14 +79,14 @@ def test_only_what_the_rest_needs_is_in_it(tmp_path: Path) -> None:
 def test_layers_that_are_not_compiled_stay_with_their_weights(tmp_path: Path) -> None:
     _, checkpoint, rest = read(tmp_path, "lenet5")
     [_, *compiled] = checkpoint.layers
-    graph = onnx.load_model_from_string(rest.without(compiled)).graph
+    graph = onnx.load_model_from_string(rest.with_layers(compiled)).graph
     assert [node.op_type for node in graph.node if node.name == "conv1"] == ["Conv"]
     assert {tensor.name for tensor in graph.initializer} == {"conv1.weight", "conv1.bias"}
 
 
 def test_equal_models_leave_equal_bytes(tmp_path: Path) -> None:
     first, second = (read(tmp_path / each, "lenet5") for each in ("a", "b") if not (tmp_path / each).mkdir())
-    assert first[2].without(first[1].layers) == second[2].without(second[1].layers)
+    assert first[2].with_layers(first[1].layers) == second[2].with_layers(second[1].layers)
 
 
 def test_constants_that_the_model_computes_are_stored(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_constants_that_the_model_computes_are_stored(tmp_path: Path) -> None:
     )
     path = save(tmp_path, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
     checkpoint = read_checkpoint(path)
-    assert checkpoint.rest is not None
-    left = onnx.load_model_from_string(checkpoint.rest.without(checkpoint.layers)).graph
+    assert checkpoint.residual_graph is not None
+    left = onnx.load_model_from_string(checkpoint.residual_graph.with_layers(checkpoint.layers)).graph
     assert [node.op_type for node in left.node] == ["Layer", "Softmax", "Pow"]
     assert [(each.name, float(numpy_helper.to_array(each)[0])) for each in left.initializer] == [("minus", -3.0)]
 
@@ -151,10 +151,10 @@ def test_a_layer_behind_which_the_model_reshapes_is_reshaped_in_the_rest(tmp_pat
     checkpoint = read_checkpoint(path)
     [layer] = checkpoint.layers
     assert layer.reshaped
-    assert checkpoint.rest is not None
+    assert checkpoint.residual_graph is not None
     x, q = values(2, 3, 5, 5), values(2, 4, 9, seed=1)
     [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "q": q})
-    found = outputs_of(checkpoint.rest.without(checkpoint.layers), checkpoint, x, q=q)
+    found = outputs_of(checkpoint.residual_graph.with_layers(checkpoint.layers), checkpoint, x, q=q)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -162,8 +162,8 @@ def test_the_shapes_of_the_tensors_between_are_in_it_as_far_as_they_are_known(tm
     nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "p", kernel_shape=[2, 2]), node("Exp", "p", "y")]
     proto = model(nodes, constants(w=values(4, 3, 3, 3)), inputs=[info("x", ("N", 3, 10, 10))])
     checkpoint = read_checkpoint(save(tmp_path, proto))
-    assert checkpoint.rest is not None
-    network = read_network(checkpoint.rest.without(checkpoint.layers))
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
     assert network.shapes["x"] == ("N", 3, 10, 10)
     assert network.shapes["c"] == (None, 4, 8, 8)
     assert network.shapes["p"] == (None, 4, 7, 7)
@@ -191,8 +191,8 @@ def test_what_maps_elements_behind_a_transpose_is_in_the_layer_before_it(tmp_pat
     inputs = [info("input", ("N", 3, 5, 5)), info("r", ("N", 3, 3, 4))]
     proto = model([node("Conv", "input w", "c", "conv"), *nodes], tensors, inputs=inputs)
     checkpoint = read_checkpoint(save(tmp_path, proto))
-    assert checkpoint.rest is not None
-    rest = checkpoint.rest.without(checkpoint.layers)
+    assert checkpoint.residual_graph is not None
+    rest = checkpoint.residual_graph.with_layers(checkpoint.layers)
     assert {each.op_type for each in onnx.load_model_from_string(rest).graph.node} == beside
     x, r = values(2, 3, 5, 5, seed=2), values(2, 3, 3, 4, seed=3)
     [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "r": r})

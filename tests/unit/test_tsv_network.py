@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codegen.tsv.__main__ import main
 
 from cli.options.gpu import cases_of
 from codegen.errors import CheckpointError
 from codegen.frontend.model_file import read_model
 from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.tsv.__main__ import main
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
 from codegen.frontend.tsv.triples import read_rows, read_triples, write_rows, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray
@@ -173,7 +173,7 @@ def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, messag
             )
             for clip in ("true", "0", "-1", "NaN", "Infinity")
         ),
-        ('{"neurons": 64, "bias": 0, "layers": ["a.tsv"]}', "there is no such file"),
+        ('{"neurons": 64, "bias": 0, "layers": ["a.tsv"]}', "no such file"),
     ],
 )
 def test_a_wrong_manifest_is_told(tmp_path: Path, content: str, message: str) -> None:
@@ -190,15 +190,15 @@ def test_a_network_of_files_has_no_open_shapes(tmp_path: Path) -> None:
 
 def test_the_bundle_of_a_network_of_files_is_its_layers_in_turn(tmp_path: Path) -> None:
     net = written(tmp_path, radix_net(NEURONS), layers=3)
-    assert net.rest is not None
-    network = read_network(net.rest.without(net.layers))
+    assert net.residual_graph is not None
+    network = read_network(net.residual_graph.with_layers(net.layers))
     assert [(node.layer, *node.inputs, *node.outputs) for node in network.nodes] == [
         ("layer1", "input", "layer1.output"),
         ("layer2", "layer1.output", "layer2.output"),
         ("layer3", "layer2.output", "output"),
     ]
-    with pytest.raises(CheckpointError, match="layer2 cannot be compiled"):
-        net.rest.without([net.layers[0], net.layers[2]])
+    with pytest.raises(CheckpointError, match="layer2 cannot be compiled and has no fallback"):
+        net.residual_graph.with_layers([net.layers[0], net.layers[2]])
 
 
 @pytest.mark.parametrize("neurons", [64, 1024])

@@ -73,7 +73,7 @@ def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str])
         (["--op", "all", "--data-type", "int8"], "--data-type int8"),
         (["--layer", "conv1"], "--layer names a layer of a model"),
         (["model.onnx", "--op", "all"], "--op names one of the ten operators"),
-        (["model.onnx"], "there is no such file"),
+        (["model.onnx"], "no such file"),
         (["lenet"], "a network that ships: "),
         (["resnet18", "--data-type", "bfloat16"], "networks that ship are of float32 or float16"),
         (["resnet18", "--seconds", "0"], "--seconds"),

@@ -1,4 +1,4 @@
-"""Why a node is not compiled: in words, or because a size is missing."""
+"""Diagnostics: reasons why a node is not compiled, as exceptions and texts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NOT_COMPILED = {
     "LSTM": _RECURRENT,
     "RNN": _RECURRENT,
 }
-"""Operators that carry weights beside those that are compiled, and why they are skipped."""
+"""Operators with weights that are never compiled, with the reason."""
 
 
 class UnsupportedError(Exception):
-    """Why a node is not compiled: the kind of cause in a few words, equal for equal causes; and all of it."""
+    """A node that is not compiled: the full reason, and its `kind` in a few words, by which reports group nodes."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -37,15 +37,15 @@ class UnsupportedError(Exception):
 
 
 UNKNOWN_SIZE = "input size not known"
-"""The kind of cause of an UnknownSizeError."""
+"""The kind of an UnknownSizeError."""
 
 
 class UnknownSizeError(Exception):
-    """Height or width of the input is not known before the model runs."""
+    """Height or width of a node's input is unknown before the model runs."""
 
 
 def compiled_type(element_type: str, whose: str) -> DataType:
-    """The data type of that name, of what `its weights are`. Raises UnsupportedError for one that is not compiled."""
+    """The compiled data type of that name. Raises UnsupportedError for another type, as "its {whose} {type}"."""
     if element_type not in DATA_TYPES:
         raise UnsupportedError(
             "type not compiled", f"its {whose} {element_type}; only {', '.join(DATA_TYPES)} are compiled"

@@ -1,4 +1,4 @@
-"""An ONNX file read into a Checkpoint: convolutions and fully connected layers, and what is skipped, and why."""
+"""ONNX reader: a file read into a Checkpoint of layers, skipped nodes with reasons, and the residual graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.diagnostics import NOT_COMPILED
-from codegen.frontend.onnx.export.residual_graph import OnnxRest
+from codegen.frontend.onnx.export.residual_graph import OnnxResidualGraph
 from codegen.frontend.onnx.extract.layers import COMPILED, read_layers
-from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weights_places
+from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weight_inputs
 from codegen.frontend.onnx.fuse.channels_first import channels_first
 from codegen.frontend.onnx.graph.constants import stored_constants
 from codegen.frontend.onnx.graph.dimensions import Images, Inputs, images_of
@@ -37,12 +37,12 @@ SHOWN_REASONS = 5
 
 
 def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
-    """Reads an ONNX model (opset 7 or later): weights in initializers, Constant nodes or files beside the model.
+    """Reads an ONNX model of opset 7 or later, with weights in initializers, Constant nodes or external data.
 
-    Convolutions, transposed ones and fully connected layers of the main graph become layers, each with what follows it
-    as far as one kernel computes both; they come in an order in which they can run. `input_shapes` sets the
-    shapes of graph inputs by name, for models whose height and width are not fixed. -0.0 is read as 0.0. Raises
-    CheckpointError, one line that names the file.
+    Convolutions, transposed convolutions and fully connected layers of the main graph become layers, each fused with
+    the nodes that its kernel can compute too, in an order in which they can run. `input_shapes` sets shapes of graph
+    inputs by name, for models with open height and width. -0.0 is read as 0.0. Raises CheckpointError with one line
+    that names the file.
     """
     path = Path(path)
     try:
@@ -64,7 +64,7 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         _digest(layers, skipped),
         tuple(layers),
         tuple(skipped),
-        OnnxRest(model, inference.constants, inference.tensors),
+        OnnxResidualGraph(model, inference.constants, inference.tensors),
         tuple(notes),
     )
 
@@ -75,14 +75,14 @@ def _parse(path: Path) -> ModelProto:
 
     try:
         if path.is_dir():
-            raise CheckpointError("it is a directory, without a network of TSV files: give the ONNX file in it")
+            raise CheckpointError("it is a directory without a network of TSV files: give the ONNX file in it")
         if path.exists() and not path.is_file():
             raise CheckpointError("it is not a regular file: give an ONNX file")
         if (size := path.stat().st_size) > LARGEST_FILE_BYTES:
-            raise CheckpointError(f"it has {size} bytes, protobuf reads 2 GB: export the weights as external data")
+            raise CheckpointError(f"it has {size} bytes, more than 2 GB: export the weights as external data")
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError("there is no such file: check the path") from error
+        raise CheckpointError("no such file: check the path") from error
     except OSError as error:
         raise CheckpointError(f"it cannot be read ({error.strerror}): check the file and its permissions") from error
     if not data:
@@ -97,10 +97,10 @@ def _parse(path: Path) -> ModelProto:
 
 
 def _opset(model: ModelProto) -> int:
-    """The version of ONNX's operators. Raises CheckpointError if there is none, or one that is too old."""
+    """The model's opset of ONNX's own domain. Raises CheckpointError if it is absent or too old."""
     versions: list[int] = [opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS]
     if not versions:
-        raise CheckpointError("it names no opset of ONNX's operators, or was cut short: export or copy the model again")
+        raise CheckpointError("it has no opset of ONNX's operators, or was cut short: export or copy the model again")
     if (opset := max(versions)) < OLDEST_OPSET:
         raise CheckpointError(
             f"its opset {opset} is older than {OLDEST_OPSET}: convert it with onnx.version_converter or export it again"
@@ -109,13 +109,16 @@ def _opset(model: ModelProto) -> int:
 
 
 def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Inputs, Images]:
-    """The inputs without the weights, which ONNX lists among those of old models; all their dimensions have names."""
+    """Applies `input_shapes`; returns the inputs' shapes, with symbols for open dimensions, and the batch dimension.
+
+    Old models list weights among the inputs; they are left out here.
+    """
     weights = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
     values = {text(value.name): value for value in graph.input if value.name not in weights}
     for name, value in values.items():
         for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
             if dimension.dim_value <= 0 and not dimension.dim_param:
-                dimension.dim_param = f"{name}[{axis}]"  # so that shapes that go back to it can be compared
+                dimension.dim_param = f"{name}[{axis}]"  # makes shapes derived from it comparable
     inputs = {name: shape_of(value.type) for name, value in values.items()}
     check_input_shapes(inputs, input_shapes)
     images = images_of(inputs, input_shapes)
@@ -124,7 +127,7 @@ def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, .
         del dimensions[:]
         for size in shape:
             dimensions.add(dim_value=size)
-    if input_shapes:  # the shapes that the exporter wrote down are those of other inputs
+    if input_shapes:  # the exporter's shapes belong to other input shapes
         del graph.value_info[:]
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
@@ -133,7 +136,7 @@ def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, .
 
 @cache
 def _element_type(number: int) -> str:
-    """NumPy's name of an ONNX element type where there is one."""
+    """NumPy's name of an ONNX element type, or ONNX's own in lower case."""
     import onnx
 
     names: dict[int, str] = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
@@ -166,9 +169,8 @@ def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[s
     if not quantized:
         return []
     return [
-        f"{len(quantized)} of {len(layers)} layers are of a network quantized to integers (QuantizeLinear and "
-        "DequantizeLinear around them); they are compiled in floating point, and these nodes stay outside: give the "
-        "model as it was before quantization"
+        f"{len(quantized)} of {len(layers)} layers are quantized to integers (QuantizeLinear and DequantizeLinear "
+        "around them): they are compiled in floating point, without these nodes. Give the model before quantization."
     ]
 
 
@@ -178,18 +180,18 @@ def _notes_on_rows(layers: Sequence[Layer], missing: MissingShapes) -> list[str]
         return []
     options = next(filter(None, (missing.options(layer.input, slice(-1)) for layer in unknown)), "")
     return [
-        f"how many rows an image has in {len(unknown)} of {len(layers)} layers does not follow from the file; they are "
-        f"tiled for {LIKELY_ROWS}{f', for other lengths give {options}' if options else ''}"
+        f"rows per image unknown in {len(unknown)} of {len(layers)} layers: they are tiled for {LIKELY_ROWS}"
+        f"{f'. For other lengths give {options}' if options else ''}"
     ]
 
 
 def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Sequence[Node]) -> Iterator[Node]:
-    """The nodes to compile or to list as skipped, those of sub-graphs after the node that holds them."""
+    """The nodes to compile or to list as skipped; nodes of sub-graphs follow the node that holds them."""
     for proto, node in zip(graph.node, nodes, strict=True):
-        if constants.issuperset(node.outputs):  # what it computes is a constant, of whoever reads that
+        if constants.issuperset(node.outputs):  # the node's output is a constant of its readers
             continue
-        if node.operator in PRODUCTS:  # one of two activations, as in attention, has no weights
-            if any(node.input(place) in constants for place in weights_places(node)):
+        if node.operator in PRODUCTS:  # a product of two activations, as in attention, has no weights
+            if any(node.input(place) in constants for place in weight_inputs(node)):
                 yield node
         elif node.operator in COMPILED or node.operator in NOT_COMPILED:
             yield node
@@ -200,7 +202,7 @@ def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Seq
 
 
 def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
-    """What the nodes of sub-graphs read, which may be tensors of the graph around them."""
+    """Names that nodes of sub-graphs read, which may be tensors of the graph around them."""
     for node in graph.node:
         for inner in sub_graphs(node):
             yield from (name for each in inner.node for name in each.input)
@@ -230,11 +232,11 @@ def _check_not_empty(layers: list[Layer], skipped: list[SkippedLayer]) -> None:
         return
     if not skipped:
         raise CheckpointError(
-            "it has nothing to compile, no node with weights: give a model with convolutions or fully connected layers"
+            "nothing to compile: it has no node with weights. Give a model with convolutions or fully connected layers"
         )
     reasons = "; ".join(f"{layer.name} ({layer.operator}): {layer.reason}" for layer in skipped[:SHOWN_REASONS])
     more = f"; and {len(skipped) - SHOWN_REASONS} more" if len(skipped) > SHOWN_REASONS else ""
-    raise CheckpointError(f"it has nothing to compile, every node with weights is skipped: {reasons}{more}")
+    raise CheckpointError(f"nothing to compile: every node with weights is skipped: {reasons}{more}")
 
 
 def _digest(layers: list[Layer], skipped: list[SkippedLayer]) -> str:

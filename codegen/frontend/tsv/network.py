@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.frontend.onnx.export.layer_sequence import Chain
+from codegen.frontend.onnx.export.layer_sequence import LayerSequence
 from codegen.frontend.tsv.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from codegen.frontend.tsv.triples import read_text, read_triples, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray, Layer, Weights
@@ -92,7 +92,7 @@ def sparse_network(
         )
         layers.append(Layer(f"layer{i + 1}", spec, made[key], *tensors, operator="TSV"))
         before = id(matrix)
-    return Checkpoint(name, path, _digest(layers), tuple(layers), rest=Chain(layers))
+    return Checkpoint(name, path, _digest(layers), tuple(layers), residual_graph=LayerSequence(layers))
 
 
 def tile_rows(neurons: int) -> int:

@@ -18,7 +18,7 @@ def read_text(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such file: check the path") from error
+        raise CheckpointError(f"{path}: no such file: check the path") from error
     except OSError as error:
         raise CheckpointError(f"{path}: it cannot be read ({error.strerror}): check its permissions") from error
 

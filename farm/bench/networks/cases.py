@@ -137,9 +137,9 @@ def input_shapes(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]]
 
 def inputs_of(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
     """Of the whole model. Raises UsageError for a checkpoint that has no network."""
-    if checkpoint.rest is None:
+    if checkpoint.residual_graph is None:
         raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
-    return read_network(checkpoint.rest.without(checkpoint.layers)).inputs
+    return read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)).inputs
 
 
 def sent_cases(cases: Sequence[NetworkCase], store: Store) -> list[NetworkCase]:

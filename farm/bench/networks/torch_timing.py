@@ -292,12 +292,12 @@ class _Replay:
 
 def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
     """A checkpoint's network in which these layers are dense, with folded weights. Raises UsageError."""
-    if checkpoint.rest is None:
+    if checkpoint.residual_graph is None:
         raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
     layers = [each for each in checkpoint.layers if each.name in set(names)]
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in layers}
     dense = {each.name: DenseLayer(each) for each in layers}
-    return module_of(read_network(checkpoint.rest.without(layers)), bundled, dense).eval()
+    return module_of(read_network(checkpoint.residual_graph.with_layers(layers)), bundled, dense).eval()
 
 
 def first_of(output: Any) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Export: the network of a bundle, its compiled layers as single nodes."""
+"""Export: the network of a bundle, an ONNX model with each compiled layer as one node."""

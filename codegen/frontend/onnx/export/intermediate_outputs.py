@@ -1,4 +1,4 @@
-"""A model that gives tensors within it beside its outputs: for comparing them with what compiled layers compute."""
+"""Intermediate outputs: inner tensors as further outputs of a model, to compare compiled layers with."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.library_errors import serialized
 
 
-def observed_model(path: Path | str, names: Collection[str]) -> tuple[bytes, tuple[str, ...]]:
-    """The model, and those of the named tensors that it gives now, in the graph's order; names that it has not are
-    left out. Raises CheckpointError for a file that cannot be read or is larger than the 2 GB that protobuf writes."""
+def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> tuple[bytes, tuple[str, ...]]:
+    """The model with the named tensors as outputs, and the names found in the graph, in graph order.
+
+    Raises CheckpointError if the file cannot be read or the model exceeds protobuf's limit of 2 GB.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load_model(str(path), format="protobuf")  # whatever the file is called
-    # The last two are of weights beside the model.
+        model = onnx.load_model(str(path), format="protobuf")  # for any file suffix
+    # External data raise the last two.
     except (OSError, DecodeError, ValueError, onnx.checker.ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): give an ONNX file") from error
     graph = model.graph

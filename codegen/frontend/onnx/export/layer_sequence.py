@@ -1,4 +1,4 @@
-"""Layers one after the other, which no ONNX file holds, as the model of a bundle."""
+"""The network of a bundle for a plain sequence of layers that was not read from an ONNX file."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 OPSET, IR_VERSION = 17, 8
 
 
-class Chain:
-    """A network of nothing but layers: each reads what the one before it writes."""
+class LayerSequence:
+    """A network of layers only, each of which reads the output of the one before."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = tuple(layers)
 
-    def without(self, layers: Sequence[Layer]) -> bytes:
-        """The model with each layer as one node. Raises CheckpointError if one of them was not compiled."""
+    def with_layers(self, layers: Sequence[Layer]) -> bytes:
+        """The ONNX model with each layer as one node. Raises CheckpointError if a layer of the sequence is missing."""
         import onnx
 
         compiled = {layer.name for layer in layers}
         missing = [layer.name for layer in self._layers if layer.name not in compiled]
         if missing:
             raise CheckpointError(
-                f"{missing[0]} cannot be compiled, and nothing else computes it: raise --max-code-size, or prune it "
-                "further; farm plan says why"
+                f"{missing[0]} cannot be compiled and has no fallback: raise --max-code-size, or prune it further; "
+                "farm plan says why"
             )
         model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="farm")
         model.opset_import.add(domain="", version=OPSET)

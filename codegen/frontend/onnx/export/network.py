@@ -1,4 +1,4 @@
-"""The network of a bundle in plain values: nodes, constants, inputs and outputs."""
+"""The network of a bundle read into plain values: nodes, constants, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
 
 LEAST_BYTES_BESIDE = 65_536
-"""Of a constant: smaller ones stay in the network, which is then whole for most models."""
+"""Least size of a constant that is stored beside the network; most models then need no second file."""
 
 
 @dataclass(frozen=True)
 class NetworkNode:
-    """One operation; an optional input or output that is left out is an empty name."""
+    """One operation; an omitted optional input or output has an empty name."""
 
     operator: str
-    """One that is not ONNX's has its domain before it, as in com.microsoft.FusedConv."""
+    """ONNX's name; operators of other domains have the domain before it, as in com.microsoft.FusedConv."""
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     """Numbers, strings, lists of them, and arrays."""
     layer: str = ""
-    """The compiled layer that this is; empty for ONNX's own operators."""
+    """Name of the compiled layer; empty for ONNX's own operators."""
 
     def __str__(self) -> str:
         return f"{self.operator} {self.name or next(filter(None, self.outputs), '')}".rstrip()
@@ -48,7 +48,7 @@ class NetworkNode:
 
 @dataclass(frozen=True)
 class Network:
-    """A graph in an order in which it can run."""
+    """A graph with its nodes in an order in which they can run."""
 
     nodes: tuple[NetworkNode, ...]
     constants: Mapping[str, NDArray[Any]]
@@ -56,14 +56,13 @@ class Network:
     outputs: tuple[Tensor, ...]
     opset: int
     shapes: Mapping[str, Shape]
-    """Of the tensors whose shapes are known, as far as they are."""
+    """Shapes of tensors by name, where known."""
 
 
 def read_network(data: bytes, beside: bytes = b"") -> Network:
-    """Reads what OnnxRest wrote; `beside` is the file that `with_constants_beside` has named.
+    """Reads an exported network; `beside` are the bytes of the file named to `with_constants_beside`.
 
-    Raises CheckpointError for operators of other domains than ONNX's and the farm's, and for constants that the file
-    beside does not hold.
+    Raises CheckpointError for sparse attributes, and for constants outside that file.
     """
     import onnx
 
@@ -80,10 +79,9 @@ def read_network(data: bytes, beside: bytes = b"") -> Network:
 
 
 def with_constants_beside(data: bytes, location: str, offsets: Mapping[bytes, int]) -> bytes:
-    """The network with its large constants as ONNX's external data where a file beside it holds them.
+    """The network with its large constants as external data in the file `location`, where that file holds them.
 
-    `offsets` are those of the constants in that file, by the SHA-256 of their bytes. A network of which it holds none
-    stays as it is.
+    `offsets` are the constants' offsets in the file, by the SHA-256 of their bytes.
     """
     import onnx
 
@@ -127,9 +125,9 @@ def _node(node: NodeProto) -> NetworkNode:
         elif isinstance(value, bytes):
             value = value.decode(errors="replace")
         elif attribute.type in (attribute.GRAPH, attribute.GRAPHS):
-            continue  # nothing here runs an operator that has one
+            continue  # no supported operator has a sub-graph
         elif attribute.type == attribute.SPARSE_TENSOR:
-            raise CheckpointError(f"{node.op_type} {node.name} has a sparse constant, which only ONNX programs read")
+            raise CheckpointError(f"{node.op_type} {node.name} has a sparse constant: export it as a dense one")
         attributes[attribute.name] = value
     is_layer = node.domain == LAYER_DOMAIN and node.op_type == LAYER_OPERATOR
     operator = node.op_type if is_layer or node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"

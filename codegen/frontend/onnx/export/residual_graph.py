@@ -1,4 +1,4 @@
-"""What is left of a model once its layers are compiled: an ONNX model in which each of them is one node."""
+"""The residual graph of a model: an ONNX model in which each compiled layer is one node."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ if TYPE_CHECKING:
 
 LAYER_DOMAIN = "farm"
 LAYER_OPERATOR = "Layer"
-"""A compiled layer: its attribute `layer` is its name, its inputs are the layer's input, its residual and its gate.
+"""Operator of a compiled layer. Its attribute `layer` is the layer's name, its inputs are input, residual and gate.
 
-An input that a layer has not has no name, or is left out at the end.
-
-Its output has the shape that the layer's operator gives it. Where the model reshapes or transposes that before the last
-of the nodes that the layer computes, it is reshaped or transposed here behind the layer; the residual is of the model's
-shape, as many elements.
+A missing residual or gate has an empty name, or is omitted at the end. The output has the shape of the layer's own
+operator. View nodes inside a fused layer follow the layer node here. The residual has the model's shape, with as many
+elements as the output.
 """
 
 
-class OnnxRest:
-    """A model as it was read, after which layers were compiled is known."""
+class OnnxResidualGraph:
+    """The residual graph of an ONNX model, for any choice of compiled layers."""
 
     def __init__(self, model: ModelProto, constants: Constants, tensors: Mapping[str, Known]) -> None:
-        """`tensors` are what is known of the tensors of the graph."""
+        """`tensors` are the inferred types and shapes of the graph's tensors."""
         self._model = model
         self._constants = constants
         self._tensors = tensors
         self._producers = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
 
-    def without(self, layers: Sequence[Layer]) -> bytes:
-        """The model with these layers as nodes of LAYER_DOMAIN, without what only they needed; equal for equal models.
+    def with_layers(self, layers: Sequence[Layer]) -> bytes:
+        """The model with these layers as nodes of LAYER_DOMAIN, without nodes and constants that only they need.
 
-        Constants are stored, however the model computes them. Raises CheckpointError if it would be larger than the
-        2 GB that protobuf writes.
+        Equal models give equal bytes. Computed constants are stored as values. Raises CheckpointError if the result
+        exceeds protobuf's limit of 2 GB.
         """
         import onnx
 
@@ -58,10 +56,10 @@ class OnnxRest:
         outer = {value.name for value in (*graph.input, *graph.output)}
         made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
         graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
-        return serialized(rest, "what is left beside the compiled layers")
+        return serialized(rest, "the model without its compiled layers")
 
     def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
-        """Nodes in graph order and constants by name, from the outputs backwards."""
+        """The nodes that the outputs need, in graph order, and the constants, by name."""
         nodes: dict[int, list[NodeProto]] = {}
         constants: dict[str, TensorProto] = {}
         seen: set[str] = set()
@@ -87,7 +85,7 @@ class OnnxRest:
         ]
 
     def _layer_nodes(self, layer: Layer) -> list[NodeProto]:
-        """The layer, then what reshapes or transposes its output."""
+        """The layer's node, then the view nodes fused into the layer."""
         import onnx
 
         reshaping = [self._model.graph.node[self._producers[name]] for name in layer.reshaped]
@@ -101,7 +99,7 @@ class OnnxRest:
         return made
 
     def _value(self, name: str) -> ValueInfoProto | None:
-        """Type and shape of a tensor, if they are known; a dimension that grows with the images is left open."""
+        """Type and shape of a tensor, if known; a dimension that depends on the number of images is left open."""
         from onnx import helper
 
         known = self._tensors.get(name)
@@ -111,7 +109,7 @@ class OnnxRest:
         return helper.make_tensor_value_info(name, known.element_type, shape)
 
     def _constant(self, name: str) -> TensorProto | None:
-        """A tensor that is known before the model runs; None for others, and for what only the model can compute."""
+        """A constant as an initializer; None for other tensors and for constants that cannot be computed here."""
         from onnx import numpy_helper
 
         if name not in self._constants:
@@ -123,7 +121,7 @@ class OnnxRest:
 
 
 Shape: TypeAlias = tuple[int | str | None, ...]
-"""A name stands for a size that the model leaves open, None for one that it does not even name."""
+"""A string is the symbol of an open dimension, None an open dimension without a symbol."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,12 @@ class Tensor:
 
     name: str
     dtype: str
-    """NumPy's name."""
+    """NumPy's type name."""
     shape: Shape
 
 
 def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The inputs and the outputs of the model that `without` wrote."""
+    """Inputs and outputs of an exported model."""
     import onnx
 
     graph = onnx.load_model_from_string(rest).graph
@@ -145,7 +143,7 @@ def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 
 
 def tensor_of(value: ValueInfoProto) -> Tensor:
-    """Reads what ONNX says of a tensor."""
+    """Name, type and shape of an ONNX value."""
     from onnx import helper
 
     tensor = value.type.tensor_type
@@ -154,7 +152,7 @@ def tensor_of(value: ValueInfoProto) -> Tensor:
 
 
 def layer_node(layer: Layer, output: str) -> NodeProto:
-    """The node of a layer that writes this tensor."""
+    """The node of a compiled layer with this output tensor."""
     from onnx import helper
 
     inputs = [layer.input, layer.residual, layer.gate]
@@ -164,7 +162,7 @@ def layer_node(layer: Layer, output: str) -> NodeProto:
 
 
 def _reads(node: NodeProto) -> list[str]:
-    """What a node reads, its sub-graphs included; names that these define themselves do no harm."""
+    """Names that a node and its sub-graphs read, including names defined inside the sub-graphs."""
     names = list(node.input)
     for attribute in node.attribute:
         for graph in [attribute.g] * attribute.HasField("g") + list(attribute.graphs):

@@ -1,1 +1,1 @@
-"""Extraction: nodes with constant weights made into layers, or skipped with a reason."""
+"""Extraction: each node with weights becomes a layer or is skipped with a reason."""

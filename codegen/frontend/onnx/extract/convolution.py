@@ -1,4 +1,4 @@
-"""The ONNX operators Conv and ConvTranspose: what their attributes and weights say about a layer."""
+"""Extraction of Conv and ConvTranspose nodes from their attributes and weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from codegen.ir.layer_spec import Conv2d, ConvTranspose2d
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the two dimensions that the kernel moves along; the default is the height of a 1-D convolution."""
+    """One spatial axis of a convolution; the default is the height of a 1-D convolution."""
 
     size: int = 1
-    """Size of the input."""
+    """Input elements."""
     kernel: int = 1
+    """Filter elements."""
     stride: int = 1
     dilation: int = 1
     begin: int = 0
-    """Padding, as `end`."""
+    """Padding before the input."""
     end: int = 0
+    """Padding after the input."""
     output_padding: int = 0
 
     @property
@@ -38,25 +40,25 @@ class Axis:
 
 @dataclass(frozen=True)
 class ConvAttributes:
-    """The attributes of both operators for a kernel of one or two dimensions, with ONNX's defaults."""
+    """Attributes of Conv or ConvTranspose for one or two spatial axes, with ONNX's defaults."""
 
     kernel_shape: tuple[int, ...]
     strides: tuple[int, ...]
     pads: tuple[int, ...]
-    """All beginnings, then all ends."""
+    """Padding before the input for each axis, then after it."""
     dilations: tuple[int, ...]
     output_padding: tuple[int, ...]
     output_shape: tuple[int, ...]
-    """Empty if the node does not say it."""
+    """Empty if absent."""
     group: int
     auto_pad: str
 
 
 def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
-    """The attributes of a node with such a kernel.
+    """The attributes of a node whose filter has this spatial shape.
 
-    Raises UnsupportedError for negative pads, and CheckpointError if an attribute has too many or too few numbers, or
-    one that no program could follow.
+    Raises UnsupportedError for negative pads, and CheckpointError if an attribute has the wrong number of values or an
+    invalid one.
     """
     ones, rank = (1,) * len(kernel), len(kernel)
 
@@ -76,7 +78,7 @@ def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
     output_shape = node.integers.get("output_shape", ())
     auto_pad = node.strings.get("auto_pad", "NOTSET")
     if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise CheckpointError(f"auto_pad is '{auto_pad}', which ONNX does not know: export the model again")
+        raise CheckpointError(f"its auto_pad is '{auto_pad}', which ONNX does not define: export the model again")
     attributes = ConvAttributes(
         kernel_shape=integers("kernel_shape", kernel, 1),
         strides=integers("strides", ones, 1),
@@ -93,10 +95,10 @@ def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
 
 
 def convolution(node: Node, graph: Graph) -> Product:
-    """A Conv with weights [K, C / group, R, S], or a ConvTranspose with weights [C, K / group, R, S]; or without R.
+    """The product of a Conv with weights [K, C / group, R, S] or a ConvTranspose with weights [C, K / group, R, S].
 
-    Raises UnsupportedError for what is not compiled, UnknownSizeError if height or width is not known, and
-    CheckpointError for a node that no program could run.
+    1-D convolutions have no R. Raises UnsupportedError if the node is not compiled, UnknownSizeError if height or width
+    is unknown, and CheckpointError for an invalid node.
     """
     transposed = node.operator == "ConvTranspose"
     operands = read_operands(node, graph)
@@ -111,9 +113,9 @@ def convolution(node: Node, graph: Graph) -> Product:
         raise _misfit(shape, f"the attribute kernel_shape {list(attributes.kernel_shape)}")
     if shape[0] % attributes.group:
         raise _misfit(shape, f"{attributes.group} groups")
-    kernels, channels = shape[0], shape[1] * attributes.group
+    outputs, channels = shape[0], shape[1] * attributes.group
     if transposed:
-        kernels, channels = channels, kernels
+        outputs, channels = channels, outputs
     size = graph.size(node.inputs[0])
     y, x = _axes(attributes, shape, channels, size, transposed)
     kernel = operands.kernel.reshape(*shape[:2], y.kernel, x.kernel)
@@ -121,7 +123,7 @@ def convolution(node: Node, graph: Graph) -> Product:
         channels,
         y.size,
         x.size,
-        kernels,
+        outputs,
         y.kernel,
         x.kernel,
         (y.stride, x.stride),
@@ -132,28 +134,28 @@ def convolution(node: Node, graph: Graph) -> Product:
     spec: Conv2d | ConvTranspose2d = Conv2d(*sizes, data_type=operands.data_type)
     if transposed:
         spec = ConvTranspose2d(*sizes, (y.output_padding, x.output_padding), data_type=operands.data_type)
-        kernel = kernels_first(kernel, attributes.group)
+        kernel = output_channels_first(kernel, attributes.group)
     if min(spec.output_height, spec.output_width) < 1:
         raise _misfit(shape, f"an input of the shape {in_words(size)} with pads {list(spec.padding)}")
-    bias = np.zeros(kernels) if operands.bias is None else operands.bias.astype(np.float64)
-    if bias.shape != (kernels,):
+    bias = np.zeros(outputs) if operands.bias is None else operands.bias.astype(np.float64)
+    if bias.shape != (outputs,):
         raise CheckpointError(
-            f"its biases of the shape {list(bias.shape)} do not fit {kernels} kernels: export the model again"
+            f"its biases of the shape {list(bias.shape)} do not fit {outputs} output channels: export the model again"
         )
     return Product(spec, kernel, bias, node.inputs[0], node.outputs[0], output_rank=len(shape), channel_axis=1)
 
 
-def kernels_first(kernel: FloatArray, groups: int) -> FloatArray:
-    """[C, K / groups, R, S] to [K, C / groups, R, S]: kernel k is in group k // (K / groups)."""
-    channels, kernels, *window = kernel.shape
-    grouped = kernel.reshape(groups, channels // groups, kernels, *window).swapaxes(1, 2)
-    return np.ascontiguousarray(grouped.reshape(groups * kernels, channels // groups, *window))
+def output_channels_first(kernel: FloatArray, groups: int) -> FloatArray:
+    """Weights [C, K / groups, R, S] as [K, C / groups, R, S]: output channel k is in group k // (K / groups)."""
+    channels, outputs, *window = kernel.shape
+    grouped = kernel.reshape(groups, channels // groups, outputs, *window).swapaxes(1, 2)
+    return np.ascontiguousarray(grouped.reshape(groups * outputs, channels // groups, *window))
 
 
 def _axes(
     attributes: ConvAttributes, shape: tuple[int, ...], channels: int, size: Size | None, transposed: bool
 ) -> tuple[Axis, Axis]:
-    """Height and width, padded, for weights of that shape and an input of that size."""
+    """The axes height and width, padded, for weights of that shape and an input of that size."""
     if size is None:
         raise UnknownSizeError
     if len(size) != len(shape) or size[1] not in (None, channels):
@@ -168,7 +170,7 @@ def _axes(
 
 
 def _padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
-    """SAME keeps ceil(size / stride) outputs."""
+    """The axis padded as a Conv pads it; SAME gives ceil(size / stride) outputs."""
     if attributes.auto_pad == "NOTSET":
         begin, end = attributes.pads[i :: len(attributes.strides)]
         return replace(axis, begin=begin, end=end)
@@ -179,7 +181,10 @@ def _padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
 
 
 def _transposed_padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
-    """What is cut off the output: SAME leaves size * stride elements of it, output_shape as many as it says."""
+    """The axis with the padding that a ConvTranspose crops off its output.
+
+    SAME keeps size * stride output elements, output_shape its own number.
+    """
     axis = replace(axis, output_padding=attributes.output_padding[i])
     if attributes.output_shape:
         elements = attributes.output_shape[i]
@@ -191,14 +196,14 @@ def _transposed_padding(axis: Axis, attributes: ConvAttributes, i: int) -> Axis:
     if total < 0:
         raise UnsupportedError(
             "ambiguous output_shape",
-            f"its output has {-total} elements more than its input gives, on which programs do not agree; "
+            f"its output_shape has {-total} elements more than its input gives, which programs compute differently; "
             "export it with explicit pads and output_padding",
         )
     return _split(axis, total, attributes.auto_pad)
 
 
 def _split(axis: Axis, total: int, auto_pad: str) -> Axis:
-    """An odd element of padding goes to the end with SAME_UPPER, else to the beginning."""
+    """The axis with padding split in halves; an odd element goes to the end with SAME_UPPER, else to the beginning."""
     small, large = total // 2, total - total // 2
     begin, end = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
     return replace(axis, begin=begin, end=end)

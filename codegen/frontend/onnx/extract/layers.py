@@ -1,4 +1,4 @@
-"""The nodes of a graph that carry weights, each made into a layer or skipped with a reason."""
+"""Extraction of all nodes with weights, then fusion of the nodes around them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from codegen.frontend.onnx.extract.convolution import convolution
 from codegen.frontend.onnx.extract.linear import gemm, matmul
 from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.extract.skipped_nodes import skipped_layer
-from codegen.frontend.onnx.fuse.channel_gates import with_gates
+from codegen.frontend.onnx.fuse.channel_gates import with_channel_gates
 from codegen.frontend.onnx.fuse.fusion import FusedLayer, fuse
-from codegen.frontend.onnx.fuse.input_bounds import with_prologue
-from codegen.frontend.onnx.fuse.max_pools import with_pool_behind
+from codegen.frontend.onnx.fuse.input_bounds import with_input_bounds
+from codegen.frontend.onnx.fuse.max_pools import with_max_pool
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.input_shapes import MissingShapes
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, unique_names
@@ -25,10 +25,9 @@ COMPILED = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "Ma
 
 
 def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> tuple[list[Layer], list[SkippedLayer]]:
-    """The layers, in an order in which they can run, and the skipped nodes, in graph order.
+    """The layers in an order in which they can run, and the skipped nodes in graph order.
 
-    `missing` says why a size is not known. Raises CheckpointError, naming the layer, for a node that no program could
-    run.
+    `missing` explains unknown sizes. Raises CheckpointError, naming the layer, for an invalid node.
     """
     names = unique_names(nodes)
     products: dict[int, Product] = {}
@@ -50,15 +49,15 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
             products[i] = _product(node, graph)
     fused: list[FusedLayer] = []
     taken: set[int] = set()
-    # Of two layers that are added up, the deeper one adds. In a residual block that is the end of the main branch, as
-    # it is in blocks that have nothing but the main branch: so they share their templates.
+    # An Add of two layers goes into the deeper one, the end of a residual block's main branch. Blocks with and without
+    # a layer on the shortcut then share templates.
     for i in sorted(products, key=lambda i: (graph.depths[nodes[i].position], i), reverse=True):
         with reading(i):
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)
-    # Once every layer has taken what follows it: a normalisation that follows one belongs to that.
-    prepared = [with_prologue(with_gates(each.layer, graph, taken), graph, taken) for each in fused]
-    prepared = [with_pool_behind(layer, graph, taken) for layer in prepared]
+    # After every epilogue is fused: a normalisation behind one layer and before another belongs to the first.
+    prepared = [with_input_bounds(with_channel_gates(each.layer, graph, taken), graph, taken) for each in fused]
+    prepared = [with_max_pool(layer, graph, taken) for layer in prepared]
     return prepared, [skipped[i] for i in sorted(skipped)]
 
 

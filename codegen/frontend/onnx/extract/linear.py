@@ -1,4 +1,4 @@
-"""The ONNX operators Gemm and MatMul: fully connected layers where one operand is constant and the other has rows."""
+"""Extraction of Gemm and MatMul nodes with one constant operand as fully connected layers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ALPHA = BETA = 1.0
 
 
 def gemm(node: Node, graph: Graph) -> Product:
-    """alpha * A * B + beta * C with constant B, or with constant A and a single column B.
+    """The product of a Gemm, alpha * A * B + beta * C: B is constant, or A is constant and B has one column.
 
-    C is constant, or of the output's shape with a beta of 1: a residual, as optimisers write it.
-    Raises UnsupportedError for what is not compiled, and CheckpointError for a node that no program could run.
+    C is constant (biases), or has the output's shape and a beta of 1 (a residual, as optimisers write it).
+    Raises UnsupportedError if the node is not compiled, and CheckpointError for an invalid node.
     """
     left = _constant_is_left(node, graph)
     residual = _residual(node, graph)
@@ -41,7 +41,7 @@ def gemm(node: Node, graph: Graph) -> Product:
     if transposed[1 - left] == left:  # [C, K] on the right, [K, C] on the left
         kernel = kernel.T
     outputs, inputs = kernel.shape
-    # The channels of a row lie side by side in memory: [M, C], or [C, M] as long as M is 1.
+    # A row's channels must be contiguous in memory: [M, C], or [C, M] with M = 1.
     channels_last = transposed[int(left)] == left
     channels, other = (None, None) if size is None else (size[1], size[0]) if channels_last else (size[0], size[1])
     if channels not in (None, inputs):
@@ -63,9 +63,9 @@ def gemm(node: Node, graph: Graph) -> Product:
 
 
 def matmul(node: Node, graph: Graph) -> Product:
-    """x [..., C] times constant [C, K], or constant [K, C] times a single column x: [C] or [..., C, 1].
+    """The product of a MatMul: x [..., C] times constant [C, K], or constant [K, C] times a column, [C] or [..., C, 1].
 
-    Raises UnsupportedError for what is not compiled, and CheckpointError for a node that no program could run.
+    Raises UnsupportedError if the node is not compiled, and CheckpointError for an invalid node.
     """
     left = _constant_is_left(node, graph)
     operands = read_operands(node, graph, weights=1 - left, activation=int(left))
@@ -80,7 +80,7 @@ def matmul(node: Node, graph: Graph) -> Product:
         )
     if kernel.size == 0 or kernel.ndim == 0:
         raise CheckpointError(f"its weights have the shape {list(kernel.shape)}, not [C, K]: export the model again")
-    single = kernel.ndim == 1  # the output has no axis for its only kernel
+    single = kernel.ndim == 1  # one output channel, for which the output has no axis
     matrix: FloatArray = kernel.reshape(1, -1) if single else kernel.reshape(kernel.shape[-2:])
     matrix = matrix if left or single else matrix.T
     outputs, inputs = matrix.shape
@@ -112,7 +112,7 @@ def _residual(node: Node, graph: Graph) -> str:
 
 
 def _gemm_bias(operands: Operands, outputs: int, left: bool) -> Doubles:
-    """[K], of a C that has one value for each kernel, or one for all."""
+    """Biases [K] of a C that has one value per output channel, or one for all. Raises as gemm does."""
     if operands.bias is None:
         return np.zeros(outputs)
     shape = operands.bias.shape
@@ -124,7 +124,9 @@ def _gemm_bias(operands: Operands, outputs: int, left: bool) -> Doubles:
             "biases differ by row",
             f"its biases of the shape {list(shape)} differ from row to row; only one row is compiled",
         )
-    raise CheckpointError(f"its biases of the shape {list(shape)} do not fit {outputs} kernels: export the model again")
+    raise CheckpointError(
+        f"its biases of the shape {list(shape)} do not fit {outputs} output channels: export the model again"
+    )
 
 
 def _columns(activation: str, graph: Graph) -> UnsupportedError:

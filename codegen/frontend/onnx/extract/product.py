@@ -1,4 +1,4 @@
-"""The product of weights and input that a node computes: a layer before anything is folded into it."""
+"""The product of weights and input that a node computes: a layer before folding and fusion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codegen.ir.layer_spec import DataType, LayerSpec
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """alpha * kernel * input + bias: values that the node's data type has, but for alpha and bias."""
+    """alpha * kernel * input + bias; all values but alpha and bias are exact in the spec's data type."""
 
     spec: LayerSpec
     """Without an epilogue."""
@@ -29,16 +29,16 @@ class Product:
     output: str
     output_rank: int | None
     channel_axis: int | None
-    """The output's axis of the K output channels, counted from the end if negative; None if it has no such axis."""
+    """Axis of the K output channels in the output, counted from the end if negative; None without such an axis."""
     alpha: float = 1.0
     residual: str = ""
-    """What the node itself adds to the product, of the shape of the output."""
+    """Tensor of the output's shape that the node itself adds; empty if none."""
     rows: int | None = 1
-    """Rows per image of a Linear; None if not known."""
+    """Rows per image of a Linear; None if unknown."""
 
     @cached_property
     def peaks(self) -> FloatArray:
-        """[K, 1]: the largest magnitude in each kernel."""
+        """The largest weight magnitude of each output channel, [K, 1]."""
         rows = self.kernel.reshape(len(self.kernel), -1)
         peaks: FloatArray = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
         return peaks
@@ -46,20 +46,20 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The constants of a node, finite, and their type, which the node's input has too."""
+    """The finite constants of a node, and the data type of constants and input."""
 
     kernel: FloatArray
-    """As the node has them."""
+    """The weights in the node's own layout."""
     bias: FloatArray | None
     data_type: DataType
 
 
 def read_operands(node: Node, graph: Graph, *, weights: int = 1, activation: int = 0) -> Operands:
-    """The weights, at the given place among the node's inputs, and the biases, in third place if there are any.
+    """The weights and biases of a node; `weights` and `activation` are indices of its inputs, biases are input 2.
 
-    Weights of float32 beside an input of half precision, which is what exporters leave when they fold normalisations
-    into them, are rounded to the input's type. Raises UnsupportedError for those that are computed while the model
-    runs, or of a type that is not compiled.
+    float32 weights with a half-precision input, as exporters leave after folding a normalisation, are rounded to the
+    input's type. Raises UnsupportedError for operands computed at run time or of a type that is not compiled, and
+    CheckpointError for NaN or infinity.
     """
     kernel = _constant(node.input(weights), graph, "weights")
     weights_type = compiled_type(kernel.dtype.name, "weights are")

@@ -1,4 +1,4 @@
-"""The numbers of a layer: checked, and rounded to the values that its data type has."""
+"""Checks of weights, and their rounding to a layer's data type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finite_weights(array: NDArray[Any], what: str) -> FloatArray:
 
 
 def rounded(values: Doubles, data_type: DataType) -> FloatArray:
-    """The nearest values of the data type, ties to even, -0.0 as 0.0; what is too large becomes infinite."""
+    """The nearest values of the data type, ties to even, -0.0 as 0.0; overflow gives infinity."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if data_type == "float16":
             nearest = values.astype(np.float16).astype(np.float32)
@@ -44,7 +44,7 @@ def rounded(values: Doubles, data_type: DataType) -> FloatArray:
 
 
 def _bfloat16(values: Doubles) -> Doubles:
-    """By hand, since the way over float32 rounds twice."""
+    """The nearest bfloat16 values, rounded once; a conversion through float32 would round twice."""
     exponent = np.maximum(np.frexp(values)[1] - _BFLOAT16_BITS, _BFLOAT16_SMALLEST)
     nearest: Doubles = np.ldexp(np.rint(np.ldexp(values, -exponent)), exponent)
     nearest[np.abs(nearest) > _BFLOAT16_LARGEST] *= np.inf

@@ -1,1 +1,1 @@
-"""Fusion: nodes around a product that its kernel computes too."""
+"""Fusion: the nodes around a product that its GPU kernel computes too."""

@@ -1,4 +1,4 @@
-"""Activations that a model writes as several nodes, as exporters do: v * Sigmoid(v), or GELU with Erf or Tanh."""
+"""Patterns of nodes that form one activation, as exporters write them: v * Sigmoid(v), GELU with Erf or Tanh."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from codegen.ir.dtypes import PRECISIONS
 from codegen.ir.layer_spec import Activation, Clip, DataType, Gelu, HardSigmoid, HardSwish, Mish, Swish
 
 MOST_NODES = 16
-"""GELU with Tanh has nine."""
+"""Most nodes of a pattern; GELU with Tanh has nine."""
 CONSTANTS_TOLERANCE = 1e-6
-"""How far off a model's constants may be, at least: exporters write them with seven digits."""
+"""Least relative tolerance of a pattern's constants, which exporters write with seven digits."""
 
 
 @dataclass(frozen=True)
-class Composed:
-    """Nodes that make one activation of a tensor, in graph order: the last one's output is all that others read."""
+class ActivationPattern:
+    """Nodes that compute one activation, in graph order; other nodes read the last one's output only."""
 
     nodes: tuple[Node, ...]
     step: Activation
 
 
-def composed(graph: Graph, tensor: str, data_type: DataType) -> Composed | None:
-    """The activation that the readers of a tensor compute together, as few of them as make one; None if they do not.
+def match_activation(graph: Graph, tensor: str, data_type: DataType) -> ActivationPattern | None:
+    """The smallest pattern of nodes after a tensor that forms an activation; None if there is none.
 
-    The constants in the nodes may be rounded to the data type.
+    Constants in the nodes match within the data type's rounding.
     """
     tolerance = max(CONSTANTS_TOLERANCE, 4 * PRECISIONS[data_type].unit_roundoff)
     known = {tensor: V}
@@ -51,14 +51,14 @@ def composed(graph: Graph, tensor: str, data_type: DataType) -> Composed | None:
             known[node.outputs[0]] = _expression(node, graph, known)
             nodes.append(node)
             if _is_closed(graph, known, nodes) and (step := activation_of(known[node.outputs[0]], tolerance)):
-                return Composed(tuple(nodes), step)
+                return ActivationPattern(tuple(nodes), step)
         except (UnknownExpressionError, UnsupportedError, OverflowError):
             return None
     return None
 
 
 def _next(graph: Graph, known: Mapping[str, Expression], nodes: list[Node]) -> Node | None:
-    """The first node that is not among the nodes and reads nothing but what is known, and constants."""
+    """The first further node whose inputs are all known expressions or constants."""
     taken = {node.position for node in nodes}
     ready = [
         node
@@ -71,14 +71,14 @@ def _next(graph: Graph, known: Mapping[str, Expression], nodes: list[Node]) -> N
 
 
 def _is_closed(graph: Graph, known: Mapping[str, Expression], nodes: list[Node]) -> bool:
-    """Whether nothing else reads what is known, but for the last node's output."""
+    """Whether only these nodes read the known tensors, apart from the last node's output."""
     inside = {node.position for node in nodes}
     before = [graph.readers(tensor) for tensor in known if tensor != nodes[-1].outputs[0]]
     return all(readers is not None and inside.issuperset(each.position for each in readers) for readers in before)
 
 
 def _expression(node: Node, graph: Graph, known: Mapping[str, Expression]) -> Expression:
-    """What a node makes of v. Raises UnknownExpressionError, and UnsupportedError for a constant."""
+    """A node's output as an expression in v. Raises UnknownExpressionError, or UnsupportedError for a constant."""
     unusual = node.domain not in ONNX_DOMAINS or not any(node.outputs[:1])
     if unusual or any(graph.is_read(name) for name in node.outputs[1:]):
         raise UnknownExpressionError
@@ -88,14 +88,14 @@ def _expression(node: Node, graph: Graph, known: Mapping[str, Expression]) -> Ex
     operands = [known.get(name) or _constant(name, graph, rank) for name in node.inputs]
     match operands:
         case [v]:
-            return _of_one(node, v)
-        case [a, b] if node.operator in _OF_TWO:
-            return _OF_TWO[node.operator](a, b)
+            return _unary(node, v)
+        case [a, b] if node.operator in _BINARY:
+            return _BINARY[node.operator](a, b)
     raise UnknownExpressionError
 
 
 def _constant(name: str, graph: Graph, most_dimensions: int) -> Expression:
-    """A constant of one element, which may be a whole number: an exponent."""
+    """A constant of one element, a float or an integer exponent. Raises UnknownExpressionError for others."""
     values = graph.constants.read(name) if name else np.empty(0)
     if values.size != 1 or values.ndim > max(most_dimensions, 1):
         raise UnknownExpressionError
@@ -118,7 +118,7 @@ def _quotient(a: Expression, b: Expression) -> Expression:
     return a.times(1 / b.constant)
 
 
-def _of_one(node: Node, v: Expression) -> Expression:
+def _unary(node: Node, v: Expression) -> Expression:
     match node.operator:
         case "Identity":
             return v
@@ -139,7 +139,7 @@ def _of_one(node: Node, v: Expression) -> Expression:
     raise UnknownExpressionError
 
 
-_OF_TWO: dict[str, Callable[[Expression, Expression], Expression]] = {
+_BINARY: dict[str, Callable[[Expression, Expression], Expression]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a + b.times(-1),
     "Mul": lambda a, b: a * b,

@@ -1,4 +1,4 @@
-"""Gates before a layer, as squeeze-and-excitation blocks have them: multiplied in as the kernel reads its input."""
+"""Channel gates before a layer, as in squeeze-and-excitation blocks: the kernel multiplies them in on loading."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import Conv2d, prepares_inputs
 
 MOST_CHANNELS = 4096
-"""Whose gates, for an image, leave most of a block's shared memory to its input."""
+"""Most gated channels: one image's gates then leave most of a block's shared memory to the input tile."""
 
 
-def with_gates(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
-    """The layer with the Mul before it, if one factor is a number for each image and channel; else as it is.
+def with_channel_gates(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
+    """The layer fused with the Mul before it, if one factor is a value per image and channel; else unchanged.
 
-    Only where nothing else reads the product, and of 1x1 kernels without padding, which are no depthwise ones: of
-    others an element is multiplied several times, or for one kernel only. A Mul at a position in `taken` is left.
+    The layer must be the product's only reader, and an unpadded 1x1 convolution that is not depthwise: others would
+    multiply an element several times, or for one output channel only. Nodes at positions in `taken` are not fused.
     """
     spec = layer.spec
     if not isinstance(spec, Conv2d) or any(spec.padding) or (spec.kernel_height, spec.kernel_width) != (1, 1):
@@ -37,7 +37,7 @@ def with_gates(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
 
 
 def _is_gate(x: str, gate: str, graph: Graph) -> bool:
-    """Whether a tensor is known to be [N, C, 1, 1] beside another's [N, C, H, W], with a W for 1-D convolutions."""
+    """Whether `gate` is known to be [N, C, 1, 1] beside x [N, C, H, W]; [N, C, 1] beside [N, C, W] in one dimension."""
     shape, of_gate = graph.shapes.get(x), graph.shapes.get(gate)
     if shape is None or of_gate is None or len(shape) != len(of_gate) or len(shape) < 3:
         return False

@@ -1,8 +1,8 @@
-"""Fully connected layers along the last axis that a Transpose makes the channels: 1x1 convolutions, without it.
+"""Rewriting of fully connected layers before a Transpose to channels first as 1x1 convolutions.
 
-Blocks of ConvNeXt and MLP-Mixer end so: what they add to their input is transposed before. As convolutions the layers
-read and write channels first, the Add is computed by the last one, and the Transpose is before the first one, where
-another one often undoes it.
+Blocks of ConvNeXt and MLP-Mixer end with linear layers on the last axis, a Transpose and a residual Add. As
+convolutions the layers read and write channels first, the last one computes the Add, and the Transpose moves before
+the first one, where it often cancels another.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _OPERATORS = """
     Add Clip Div Erf Gelu HardSigmoid HardSwish Identity LeakyRelu Mish
     Mul Neg Pow Relu Sigmoid Softplus Sub Swish Tanh
 """
-BY_ELEMENT = frozenset(_OPERATORS.split())
-"""Operators that make each element of the elements in its place: it does not matter in which order axes are."""
+ELEMENTWISE = frozenset(_OPERATORS.split())
+"""Operators that map each element by itself, in any order of axes."""
 MOST_INPUTS = 1024
-"""Of a product: with more the cost model gives a convolution of a single image several times a linear layer's time."""
+"""Most inputs of a rewritten product. The cost model predicts several times a linear layer's time for larger ones."""
 
 
 def channels_first(
     graph: GraphProto, constants: Constants, tensors: Mapping[str, Tensor], images: Images, read_inside: frozenset[str]
 ) -> bool:
-    """Rewrites the graph where that saves a pass over a tensor; whether it did anything.
+    """Rewrites the graph wherever that saves a pass over a tensor, and returns whether it did.
 
-    Only where height and width are known, as convolutions need them. `read_inside` is what sub-graphs read. What is
-    `constants` and known of the `tensors` no longer holds for a graph that was rewritten.
+    Height and width must be known, since convolutions need them. `read_inside` are the tensors that sub-graphs read.
+    `constants` and `tensors` are invalid for a rewritten graph.
     """
     rewritten = False
     view = _View(graph, constants, tensors, images, read_inside)
     position = 0
     while position < len(graph.node):
-        chain = view.chain(position)
-        if chain is None:
+        sequence = view.sequence(position)
+        if sequence is None:
             position += 1
         else:
-            _rewrite(graph, view, chain)
+            _rewrite(graph, view, sequence)
             rewritten = True
             view = _View(graph, constants, tensors, images, read_inside)
     return rewritten
@@ -57,7 +57,7 @@ def channels_first(
 
 @dataclass(frozen=True)
 class _Segment:
-    """A product and what follows it, each element by itself."""
+    """A product and the elementwise nodes after it."""
 
     product: int
     others: tuple[int, ...]
@@ -67,20 +67,20 @@ class _Segment:
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """Segments before a Transpose, the last one first."""
+class _Sequence:
+    """Segments that end at a Transpose, the last one first."""
 
     transpose: int
     segments: tuple[_Segment, ...]
     source: str
-    """What the first product reads."""
+    """Tensor that the first product reads."""
     undone: str
-    """That before the Transpose that made it; empty if none did."""
+    """Input of the Transpose to channels last that computes `source`; empty if another node does."""
     rank: int
 
 
 class _View:
-    """Who makes and who reads a tensor of a graph, by the positions of its nodes."""
+    """Producers and readers of a graph's tensors, by node position."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _View:
         read_inside: frozenset[str],
     ) -> None:
         self.nodes: Sequence[NodeProto] = graph.node
-        self.makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+        self.producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
         self._constants = constants
         self._tensors = tensors
         self._images = images
@@ -101,8 +101,8 @@ class _View:
             for name in filter(None, node.input):
                 self._readers.setdefault(name, []).append(i)
 
-    def chain(self, position: int) -> _Chain | None:
-        """What comes before a Transpose of the last axis to the second place, if rewriting that saves a pass."""
+    def sequence(self, position: int) -> _Sequence | None:
+        """The sequence before a Transpose to channels first, if rewriting it saves a pass; else None."""
         node = self.nodes[position]
         order = _order(node)
         rank = len(order)
@@ -118,16 +118,16 @@ class _View:
             tensor, reader = self.nodes[segment.product].input[0], segment.product
         if not segments:
             return None
-        maker = self.makers.get(tensor)
-        undone = maker is not None and _order(self.nodes[maker]) == (0, *range(2, rank), 1)
+        producer = self.producers.get(tensor)
+        undone = producer is not None and _order(self.nodes[producer]) == (0, *range(2, rank), 1)
         no_larger = segments[-1].inputs <= segments[0].outputs
         if not undone and not (no_larger and self._is_added(node.output[0])):
             return None
-        before = self.nodes[maker].input[0] if undone and maker is not None else ""
-        return _Chain(position, tuple(segments), tensor, before, rank)
+        before = self.nodes[producer].input[0] if undone and producer is not None else ""
+        return _Sequence(position, tuple(segments), tensor, before, rank)
 
-    def spread(self, name: str, rank: int, channels: int) -> bool | None:
-        """Whether a constant has a number for each channel along the last axis, not one for all; None if neither."""
+    def is_per_channel(self, name: str, rank: int, channels: int) -> bool | None:
+        """True for a constant with a value per channel on the last axis, False for a single value, None for others."""
         shape = self._shape(name)
         if not is_known(shape) or len(shape) > rank:
             return None
@@ -136,7 +136,7 @@ class _View:
         return True if prod(shape) == shape[-1] == channels else None
 
     def _segment(self, tensor: str, reader: int, rank: int) -> _Segment | None:
-        """What makes a tensor that one node reads, back to the one product."""
+        """The segment that computes a tensor read by `reader` alone; None unless it leads back to one product."""
         products: set[int] = set()
         others: set[int] = set()
         tensors: set[str] = set()
@@ -144,19 +144,21 @@ class _View:
         waiting = [tensor]
         while waiting:
             name = waiting.pop()
-            maker = self.makers.get(name)
+            producer = self.producers.get(name)
             if name in tensors:
                 continue
-            if maker is None or self.nodes[maker].domain not in ONNX_DOMAINS or len(self.nodes[maker].output) != 1:
+            if producer is None:
+                return None
+            node = self.nodes[producer]
+            if node.domain not in ONNX_DOMAINS or len(node.output) != 1:
                 return None
             tensors.add(name)
-            node = self.nodes[maker]
             if node.op_type == "MatMul":
-                products.add(maker)
+                products.add(producer)
                 continue
-            if node.op_type not in BY_ELEMENT:
+            if node.op_type not in ELEMENTWISE:
                 return None
-            others.add(maker)
+            others.add(producer)
             for each in filter(None, node.input):
                 (constants.add if each in self._constants else waiting.append)(each)
         inside = {reader} | others
@@ -170,18 +172,18 @@ class _View:
         shape = self._shape(weights) if weights in self._constants and data not in self._constants else None
         if not is_known(shape) or len(shape) != 2 or shape[0] > MOST_INPUTS:
             return None
-        if any(self.spread(each, rank, shape[1]) is None for each in constants):
+        if any(self.is_per_channel(each, rank, shape[1]) is None for each in constants):
             return None
         return _Segment(product, tuple(sorted(others)), frozenset(tensors), shape[0], shape[1])
 
     def _is_added(self, tensor: str) -> bool:
-        """Whether what is made of it, each element by itself, is added to another tensor."""
+        """Whether the tensor, after elementwise nodes, is added to another tensor."""
         while len(readers := self._readers.get(tensor, [])) == 1 and tensor not in self._outside:
             node = self.nodes[readers[0]]
             others = [each for each in node.input if each and each != tensor and each not in self._constants]
             if others:
                 return node.op_type == "Add" and node.domain in ONNX_DOMAINS
-            if node.op_type not in BY_ELEMENT:
+            if node.op_type not in ELEMENTWISE:
                 return False
             tensor = node.output[0]
         return False
@@ -192,14 +194,14 @@ class _View:
 
 
 def _order(node: NodeProto) -> tuple[int, ...]:
-    """That of a Transpose which says it; empty of other nodes."""
+    """The axis order of a Transpose with a perm attribute; empty for other nodes."""
     if node.op_type != "Transpose" or node.domain not in ONNX_DOMAINS:
         return ()
     return next((tuple(each.ints) for each in node.attribute if each.name == "perm"), ())
 
 
-def _rewrite(graph: GraphProto, view: _View, chain: _Chain) -> None:
-    """Puts convolutions in the place of a chain's products, and of its Transpose one before them, if one is needed."""
+def _rewrite(graph: GraphProto, view: _View, sequence: _Sequence) -> None:
+    """Replaces a sequence's products by convolutions, and moves its Transpose before them unless it cancels another."""
     from onnx import helper, numpy_helper
 
     names = {name for node in graph.node for name in (*node.input, *node.output)}
@@ -223,31 +225,32 @@ def _rewrite(graph: GraphProto, view: _View, chain: _Chain) -> None:
         graph.initializer.append(shape)
         return add(position, "Reshape", [name, shape.name], name)
 
-    ones = [1] * (chain.rank - 2)
-    first = chain.segments[-1].product
-    source = chain.undone or add(
-        first, "Transpose", [chain.source], chain.source, perm=[0, chain.rank - 1, *range(1, chain.rank - 1)]
+    rank = sequence.rank
+    ones = [1] * (rank - 2)
+    first = sequence.segments[-1].product
+    source = sequence.undone or add(
+        first, "Transpose", [sequence.source], sequence.source, perm=[0, rank - 1, *range(1, rank - 1)]
     )
-    for segment in chain.segments:
+    for segment in sequence.segments:
         for position in segment.others:
             node = graph.node[position]
             for i, name in enumerate(node.input):
-                if name and name not in segment.tensors and view.spread(name, chain.rank, segment.outputs):
+                if name and name not in segment.tensors and view.is_per_channel(name, rank, segment.outputs):
                     node.input[i] = reshaped(position, name, -1, *ones)
         node = graph.node[segment.product]
         turned = add(segment.product, "Transpose", [node.input[1]], node.input[1], perm=[1, 0])
         node.op_type, node.input[1] = "Conv", reshaped(segment.product, turned, 0, 0, *ones)
     graph.node[first].input[0] = source
-    transpose = graph.node[chain.transpose]
-    last = graph.node[view.makers[transpose.input[0]]]
+    transpose = graph.node[sequence.transpose]
+    last = graph.node[view.producers[transpose.input[0]]]
     last.output[0] = transpose.output[0]
     nodes = list(graph.node)
     del graph.node[:]
     for i, node in enumerate(nodes):
         graph.node.extend(before.get(i, ()))
-        if i != chain.transpose:
+        if i != sequence.transpose:
             graph.node.append(node)
-    stale = frozenset[str]().union(*(segment.tensors for segment in chain.segments))
+    stale = frozenset[str]().union(*(segment.tensors for segment in sequence.segments))
     declared = [value for value in graph.value_info if value.name not in stale]
     del graph.value_info[:]
     graph.value_info.extend(declared)

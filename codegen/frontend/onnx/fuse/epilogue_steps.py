@@ -1,4 +1,4 @@
-"""What follows a layer's sum, as steps of the kernel that computes the sum."""
+"""Epilogue steps: activations and residuals after a product, computed by the product's kernel."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from codegen.frontend.onnx.graph.nodes import Node
 from codegen.ir.layer_spec import Clip, LeakyRelu, Step
 
 DEFAULT_SLOPE = float(np.float32(0.01))
-"""As a file would hold it."""
+"""Slope of a LeakyRelu that gives none, as float32."""
 
 
 def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None:
-    """The steps of a node that maps each element of `tensor` by itself, None if it is not such a node.
+    """The epilogue steps of a node that is an activation of `tensor`; None for other nodes.
 
-    A Clip without bounds has no steps. Raises UnsupportedError if a constant of it cannot be computed.
+    A Clip without bounds has no steps. Raises UnsupportedError if one of its constants cannot be computed.
     """
     if node.input(0) != tensor:
         return None
@@ -35,9 +35,9 @@ def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None
 
 
 def residual(node: Node, graph: Graph, tensor: str, reshaped: str = "") -> str:
-    """What an Add adds to `tensor`, if it is computed too and known to have the same shape; else empty.
+    """The tensor that an Add adds to `tensor`, if it is not constant and its shape is known to be equal; else empty.
 
-    `tensor` may be another tensor `reshaped`.
+    `reshaped` is the tensor that `tensor` was reshaped from, if any.
     """
     if node.operator != "Add" or len(node.inputs) != 2:
         return ""
@@ -47,7 +47,7 @@ def residual(node: Node, graph: Graph, tensor: str, reshaped: str = "") -> str:
 
 
 def _clip(node: Node, graph: Graph) -> tuple[Step, ...] | None:
-    """The bounds are attributes until opset 10, and inputs from then on."""
+    """The step of a Clip, whose bounds are attributes until opset 10 and inputs from opset 11."""
     bounds: list[float | None] = []
     for place, name, no_bound in ((1, "min", -inf), (2, "max", inf)):
         bound = scalar(node.input(place), graph) if node.input(place) else node.floats.get(name, no_bound)
@@ -57,12 +57,12 @@ def _clip(node: Node, graph: Graph) -> tuple[Step, ...] | None:
     low, high = bounds
     if low is None and high is None:
         return ()
-    # Where the bounds cross, ONNX does not say which of them wins.
+    # ONNX does not define a Clip with crossed bounds.
     return None if low is not None and high is not None and low > high else (Clip(low, high),)
 
 
 def scalar(name: str, graph: Graph, most_dimensions: int = 1) -> float | None:
-    """A constant of one element, None if it is no such constant. Raises UnsupportedError if it cannot be computed."""
+    """The value of a constant of one element; None for other tensors. Raises UnsupportedError if not computable."""
     if name not in graph.constants:
         return None
     constant = graph.numbers(name)

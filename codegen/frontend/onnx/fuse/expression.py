@@ -1,4 +1,4 @@
-"""What nodes make of each element v of a tensor: a sum of powers of v, some of them times a function of such a sum."""
+"""Expressions in an element v of a tensor: sums of factor * v^power, each optionally times a function of such a sum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LARGEST_POWER = 6
 
 
 class UnknownExpressionError(Exception):
-    """The expression is none of these."""
+    """An expression that an Expression cannot represent."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """Sigmoid, Tanh, Erf, Softplus, or Saturate, which is its argument within 0 and 1."""
+    """Sigmoid, Tanh, Erf, Softplus, or Saturate, which clips its argument to 0 and 1."""
 
     name: str
     argument: Expression
@@ -35,13 +35,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Expression:
-    """A sum of terms, no two of which have the same power and function."""
+    """A sum of terms; each pair of power and function occurs once."""
 
     terms: tuple[Term, ...]
 
     @staticmethod
     def of(terms: Iterable[Term]) -> Expression:
-        """Adds up the terms with the same power and function."""
+        """The expression of these terms, added up where power and function are equal."""
         factors: dict[tuple[int, Function | None], float] = {}
         for term in terms:
             key = term.power, term.function
@@ -50,7 +50,7 @@ class Expression:
 
     @property
     def constant(self) -> float:
-        """Its value if it is the same for every v. Raises UnknownExpressionError if not."""
+        """The value of an expression without v. Raises UnknownExpressionError if it depends on v."""
         if any(term.power or term.function for term in self.terms):
             raise UnknownExpressionError
         return sum(term.factor for term in self.terms)
@@ -65,7 +65,7 @@ class Expression:
         return self * number(factor)
 
     def to_the(self, power: float) -> Expression:
-        """Raises UnknownExpressionError for powers that are not small whole numbers."""
+        """The expression to a power. Raises UnknownExpressionError unless it is an integer from 1 to LARGEST_POWER."""
         if power not in range(1, LARGEST_POWER + 1):
             raise UnknownExpressionError
         result = number(1)
@@ -75,12 +75,12 @@ class Expression:
 
 
 def number(value: float) -> Expression:
-    """A constant."""
+    """A constant expression."""
     return Expression.of([Term(value)])
 
 
 V = Expression((Term(1.0, 1),))
-"""The element itself."""
+"""The element v itself."""
 
 
 def apply(name: str, argument: Expression) -> Expression:
@@ -89,14 +89,14 @@ def apply(name: str, argument: Expression) -> Expression:
 
 
 def clipped(argument: Expression, low: float, high: float) -> Expression:
-    """Within `low`, which must be zero, and `high`. Raises UnknownExpressionError."""
+    """An expression clipped to zero and `high`. Raises UnknownExpressionError if `low` is not zero."""
     if low != 0 or not 0 < high < float("inf"):
         raise UnknownExpressionError
     return apply("Saturate", argument.times(1 / high)).times(high)
 
 
 def expression_of(step: Activation, v: Expression = V) -> Expression:
-    """An activation of an expression."""
+    """An activation applied to an expression."""
     match step:
         case Sigmoid():
             return apply("Sigmoid", v)
@@ -118,13 +118,13 @@ def expression_of(step: Activation, v: Expression = V) -> Expression:
 
 
 def activation_of(expression: Expression, tolerance: float) -> Activation | None:
-    """The activation that an expression in v is, its constants within a share `tolerance` of it; None if it is none."""
-    known = [Sigmoid(), Tanh(), Mish(), Gelu(), Gelu("tanh"), *_lines(expression)]
+    """The activation that equals an expression in v, constants within the relative `tolerance`; None if none does."""
+    known = [Sigmoid(), Tanh(), Mish(), Gelu(), Gelu("tanh"), *_parametric(expression)]
     return next((step for step in known if _close(expression, expression_of(step), tolerance)), None)
 
 
-def _lines(expression: Expression) -> list[Activation]:
-    """The activations with constants of their own, if it is a function of alpha v + beta, times v or not."""
+def _parametric(expression: Expression) -> list[Activation]:
+    """The parametric activation of an expression f(alpha v + beta) or v f(alpha v + beta); empty for others."""
     match expression.terms:
         case (Term(_, power, Function(name, argument)),) if {each.power for each in argument.terms} <= {0, 1}:
             beta, alpha = (sum(each.factor for each in argument.terms if each.power == n) for n in (0, 1))
@@ -139,7 +139,7 @@ def _lines(expression: Expression) -> list[Activation]:
 
 
 def _float32(value: float) -> float:
-    """As the kernel has it: so different ways to write a constant make one layer."""
+    """The nearest float32, as the kernel uses it; so spellings of one constant share a layer."""
     try:
         nearest = float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -157,7 +157,7 @@ def _product(a: Term, b: Term) -> Term:
 
 
 def _close(a: Expression, b: Expression, tolerance: float) -> bool:
-    """Whether the terms are the same, but for a share `tolerance` of their factors."""
+    """Whether two expressions have equal terms, with factors within the relative `tolerance`."""
     first, second = (sorted(each.terms, key=_order) for each in (a, b))
     return len(first) == len(second) and all(
         _order(x) == _order(y)

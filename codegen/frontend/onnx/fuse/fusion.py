@@ -1,4 +1,4 @@
-"""A product and the nodes after it that one kernel can compute, made into a layer."""
+"""Fusion of a product with the nodes after it that the same kernel can compute, into one layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.product import Product
-from codegen.frontend.onnx.fuse.activation_patterns import composed
+from codegen.frontend.onnx.fuse.activation_patterns import match_activation
 from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual
-from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, folded, per_kernel
+from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, channel_values, folded
 from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, passes, reshapes, transposes
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
@@ -24,27 +24,27 @@ EPSILON = 1e-5
 
 @dataclass
 class _Fusion:
-    """A layer that takes up one node after the other."""
+    """A layer under construction, which fuses one node after the other."""
 
     product: Product
     graph: Graph
     output: str
     axes: Axes
-    """Of the output."""
+    """Axes of the output."""
     affine: Affine
     steps: list[Step] = field(default_factory=list)
     residual: str = ""
     nodes: list[Node] = field(default_factory=list)
     reshaped: list[str] = field(default_factory=list)
-    """Outputs of those of the nodes that only reshape or transpose."""
+    """Outputs of the nodes that only reshape or transpose."""
     is_transposed: bool = False
-    """Whether the elements of the output lie in another order than those of the layer."""
+    """Whether the output's elements are in another order than the layer's."""
 
     def take(self, taken: Set[int]) -> Sequence[Node]:
-        """Takes up what reads the output, if the kernel can compute it too: one node, or those of one activation.
+        """Fuses and returns the next nodes after the output: one node, or the nodes of one activation.
 
-        Nodes before that which only reshape or transpose the output are taken with it. A node at a position in `taken`
-        is left. Gives the nodes.
+        Nodes in between that only reshape or transpose are fused with them. Nodes at positions in `taken` are not
+        fused. Empty if the kernel cannot compute the next node.
         """
         before_it = self.output, self.axes, self.is_transposed
         reshaping: list[Node] = []
@@ -73,16 +73,16 @@ class _Fusion:
         return [*reshaping, *nodes]
 
     def _next(self, taken: Set[int], reshaped: str) -> Sequence[Node]:
-        """What computes something of the output, which is the tensor `reshaped`; that is in the layer from here on."""
-        whole = composed(self.graph, self.output, self.product.spec.data_type)
-        if whole is not None and taken.isdisjoint(node.position for node in whole.nodes):
-            self.steps.append(whole.step)
-            return whole.nodes
+        """The next nodes that the kernel can compute, whose steps are added; `reshaped` is the output before views."""
+        pattern = match_activation(self.graph, self.output, self.product.spec.data_type)
+        if pattern is not None and taken.isdisjoint(node.position for node in pattern.nodes):
+            self.steps.append(pattern.step)
+            return pattern.nodes
         node = self._reader(taken)
         return [node] if node and (self._folds(node) or self._steps(node) or self._adds(node, reshaped)) else []
 
     def _reader(self, taken: Set[int]) -> Node | None:
-        """The only reader of the output, if its first output is all that is read of it."""
+        """The output's only reader, if other nodes read its first output only; else None."""
         node = self.graph.only_reader(self.output)
         if node is None or node.position in taken or node.domain not in ONNX_DOMAINS or not any(node.outputs[:1]):
             return None
@@ -108,7 +108,7 @@ class _Fusion:
         return steps is not None
 
     def _adds(self, node: Node, reshaped: str) -> bool:
-        # What is added cannot depend on this layer: nothing but this node reads the layer's output.
+        # The summand cannot depend on this layer, whose output only this node reads.
         added = "" if self.residual or self.is_transposed else residual(node, self.graph, self.output, reshaped)
         if added:
             self.residual = added
@@ -118,20 +118,20 @@ class _Fusion:
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """A layer, and the position in the graph from which on its output is there."""
+    """A layer, and the position of its last node in the graph."""
 
     layer: Layer
     position: int
 
 
 def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int]) -> FusedLayer:
-    """The layer of a node's product and of the nodes after it, whose positions join `taken`; those in it are left.
+    """The layer of a node's product and of the nodes after it, whose positions are added to `taken`.
 
-    Nodes are fused if nothing else reads the output so far. Of two layers that an Add adds up, the one that is
-    asked first takes the Add. Raises UnsupportedError if the weights are not finite in their data type.
+    A node is fused if it is the only reader so far and not in `taken`: an Add of two layers goes to the layer fused
+    first. Raises UnsupportedError if the weights are not finite in their data type.
     """
-    kernels = product.spec.output_channels
-    affine = Affine(np.ones(kernels), np.zeros(kernels))
+    outputs = product.spec.output_channels
+    affine = Affine(np.ones(outputs), np.zeros(outputs))
     if not _stays_finite(product, affine):
         fact = f"its weights times alpha {product.alpha} are not finite in {product.spec.data_type}"
         raise UnsupportedError("weights not finite", fact)
@@ -157,23 +157,23 @@ def fuse(product: Product, node: Node, name: str, graph: Graph, taken: set[int])
 
 
 def _stays_finite(product: Product, affine: Affine) -> bool:
-    """Whether the folded weights are finite in their data type: decided by the largest weight of each kernel."""
+    """Whether the folded weights are finite in their data type, judged by each output channel's largest weight."""
     weights = folded(product.peaks, product.bias, product.alpha, affine, product.spec.data_type)
     return bool(np.isfinite(weights.kernel).all() and np.isfinite(weights.bias).all())
 
 
-def affine_of(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -> Affine | None:
-    """What a node computes of a tensor with the product's kernels in it, None if that cannot be folded."""
+def affine_of(node: Node, tensor: str, axes: Axes, channels: int, graph: Graph) -> Affine | None:
+    """The affine map that a node applies to a tensor with these channels; None if it is not one per channel."""
     rank, axis = axes.rank, axes.channel
     if node.operator == "BatchNormalization":
         names = node.inputs[1:5]
-        # Before opset 14, outputs beside the first one say that it trains.
+        # Before opset 14, further outputs mean training mode.
         training = node.integer("training_mode", 0) or any(node.outputs[1:]) or not node.integer("spatial", 1)
         per_channel = rank is not None and rank > 1 and axis is not None and axis % rank == 1
         if training or not per_channel or len(names) != 4 or not all(each in graph.constants for each in names):
             return None
         scale, shift, mean, variance = (graph.numbers(each) for each in names)
-        if any(each.shape != (kernels,) for each in (scale, shift, mean, variance)):
+        if any(each.shape != (channels,) for each in (scale, shift, mean, variance)):
             return None
         return batch_normalization(scale, shift, mean, variance, node.floats.get("epsilon", EPSILON))
     if node.operator not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
@@ -182,5 +182,5 @@ def affine_of(node: Node, tensor: str, axes: Axes, kernels: int, graph: Graph) -
     other = node.inputs[0 if constant_first else 1]
     if other not in graph.constants:
         return None
-    constant = per_kernel(graph.numbers(other), kernels, rank, axis)
+    constant = channel_values(graph.numbers(other), channels, rank, axis)
     return None if constant is None else arithmetic(node.operator, constant, constant_first)

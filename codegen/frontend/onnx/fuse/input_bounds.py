@@ -1,7 +1,8 @@
-"""BatchNormalization and Relu before a layer, computed by the layer's kernel as it reads its input.
+"""Input bounds: BatchNormalization and Relu before a layer, computed by the layer's kernel as it loads its input.
 
-max(s x + t, 0) is s (max(x, b) - b) with the bound b = -t / s, and with min in the place of max where s is negative: s
-goes into the weights, b times them into the biases, and an input element is compared with one number of its channel.
+max(s x + t, 0) equals s (max(x, b) - b) with the bound b = -t / s, or with min instead of max where s is negative.
+The factor s is folded into the weights and b times them into the biases; the kernel compares each input element with
+its channel's bound.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from codegen.ir.checkpoint import Layer, Weights
 from codegen.ir.layer_spec import Conv2d, prepares_inputs
 
 
-def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
-    """The layer with the normalisation before it, if nothing else reads what that gives; else as it is.
+def with_input_bounds(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
+    """The layer fused with the BatchNormalization and Relu before it, if it is their only reader; else unchanged.
 
-    Only of 1x1 kernels without padding: padding is zero after a normalisation, not before it. Nodes at positions in
-    `taken` are left.
+    The layer must be an unpadded 1x1 convolution: padding is zero after the normalisation, not before it. Nodes at
+    positions in `taken` are not fused.
     """
     spec = layer.spec
     if not isinstance(spec, Conv2d) or spec.data_type != "float32" or spec.groups > 1 or any(spec.padding):
@@ -50,7 +51,7 @@ def with_prologue(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
 
 
 def single_use_producer(tensor: str, operator: str, graph: Graph, taken: Set[int]) -> Node | None:
-    """The node of this operator that computes a tensor which one node reads."""
+    """The node that computes a tensor, if it has this operator, is not in `taken` and one node reads it; else None."""
     node = graph.producer(tensor)
     if node is None or node.operator != operator or node.domain not in ONNX_DOMAINS or node.position in taken:
         return None
@@ -58,13 +59,13 @@ def single_use_producer(tensor: str, operator: str, graph: Graph, taken: Set[int
 
 
 def _bounded(weights: Weights, affine: Affine) -> Weights | None:
-    """The weights after a normalisation and a Relu; None if they are not finite."""
+    """The weights with a normalisation and Relu folded in as bounds; None if any value is not finite."""
     scale, offset = affine.scale, affine.offset
     constant = scale == 0
     with np.errstate(all="ignore"):
         bound = np.where(constant, 0.0, -offset / scale).astype(np.float32)
         kernel = rounded(weights.kernel * scale[:, None, None], "float32")
-        # With the weights and bounds that the kernel has: below its bound a channel adds nothing but rounding.
+        # Computed from the rounded weights and bounds, so that a channel below its bound contributes only rounding.
         added = np.where(constant, np.maximum(offset, 0.0), 0.0) * weights.kernel[:, :, 0, 0]
         added -= kernel[:, :, 0, 0].astype(np.float64) * bound
         bias = rounded(weights.bias + added.sum(axis=1), "float32")

@@ -1,4 +1,4 @@
-"""Max pools behind layers, which their kernels can compute before they store."""
+"""Max pools after a layer, which the layer's kernel can compute before it stores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from codegen.kernels.geometry import geometry_of
 from codegen.kernels.max_pool import rises
 
 
-def with_pool_behind(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
-    """The layer with the MaxPool that follows it named, if its kernel can compute that too; else as it is.
+def with_max_pool(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
+    """The layer with the MaxPool after it recorded, if the layer's kernel can compute that too; else unchanged.
 
-    Windows of 2x2 without padding, or of 3x3, two apart. Not of 1x1 kernels, whose blocks have no rows, and only if
-    nothing else reads what is pooled.
+    Windows are 2x2 without padding or 3x3, with stride 2. The pool must be the layer's only reader, and the layer not
+    pointwise, since the blocks of pointwise layers have no rows.
     """
     spec, node = layer.spec, graph.only_reader(layer.output)
     if node is None or node.position in taken or any(map(graph.is_read, node.outputs[1:])):
@@ -32,7 +32,7 @@ def with_pool_behind(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
 
 
 def _step(node: Node) -> MaxPool | None:
-    """The step that a node is; None if it is no MaxPool or none that a kernel computes."""
+    """The epilogue step of a MaxPool node; None for other nodes and for pools that no kernel computes."""
     window, pads = node.integers.get("kernel_shape"), node.integers.get("pads", (0, 0, 0, 0))
     plain = (
         (node.operator, node.domain in ONNX_DOMAINS) == ("MaxPool", True)

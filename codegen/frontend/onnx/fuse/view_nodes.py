@@ -1,4 +1,4 @@
-"""Nodes that leave a tensor's elements as they lie in memory, in the same shape or in another one."""
+"""View nodes: nodes that only change a tensor's shape or order of axes, and the channel axis after them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Axes:
-    """Of a tensor with K kernels in it."""
+    """Rank and channel axis of a tensor; None if unknown."""
 
     rank: int | None
     channel: int | None
-    """The axis of the K kernels, counted from the end if negative; None if there is no such axis."""
+    """Axis of the K output channels, counted from the end if negative; None without such an axis."""
 
 
 def passes(node: Node, graph: Graph, tensor: str) -> bool:
-    """Identity, and Dropout, which does nothing but in training. Raises UnsupportedError for a constant."""
+    """Whether a node copies the tensor: Identity, or Dropout outside training. May raise UnsupportedError."""
     if node.input(0) != tensor:
         return False
     if node.operator == "Dropout" and node.input(2):
@@ -31,7 +31,7 @@ def passes(node: Node, graph: Graph, tensor: str) -> bool:
 
 
 def reshapes(node: Node, graph: Graph, tensor: str) -> bool:
-    """Another shape and nothing else: a Transpose too, if only axes of one element move."""
+    """Whether a node only changes the tensor's shape; true for a Transpose that moves axes of one element only."""
     if node.input(0) != tensor:
         return False
     if node.operator != "Transpose":
@@ -45,30 +45,30 @@ def reshapes(node: Node, graph: Graph, tensor: str) -> bool:
 
 
 def transposes(node: Node, graph: Graph, tensor: str) -> bool:
-    """The same elements in another order of axes, which is known."""
+    """Whether a node is a Transpose of the tensor, whose rank is known."""
     return node.operator == "Transpose" and node.input(0) == tensor and graph.size(tensor) is not None
 
 
 def axes_transposed(axes: Axes, node: Node) -> Axes:
-    """Where the kernels are after a Transpose."""
+    """The axes after a Transpose."""
     if axes.rank is None or axes.channel is None:
         return axes
     order = node.integers.get("perm", tuple(reversed(range(axes.rank))))
     return Axes(axes.rank, order.index(axes.channel % axes.rank))
 
 
-def axes_after(axes: Axes, before: Size | None, after: Size | None, kernels: int) -> Axes:
-    """Where the kernels are after a reshape: behind as many elements as before it, if that is known."""
+def axes_after(axes: Axes, before: Size | None, after: Size | None, channels: int) -> Axes:
+    """The axes after a reshape; the channel axis must keep its size and the number of elements behind it."""
     if after is None:
         return Axes(None, None)
     unknown = Axes(len(after), None)
     if before is None or axes.channel is None:
         return unknown
     inner = before[axes.channel % len(before) + 1 :]
-    # If several axes have one element they are all the same.
+    # With one channel, several axes of one element may fit; any of them is right.
     for axis, size in enumerate(after):
         behind = after[axis + 1 :]
-        if size == kernels and None not in (*inner, *behind) and _elements(behind) == _elements(inner):
+        if size == channels and None not in (*inner, *behind) and _elements(behind) == _elements(inner):
             return Axes(len(after), axis)
     return unknown
 
