@@ -55,6 +55,7 @@ PATCH_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py"
 """Sources that shape a patch template and the cubins patched from it."""
 RANKING_SOURCES = (
     *_LAYER_SOURCES,
+    "selection/candidates.py",
     "selection/coefficients.py",
     "selection/cost_model.py",
     "selection/feasibility.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +43,8 @@ JOB = Job(
 
 
 SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
-TILING = Tiling(8, 4, 1, 4, 3, 2)
+TILING = Tiling("conv2d", 8, 4, 1, 4, 3, 2)
+LINEAR_TILING = replace(TILING, kernel="linear")
 WHOLE = (Part(0, 1),)
 
 

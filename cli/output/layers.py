@@ -227,11 +227,7 @@ def lowered_lines(detail: JobDetail) -> list[Text]:
     """What ptxas took too long for at the level that was meant."""
     lines: dict[str, Text] = {}
     for build in detail.builds:
-        meant = level_of(
-            ptxas_options(
-                detail.job.options.optimisation, clusters=build.tiling.cluster > 1 and build.tiling.form == "rolled"
-            )
-        )
+        meant = level_of(ptxas_options(detail.job.options.optimisation, clusters=build.tiling.splits_streams))
         for result in detail.results_of(build):
             if result.cubin and result.optimisation != meant:
                 name = build.cubin_name(result.arch, result.part)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from codegen.ir.layer_spec import DataType
 
+ELEMENT_BYTES: dict[DataType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
 
 @dataclass(frozen=True)
 class Precision:

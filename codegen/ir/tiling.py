@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Form = Literal["rolled", "full", "table"]
+KernelName = Literal["conv2d", "linear", "cluster_conv2d", "direct_global", "table_linear", "table_conv2d"]
+"""The GPU kernels of `codegen/kernels`, one module and one CUDA source each."""
+Form = Literal["rolled", "full"]
 Accumulator = Literal["float32", "float16"]
 Order = Literal["group", "place"]
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How one layer is divided; recorded with every build and part of the template's key."""
+    """Which kernel computes a layer and how it is divided; recorded with every build and part of the template's key.
 
+    `Lowered.tiled` refuses combinations that no kernel has.
+    """
+
+    kernel: KernelName
     tile_width: int
     """Output columns of a block; a thread owns one."""
     tile_height: int
@@ -25,12 +31,12 @@ class Tiling:
     chunk_channels: int
     """Input channels in shared memory at a time."""
     stages: int
-    """Chunks in flight, 2 is double buffering; 0: inputs come straight from global memory, without chunks in shared."""
+    """Chunks in flight: 2 is double buffering. 0 for direct_global, which puts no input into shared memory."""
     accumulate: Accumulator = "float32"
     """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
     form: Form = "rolled"
-    """rolled: one chunk of one K group is compiled, the rewriter unrolls; full: everything is; table: the kernel has no
-    weights, they are data beside it."""
+    """How weights in code get there. rolled: nvcc compiles one chunk of one K group and the rewriter unrolls it; full:
+    nvcc compiles everything. Kernels that read a table have no weights in their code: always rolled."""
 
     images: int = 1
     """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,
@@ -38,17 +44,26 @@ class Tiling:
     which `tile_width` counts as one."""
 
     listed: bool = False
-    """Of a kernel without stages: it computes as many columns as a list has, from where that says, and marks those that
-    have an output."""
+    """For direct_global: compute the columns that a list names, and mark those that have an output."""
 
     cluster: int = 1
-    """Blocks that share the input channels of a K group among them and add up their sums: a cluster of the GPU's,
-    from compute_90 on. 1: each block has all channels."""
+    """Blocks of a thread block cluster (compute_90 and later) among which the input channels of a K group are divided;
+    they add up their sums. 1: each block has all channels."""
 
     order: Order = "group"
-    """In which order a convolution's blocks begin. group: all of a K group before the next, so that all multiprocessors
-    follow one stream. place: all K groups of some positions before those of the next positions, so that their input
-    comes from memory once."""
+    """The order in which the blocks of conv2d begin. group: all of a K group before the next, so that all
+    multiprocessors follow one stream. place: all K groups of some positions before the next positions, so that their
+    input comes from memory once."""
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether the weights are a table in global memory and not immediates in the code."""
+        return self.kernel in ("table_linear", "table_conv2d")
+
+    @property
+    def splits_streams(self) -> bool:
+        """Whether the blocks of a cluster run different instruction streams, each for its share of the channels."""
+        return self.cluster > 1 and not self.reads_table
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)

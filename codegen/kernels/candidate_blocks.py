@@ -1,11 +1,19 @@
-"""The blocks of convolutions that are worth a look, and what their streams have of kernels and channels."""
+"""Candidate blocks of conv2d, and candidate sizes of its K groups and chunks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from codegen.ir.epilogue import POOL_STRIDE
 from codegen.kernels.geometry import Geometry
+
+CLUSTER_IMAGES = (32, 16, 8, 4, 2)
+"""Images of a block that has whole maps."""
+CLUSTER_PARTS = (2, 4)
+"""Parts of a map too large for a block; a block then has one part of two images."""
+CLUSTER_THREADS = (64, 1024)
+"""Least and most threads of a block."""
 
 
 def paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
@@ -55,3 +63,14 @@ def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
     for groups in (2, 4, 8, 16, 32):
         if geometry.groups % groups == 0 and geometry.groups > 1:
             yield groups * geometry.group_outputs, groups * geometry.group_channels
+
+
+def cluster_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
+    """Width, height and images of a block of a cluster. Lanes that pair columns far apart are not among them."""
+    width, height = geometry.positions_width, geometry.positions_height
+    least = 2 // geometry.neighbours
+    whole = [(width, height, images) for images in dict.fromkeys((*CLUSTER_IMAGES, least))]
+    parts = [(-(-width // n), 1, least) if height == 1 else (width, -(-height // n), least) for n in CLUSTER_PARTS]
+    for block in (*whole, *(parts if width * height > CLUSTER_THREADS[1] else ())):
+        if CLUSTER_THREADS[0] <= math.prod(block) // least <= CLUSTER_THREADS[1]:
+            yield block

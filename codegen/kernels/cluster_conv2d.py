@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.launch import GridSize, Launch, numbers_of, tensors_of
 from codegen.ir.layer_spec import Conv2d, LayerSpec, is_bounded, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
-from codegen.kernels.conv2d import ELEMENT_BYTES
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import QUAD, Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.output_region import Region
 from codegen.kernels.shared_input_tile import input_extent
 from codegen.kernels.weight_stream import Store, Tap
-from codegen.kernels.workload import Work, exchange_instructions
+from codegen.kernels.workload import Workload, exchange_instructions
 
-KERNEL = "stationary"
+ENTRY = "stationary"
 SOURCE = "cluster_conv2d.cu"
 
 CLUSTERS = (8, 4, 2)
 """Blocks of a cluster: every GPU that has clusters takes eight."""
-GROUP_KERNELS = (8, 16, 24, 32, 40, 48, 64)
+GROUP_OUTPUTS = (8, 16, 24, 32, 40, 48, 64)
 CHUNKS = (8, 16, 32, 64)
-REFILLED = 3
+REFILLED_STAGES = 3
 """Chunks in flight where they are not all there at once."""
 LEAST_THREADS, MOST_THREADS, MOST_TILES = 32, 1024, 16
 """Of the blocks of a pointwise layer; of a block; and of a map."""
@@ -35,14 +35,28 @@ LOOP_INSTRUCTIONS = 12.0
 """Code of the loop of one pointer."""
 
 
-def applies(spec: LayerSpec, geometry: Geometry) -> bool:
-    """Whether there is such a kernel for a layer."""
-    return (
-        isinstance(spec, Conv2d)
-        and spec.data_type == "float32"
-        and geometry.groups == geometry.patch_rows == 1
-        and not is_pooled(spec)
-    )
+def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
+    if not isinstance(spec, Conv2d):
+        return "it is no ordinary convolution"
+    if spec.data_type != "float32":
+        return f"it computes float32, not {spec.data_type}"
+    if geometry.groups > 1 or geometry.patch_rows > 1:
+        return "channels of a grouped convolution or of a patch embedding are not divided over clusters"
+    return "it computes no pool" if is_pooled(spec) else ""
+
+
+def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
+    if tiling.cluster == 1:
+        return "its channels are divided among the blocks of a cluster, of which there must be several"
+    if tiling.stages < 1:
+        return "its input goes through shared memory, which takes at least one stage"
+    if tiling.listed:
+        return "its columns cannot be listed"
+    if tiling.order != "group":
+        return "its blocks have no other order"
+    return "" if tiling.form == "rolled" else "a full template has no clusters"
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     down, across = layer.tiles
     streams = layer.streams.count if part is None else part.end - part.first
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(GridSize(down * across), GridSize(images=layer.tiling.images), GridSize(streams)),
         block=(layer.threads, 1, 1),
         shared_bytes=4 * with_gates(layer, shared_words(layer)),
@@ -172,8 +186,8 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
             yield Store(p, k, f"IN_RANGE({p})", 0, f"{p} * OUTPUT_WIDTH + {k} * OUTPUT_PLANE")
 
 
-def work(layer: TiledConvolution) -> Work:
-    """What one stream does."""
+def workload(layer: TiledConvolution) -> Workload:
+    """The work of one instruction stream."""
     spec, geometry, tiling, streams, tile = layer.spec, layer.geometry, layer.tiling, layer.streams, tile_of(layer)
     taps = geometry.kernel_height * geometry.kernel_width
     used_rows = min(
@@ -182,7 +196,7 @@ def work(layer: TiledConvolution) -> Work:
     sums, stored = tiling.rows * layer.sums, tiling.rows * streams.stored_kernels
     element = ELEMENT_BYTES[spec.data_type]
     outputs = spec.output_channels * spec.output_height * spec.output_width
-    return Work(
+    return Workload(
         streams=streams.count,
         threads=layer.threads,
         sums=sums,
@@ -206,20 +220,23 @@ def work(layer: TiledConvolution) -> Work:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not: all chunks at once, or three in flight."""
+    """Candidate tilings in a fixed order: all chunks of a block in shared memory at once, or three in flight."""
     geometry = layer.geometry
     for width, height, images in _blocks(geometry):
         for cluster in CLUSTERS:
             share, rest = divmod(geometry.channels, cluster)
-            for kernels in GROUP_KERNELS if rest == 0 and share % QUAD == 0 else ():
-                if kernels % cluster or kernels >= geometry.output_channels + cluster:
+            for outputs in GROUP_OUTPUTS if rest == 0 and share % QUAD == 0 else ():
+                if outputs % cluster or outputs >= geometry.output_channels + cluster:
                     continue
                 chunks = sorted({min(chunk, share) for chunk in CHUNKS if share % min(chunk, share) == 0})
                 for chunk in chunks:
                     count = share // chunk
-                    yield Tiling(width, height, 1, kernels, chunk, count + 1, images=images, cluster=cluster)
-                    if count > REFILLED:
-                        yield Tiling(width, height, 1, kernels, chunk, REFILLED, images=images, cluster=cluster)
+                    every = Tiling(
+                        "cluster_conv2d", width, height, 1, outputs, chunk, count + 1, images=images, cluster=cluster
+                    )
+                    yield every
+                    if count > REFILLED_STAGES:
+                        yield replace(every, stages=REFILLED_STAGES)
 
 
 def _blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:

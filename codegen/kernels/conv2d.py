@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from math import prod
 
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.epilogue import POOL_STRIDE
 from codegen.ir.launch import GridSize, Launch, numbers_of, tensors_of
-from codegen.ir.layer_spec import is_bounded, is_pooled, prepares_inputs
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear, is_bounded, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.block_order import order_parameters
-from codegen.kernels.candidate_blocks import blocks, divisions, paired_blocks
+from codegen.kernels.candidate_blocks import blocks, cluster_blocks, divisions, paired_blocks
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
 from codegen.kernels.geometry import Geometry
-from codegen.kernels.lowering import LoweredConvolution, Tiled, TiledConvolution
+from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.max_pool import exchanged_by, pool_parameters, pooled_epilogue, stores_of, with_windows
 from codegen.kernels.output_region import Region
 from codegen.kernels.register_budget import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent
 from codegen.kernels.weight_stream import Store, Tap
-from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Work, average_conflicts, exchange_instructions
+from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Workload, average_conflicts, exchange_instructions
 
-KERNEL = "conv2d"
+ENTRY = "conv2d"
 SOURCE = "conv2d.cu"
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+CLUSTERS = (2, 4, 8)
+"""Blocks of a cluster, in float16."""
+CLUSTER_GROUPS = (64, 32, 16)
+"""Output channels of a K group with clusters."""
+CLUSTER_CHUNKS = (4, 8, 16, 32)
+"""Channels of a chunk with clusters."""
+
+
+def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer: it takes convolutions only, transposed ones included."""
+    return "it is a linear layer" if isinstance(spec, Linear) else ""
+
+
+def refusal(layer: LoweredConvolution, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and form; empty if it can."""
+    if tiling.stages < 1:
+        return "its input goes through shared memory, which takes at least one stage"
+    if tiling.listed:
+        return "its columns cannot be listed"
+    if tiling.cluster == 1:
+        return ""
+    if tiling.form == "full":
+        return "a full template has no clusters"
+    return cluster_refusal(layer.spec, layer.geometry)
+
+
+def cluster_refusal(spec: LayerSpec, geometry: Geometry) -> str:
+    """Why the channels of a layer cannot be divided among the blocks of a cluster by this kernel; empty if they can."""
+    if spec.data_type != "float16":
+        return f"it divides channels over clusters in float16 only, not in {spec.data_type}"
+    if not isinstance(spec, Conv2d):
+        return "transposed convolutions are not divided over clusters"
+    if geometry.groups > 1 or geometry.patch_rows > 1:
+        return "channels of a grouped convolution or of a patch embedding are not divided over clusters"
+    if prepares_inputs(spec) or is_pooled(spec):
+        return "layers with input bounds, gates or a pool are not divided over clusters"
+    return ""
 
 
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
@@ -33,7 +72,7 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     down, across = layer.tiles
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
         block=(layer.threads, 1, 1),
         shared_bytes=_shared_bytes(layer, tiling.stages),
@@ -204,8 +243,8 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
                     )
 
 
-def work(layer: TiledConvolution) -> Work:
-    """What one stream does."""
+def workload(layer: TiledConvolution) -> Workload:
+    """The work of one instruction stream."""
     spec, geometry, tiling, streams, tile, pair = (
         layer.spec,
         layer.geometry,
@@ -225,7 +264,7 @@ def work(layer: TiledConvolution) -> Work:
     element = ELEMENT_BYTES[spec.data_type]
     word = element * pair.neighbours
     per_channel = tiling.rows * kernels * geometry.phase_count * taps
-    return Work(
+    return Workload(
         streams=streams.count,
         threads=layer.threads,
         sums=sum_registers(layer),
@@ -284,24 +323,36 @@ def _conflicts(layer: TiledConvolution) -> float:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not."""
+    """Candidate tilings without clusters, in a fixed order, whether they fit or not."""
     geometry = layer.geometry
     paired = layer.spec.data_type == "float16" and geometry.neighbours == 1
     several = paired_blocks(geometry) if paired else blocks(geometry, geometry.positions_width)
     for width, height, rows, images in several:
-        for kernels, channels in divisions(geometry):
-            two = Tiling(width, height, rows, kernels, channels, stages=2, images=images)
+        for outputs, channels in divisions(geometry):
+            two = Tiling("conv2d", width, height, rows, outputs, channels, stages=2, images=images)
             yield two
             # Deeper where there is that much to fetch and the room; most so where a chunk is soon done.
-            chunks, divided = -(-geometry.group_channels // channels), Tiled(layer, two)
+            chunks, divided = -(-geometry.group_channels // channels), layer.tiled(two)
             depths = (8, 4, 3) if channels <= 2 else (4, 3)
             deepest = next((n for n in depths if _shared_bytes(divided, n) <= SHARED_BYTES and n <= chunks + 1), 2)
             if deepest > 2:
-                yield Tiling(width, height, rows, kernels, channels, deepest, images=images)
+                yield replace(two, stages=deepest)
+
+
+def cluster_candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
+    """Candidate tilings with clusters, whether they fit or not; as a rule the faster ones first."""
+    geometry = layer.geometry
+    if cluster_refusal(layer.spec, geometry):
+        return
+    sizes = product(CLUSTER_GROUPS, list(cluster_blocks(geometry)), CLUSTERS, CLUSTER_CHUNKS)
+    for outputs, (width, height, images), cluster, chunk in sizes:
+        chunks, rest = divmod(geometry.channels, cluster * chunk)
+        if chunks >= 2 and not rest:
+            yield Tiling("conv2d", width, height, 1, outputs, chunk, 2, images=images, cluster=cluster)
 
 
 def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """One output channel at a time: for what the limits leave no other tiling."""
+    """Tilings of one output channel at a time, for layers of which no candidate fits the limits."""
     geometry = layer.geometry
     width = min(geometry.positions_width, 32)
     for tile_width, tile_height in (
@@ -313,4 +364,4 @@ def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:
             tile_width, tile_height = (
                 -(-size // POOL_STRIDE) * POOL_STRIDE + geometry.overlap for size in (tile_width, tile_height)
             )
-        yield Tiling(tile_width, tile_height, 1, 1, 1, stages=2)
+        yield Tiling("conv2d", tile_width, tile_height, 1, 1, 1, stages=2)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from codegen.ir.launch import GridSize, Launch, tensors_of
-from codegen.ir.layer_spec import Conv2d, LayerSpec, is_bounded, is_gated
+from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.epilogue_ptx import added_instructions
@@ -14,9 +14,9 @@ from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.output_region import Region
 from codegen.kernels.weight_stream import Store
-from codegen.kernels.workload import Work
+from codegen.kernels.workload import Workload
 
-KERNEL = "unstaged"
+ENTRY = "unstaged"
 SOURCE = "direct_global.cu"
 REACH_BYTES = 2**23
 """What an address in machine code may add to a register: the channels of an image lie no further apart."""
@@ -24,17 +24,28 @@ LISTED_BLOCKS = 264
 """Blocks of a kernel that computes listed columns, about: two for each multiprocessor of an H200."""
 
 
-def applies(spec: LayerSpec, geometry: Geometry) -> bool:
-    """Whether there is such a kernel for a layer."""
-    return (
-        isinstance(spec, Conv2d)
-        and spec.data_type == "float32"
-        and geometry.is_pointwise
-        and geometry.groups == geometry.height == geometry.patch_rows == 1
-        and not is_bounded(spec)
-        and not is_gated(spec)
-        and 4 * geometry.width * max(geometry.channels, geometry.output_channels) <= REACH_BYTES
-    )
+def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
+    if not isinstance(spec, Conv2d) or not geometry.is_pointwise or geometry.groups > 1:
+        return "it is no 1x1 convolution with stride 1, no padding and one group"
+    if spec.data_type != "float32":
+        return f"it computes float32, not {spec.data_type}"
+    if prepares_inputs(spec) or is_pooled(spec) or geometry.patch_rows > 1:
+        return "it computes no input bounds, no gates and no pool"
+    if 4 * geometry.width * max(geometry.channels, geometry.output_channels) > REACH_BYTES:
+        return f"its channels lie more than {REACH_BYTES} bytes apart in memory"
+    return ""
+
+
+def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
+    if tiling.stages:
+        return "its input does not go through shared memory: it has no stages"
+    if tiling.cluster > 1:
+        return "its channels are not divided over clusters"
+    if tiling.order != "group":
+        return "its blocks have no other order"
+    return "" if tiling.form == "rolled" else "it has no full template"
 
 
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
@@ -43,7 +54,7 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     groups = layer.streams.count if part is None else part.end - part.first
     across = GridSize(max(1, LISTED_BLOCKS // layer.streams.count)) if tiling.listed else GridSize(layer.tiles[1])
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(across, GridSize() if tiling.listed else GridSize(images=1), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
         shared_bytes=0,
@@ -84,11 +95,11 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     }
 
 
-def work(layer: TiledConvolution) -> Work:
-    """What one stream does."""
+def workload(layer: TiledConvolution) -> Workload:
+    """The work of one instruction stream."""
     spec, tiling, streams = layer.spec, layer.tiling, layer.streams
     sums, channels, width = tiling.group_outputs, layer.geometry.channels, layer.geometry.width
-    return Work(
+    return Workload(
         streams=streams.count,
         threads=tiling.tile_width,
         sums=sums,
@@ -110,9 +121,9 @@ def work(layer: TiledConvolution) -> Work:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not."""
+    """Candidate tilings in a fixed order, whether they fit or not."""
     geometry = layer.geometry
     for width in (32, 64, 128, 256):
         if width <= max(32, geometry.width):
-            for kernels in sorted({min(geometry.output_channels, size) for size in (8, 16, 32, 64, 96, 128)}):
-                yield Tiling(width, 1, 1, kernels, min(geometry.channels, 32), stages=0)
+            for outputs in sorted({min(geometry.output_channels, size) for size in (8, 16, 32, 64, 96, 128)}):
+                yield Tiling("direct_global", width, 1, 1, outputs, min(geometry.channels, 32), stages=0)

@@ -4,26 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.launch import GridSize, Launch, tensors_of
+from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
-from codegen.kernels.conv2d import ELEMENT_BYTES
 from codegen.kernels.epilogue_ptx import added_instructions
+from codegen.kernels.geometry import QUAD, Geometry
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
 from codegen.kernels.weight_stream import Store
-from codegen.kernels.workload import ASYNCHRONOUS_COPY, Work, bank_conflicts, exchange_instructions
+from codegen.kernels.workload import ASYNCHRONOUS_COPY, Workload, bank_conflicts, exchange_instructions
 
-KERNEL = "linear"
+ENTRY = "linear"
 SOURCE = "linear.cu"
-
-
+CLUSTERS = (8, 4, 2)
+"""Blocks of a cluster."""
+CLUSTER_THREADS = (32, 64, 128)
+"""Rows of a block of a cluster."""
+CLUSTER_GROUPS = (8, 16, 24, 32, 40, 48, 64)
+"""Outputs of a K group with clusters."""
+CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
+"""Chunks of the inputs of a block of a cluster."""
+REFILLED_STAGES = 3
+"""Chunks in flight where they are not all in shared memory at once."""
 LOOPED_CHANNELS = 64
 """Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
 PAIR_COPY = 14.0
 """Instructions of one of its copies in float16: two loads, what puts their halves together, a store, the addresses."""
 LOOP_INSTRUCTIONS = 20.0
 """Code of that loop, with what is around it: counted in what ptxas makes of it."""
+
+
+def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer: it takes linear layers only."""
+    return "" if isinstance(spec, Linear) else "it is a convolution"
+
+
+def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
+    if tiling.stages < 1:
+        return "its input goes through shared memory, which takes at least one stage"
+    if tiling.listed:
+        return "its columns cannot be listed"
+    if tiling.order != "group":
+        return "the blocks of a linear layer have no other order"
+    if tiling.form != "rolled":
+        return "it has no full template"
+    return cluster_refusal(layer.spec) if tiling.cluster > 1 else ""
+
+
+def cluster_refusal(spec: LayerSpec) -> str:
+    """Why the inputs of a layer cannot be divided among the blocks of a cluster; empty if they can."""
+    return "inputs are divided over clusters in float32 and float16 only" if spec.data_type == "bfloat16" else ""
 
 
 def pairs(layer: TiledLinear) -> int:
@@ -43,7 +76,7 @@ def unit(layer: TiledLinear) -> int:
 
 
 def is_looped(layer: TiledLinear) -> bool:
-    """Whether the kernel copies in a loop: a thread then has the same elements of every so manieth row."""
+    """Whether the kernel copies in a loop: a thread then has the same elements of every n-th row."""
     tiling = layer.tiling
     return tiling.rows == 1 and (tiling.chunk_channels >= LOOPED_CHANNELS or tiling.cluster > 1)
 
@@ -69,7 +102,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
         shared_bytes=4 * shared_words(layer),
@@ -127,15 +160,15 @@ def _stores(layer: TiledLinear) -> Iterator[Store]:
                 yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * KERNELS + {k}")
 
 
-def work(layer: TiledLinear) -> Work:
-    """What one stream does."""
+def workload(layer: TiledLinear) -> Workload:
+    """The work of one instruction stream."""
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
     stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
     exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
-    return Work(
+    return Workload(
         streams=layer.streams.count,
         threads=tiling.tile_width,
         sums=sums * (3 if adds_up else 1),
@@ -159,24 +192,42 @@ def work(layer: TiledLinear) -> Work:
 
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, whether they fit or not."""
+    """Candidate tilings without clusters, in a fixed order, whether they fit or not."""
     spec = layer.spec
     shares = {-(-spec.outputs // share) for share in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
     groups = sorted({min(spec.outputs, size) for size in (16, 32, 64, 96)} | shares)
     for threads in (32, 64, 128, 256):
         for rows in (1, 2):
-            for kernels in groups:
+            for outputs in groups:
                 for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
-                    yield Tiling(threads, 1, rows, kernels, channels, stages=2)
+                    yield Tiling("linear", threads, 1, rows, outputs, channels, stages=2)
     if spec.data_type != "bfloat16" and spec.inputs >= LOOPED_CHANNELS:
         step = 4 if spec.inputs % 4 == 0 else 1
         for threads in (32, 64, 128):
             for channels in (64, 128, 256):
                 if threads % (channels // step) == 0:
-                    for kernels in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 40, 48))}):
-                        yield Tiling(threads, 1, 1, kernels, channels, stages=2)
+                    for outputs in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 40, 48))}):
+                        yield Tiling("linear", threads, 1, 1, outputs, channels, stages=2)
+
+
+def cluster_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
+    """Candidate tilings with clusters, in a fixed order: all chunks of a block in shared memory at once, or three."""
+    spec = layer.spec
+    if cluster_refusal(spec):
+        return
+    for threads in CLUSTER_THREADS:
+        for cluster in CLUSTERS:
+            share = -(-spec.inputs // cluster)
+            for outputs in CLUSTER_GROUPS:
+                if outputs % cluster or outputs >= spec.outputs + cluster:
+                    continue
+                for count in CLUSTER_CHUNKS:
+                    chunk = -(-share // (QUAD * count)) * QUAD
+                    yield Tiling("linear", threads, 1, 1, outputs, chunk, count + 1, cluster=cluster)
+                    if count >= REFILLED_STAGES:
+                        yield Tiling("linear", threads, 1, 1, outputs, chunk, REFILLED_STAGES, cluster=cluster)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:
-    """One output at a time: for what the limits leave no other tiling."""
-    yield Tiling(32, 1, 1, 1, min(layer.spec.inputs, 8), stages=2)
+    """A tiling of one output at a time, for layers of which no candidate fits the limits."""
+    yield Tiling("linear", 32, 1, 1, 1, min(layer.spec.inputs, 8), stages=2)

@@ -1,8 +1,8 @@
-"""A layer as its kernel computes it: lowered once, and passed on to all that ask about it."""
+"""A layer as its kernels compute it: lowered once, then divided by a tiling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -10,24 +10,33 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.errors import TilingError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.ir.tiling import Part, Tiling
+from codegen.ir.tiling import KernelName, Part, Tiling
 from codegen.kernels.fp16_packing import Pairing, pairing
 from codegen.kernels.geometry import Geometry, Streams
 from codegen.kernels.output_region import Region
 from codegen.kernels.shared_input_tile import InputTile, input_tile
-from codegen.kernels.workload import Work
+from codegen.kernels.workload import Workload
 
 Spec = TypeVar("Spec", bound=LayerSpec, covariant=True)
 
 
-class Operator(Protocol):
-    """What an operator's module holds: how layers of its specs are divided, and the text of their kernels."""
+class KernelModule(Protocol):
+    """The module of one kernel: which layers it computes, how they are divided, and its generated text."""
 
+    ENTRY: str
+    """Name of the kernel function in the CUDA source and the cubin."""
     SOURCE: str
-    """The .cu file of this folder that its templates are made from."""
+    """The .cu file in `cuda/` that templates are made from."""
+
+    def unsuitable(self, spec: LayerSpec, geometry: Geometry) -> str:
+        """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
+
+    def refusal(self, layer: Lowered[Any], tiling: Tiling) -> str:
+        """Why the kernel cannot have this combination of stages, clusters, order and form; empty if it can."""
 
     def sources(self, layer: Tiled[Any]) -> dict[str, str]:
         """The generated headers that the .cu includes."""
@@ -38,68 +47,51 @@ class Operator(Protocol):
     def block_region(self, layer: Tiled[Any], block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
 
-    def work(self, layer: Tiled[Any]) -> Work:
-        """What one stream does."""
-
-    def candidates(self, layer: Lowered[Any]) -> Iterator[Tiling]:
-        """Tilings worth a look, in a fixed order, whether they fit or not."""
+    def workload(self, layer: Tiled[Any]) -> Workload:
+        """The work of one instruction stream."""
 
 
-class TabledOperator(Operator, Protocol):
-    """An operator of kernels whose weights are a table beside the code."""
+class TableKernelModule(KernelModule, Protocol):
+    """The module of a kernel that reads its weights from a table in global memory."""
 
     def table(self, layer: Tiled[Any], weights: Weights) -> NDArray[np.uint64]:
-        """The weights as its kernels read them."""
+        """The weights in the kernel's layout."""
 
     def table_bytes(self, layer: Tiled[Any], nonzeros: float) -> float:
-        """About how large that is, were the non-zeros spread evenly."""
-
-
-class GeneralOperator(Operator, Protocol):
-    """An operator that every layer of its specs can be given to; the others are for layers that suit them."""
-
-    def last_resort(self, layer: Lowered[Any]) -> Iterator[Tiling]:
-        """Tilings of layers that the limits leave no other."""
+        """Expected size of the table if the non-zeros were spread evenly."""
 
 
 @dataclass(frozen=True)
 class Lowered(Generic[Spec]):
-    """A layer, whatever its tiling: `codegen.kernels.lower` makes it."""
+    """A layer before it is divided: `codegen.kernels.lower` makes it."""
 
     spec: Spec
     """Canonical."""
     geometry: Geometry
-    operator: GeneralOperator = field(repr=False)
-    unstaged: Operator | None = field(default=None, repr=False)
-    """The operator of tilings without stages, for layers that have them."""
-    stationary: Operator | None = field(default=None, repr=False)
-    """The operator of tilings with clusters, for layers that have them."""
-    tabled: TabledOperator | None = field(default=None, repr=False)
-    """The operator of tilings whose weights are a table, for layers that have them."""
+    kernels: Mapping[KernelName, KernelModule] = field(repr=False, compare=False)
+    """The modules of the kernels that can compute the layer."""
+    unsuitable: Mapping[KernelName, str] = field(repr=False, compare=False)
+    """Why the other kernels cannot."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
     _streams: dict[tuple[int, int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
-    """Likewise, by the kernels of a group, the channels of a chunk and the blocks of a cluster."""
-    _works: dict[tuple[object, ...], Work] = field(default_factory=dict, repr=False, compare=False)
-    """What streams do, by all of their tilings but stages and order: chunks in flight, and which blocks are first, do
-    not matter to it."""
+    """Streams of earlier tilings, by outputs of a group, channels of a chunk and blocks of a cluster."""
+    _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict, repr=False, compare=False)
+    """Workloads of earlier tilings without clusters: they depend on neither stages nor order."""
 
     def tiled(self, tiling: Tiling) -> Tiled[Spec]:
-        """The layer divided."""
+        """The layer divided. Raises TilingError if the tiling's kernel cannot compute it so."""
+        name = tiling.kernel
+        if (module := self.kernels.get(name)) is None:
+            raise TilingError(f"{name} cannot compute {self.spec}: {self.unsuitable.get(name, 'no such kernel')}")
+        if reason := module.refusal(self, tiling):
+            raise TilingError(f"{name} cannot compute {self.spec} so: {reason}")
         return Tiled(self, tiling)
-
-    def candidates(self) -> Iterator[Tiling]:
-        """Tilings worth a look, in a fixed order, whether they fit or not."""
-        return self.operator.candidates(self)
-
-    def last_resort(self) -> Iterator[Tiling]:
-        """Tilings of layers that the limits leave no other."""
-        return self.operator.last_resort(self)
 
 
 @dataclass(frozen=True)
 class Tiled(Generic[Spec]):
-    """A lowered layer and how a tiling divides it; each quantity is computed once, when somebody asks for it."""
+    """A lowered layer and how a tiling divides it; each quantity is computed once, on demand."""
 
     layer: Lowered[Spec]
     tiling: Tiling
@@ -113,16 +105,13 @@ class Tiled(Generic[Spec]):
         return self.layer.geometry
 
     @property
-    def operator(self) -> Operator:
-        """What generates its kernels."""
-        layer, tiling = self.layer, self.tiling
-        if tiling.form == "table":
-            return layer.tabled or layer.operator
-        special = layer.unstaged if not tiling.stages else layer.stationary if tiling.cluster > 1 else None
-        return special or layer.operator
+    def module(self) -> KernelModule:
+        """The module of the tiling's kernel."""
+        return self.layer.kernels[self.tiling.kernel]
 
     @cached_property
     def streams(self) -> Streams:
+        """The instruction streams of the K groups."""
         tiling, all_streams = self.tiling, self.layer._streams
         key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster)
         if (streams := all_streams.get(key)) is None:
@@ -135,25 +124,25 @@ class Tiled(Generic[Spec]):
         return self.tiling.group_outputs * self.geometry.phase_count
 
     @cached_property
-    def work(self) -> Work:
-        """What one stream does."""
-        if not self.tiling.stages or self.tiling.cluster > 1:
-            return self.operator.work(self)
-        tiling, works = self.tiling, self.layer._works
-        block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
+    def workload(self) -> Workload:
+        """The work of one instruction stream."""
+        if self.tiling.cluster > 1:
+            return self.module.workload(self)
+        tiling, workloads = self.tiling, self.layer._workloads
+        block = (tiling.kernel, tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
         key = (*block, tiling.group_outputs, tiling.chunk_channels, tiling.accumulate, tiling.form, tiling.listed)
-        if (work := works.get(key)) is None:
-            work = works[key] = self.operator.work(self)
-        return work
+        if (workload := workloads.get(key)) is None:
+            workload = workloads[key] = self.module.workload(self)
+        return workload
 
     @cached_property
     def launch(self) -> Launch:
-        """How to launch one kernel that has all K groups."""
-        return self.operator.launch_of(self)
+        """The launch of one kernel that has all K groups."""
+        return self.module.launch_of(self)
 
     def launch_of(self, part: Part) -> Launch:
-        """How to launch the kernel that has this part's K groups."""
-        return self.operator.launch_of(self, part)
+        """The launch of the kernel that has this part's K groups."""
+        return self.module.launch_of(self, part)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -166,43 +155,42 @@ class Tiled(Generic[Spec]):
     def tile_steps(self) -> tuple[int, int]:
         """Positions from a tile to the next, down and across."""
         geometry, tiling = self.geometry, self.tiling
-        rows = tiling.rows if tiling.form == "table" and geometry.is_pointwise else 1  # side by side in the one row
-        columns = tiling.tile_width * rows * self.pairing.columns
+        # table_conv2d puts the positions of a thread side by side where a map is one row.
+        beside = tiling.rows if tiling.kernel == "table_conv2d" and geometry.is_pointwise else 1
+        columns = tiling.tile_width * beside * self.pairing.columns
         return geometry.step_of(tiling.tile_height * tiling.rows), geometry.step_of(columns)
 
     def block_region(self, block: tuple[int, int, int]) -> Region:
         """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
-        return self.operator.block_region(self, block)
+        return self.module.block_region(self, block)
 
     def sources(self) -> dict[str, str]:
-        """The generated headers that the operator's .cu includes."""
-        return self.operator.sources(self)
-
-    # Of convolutions:
+        """The generated headers that the kernel's .cu includes."""
+        return self.module.sources(self)
 
     @cached_property
     def pairing(self) -> Pairing:
-        """Which outputs a lane computes at once."""
+        """Which outputs of a convolution a lane computes at once."""
         return pairing(self.spec.data_type, self.tiling, self.geometry.neighbours)
 
     @property
     def adds_up_in_float32(self) -> bool:
-        """Whether packed sums are added to float32 ones along the way; the blocks of a cluster do that at the end."""
+        """Whether a convolution adds packed sums to float32 ones chunk by chunk; clusters do so once, at the end."""
         return self.pairing.halves == 2 and self.tiling.accumulate == "float32" and self.tiling.cluster == 1
 
     @property
     def word_images(self) -> int:
-        """Images of a block, counting two that share their words once."""
+        """Images of a convolution's block; two that share their words count once."""
         return self.tiling.images // self.pairing.images
 
     @property
     def threads(self) -> int:
-        """Threads per block."""
+        """Threads per block of a convolution."""
         return self.tiling.tile_width * self.tiling.tile_height * self.word_images
 
     @cached_property
     def input_tile(self) -> InputTile:
-        """The input of a block in shared memory."""
+        """The input of a block of conv2d in shared memory."""
         tiling, tiles, span = self.tiling, self.layer._input_tiles, self.streams.span_channels
         block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
         key = (*block, tiling.chunk_channels, tiling.form, span)

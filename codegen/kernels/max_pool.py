@@ -46,7 +46,8 @@ def has_whole_windows(layer: AnyTiled) -> bool:
         whole &= layer.pairing.columns == 1 and tiling.rows <= 2
     else:
         whole = tiling.tile_width % POOL_STRIDE == rows % POOL_STRIDE == 0 and tiling.rows == 1
-    return whole and tiling.cluster == 1 and tiling.stages > 0 and layer.geometry.positions_height > 1
+    computes = tiling.kernel == "conv2d" and tiling.cluster == 1
+    return whole and computes and layer.geometry.positions_height > 1
 
 
 def with_windows(layer: AnyTiled, words: int) -> int:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Weights
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.launch import GridSize, Launch, tensors_of
-from codegen.ir.layer_spec import Conv2d, LayerSpec, is_bounded, is_gated, is_pooled
+from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
-from codegen.kernels.conv2d import ELEMENT_BYTES
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import AnyTiled, LoweredConvolution, TiledConvolution
 from codegen.kernels.output_region import Region
-from codegen.kernels.workload import Work, work_of_table
+from codegen.kernels.workload import Workload, table_refusal, table_workload
 
-KERNEL = "tabled_conv2d"
+ENTRY = "tabled_conv2d"
 SOURCE = "table_conv2d.cu"
 
 UNIT_WEIGHTS = 4
@@ -46,16 +46,20 @@ CODE_INSTRUCTIONS = 800
 """Of such a kernel, about: whatever the weights are."""
 
 
-def applies(spec: LayerSpec, geometry: Geometry) -> bool:
-    """Whether there is such a kernel for a layer."""
-    return (
-        isinstance(spec, Conv2d)
-        and spec.data_type == "float32"
-        and geometry.groups == geometry.patch_rows == 1
-        and not is_bounded(spec)
-        and not is_pooled(spec)
-        and not is_gated(spec)
-    )
+def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
+    if not isinstance(spec, Conv2d):
+        return "it is no ordinary convolution"
+    if spec.data_type != "float32":
+        return f"it computes float32, not {spec.data_type}"
+    if geometry.groups > 1 or geometry.patch_rows > 1:
+        return "weights of a grouped convolution or of a patch embedding are not put into a table"
+    return "it computes no input bounds, no gates and no pool" if prepares_inputs(spec) or is_pooled(spec) else ""
+
+
+def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
+    return table_refusal(tiling)
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     spec = layer.spec
     streams = layer.streams.count if part is None else part.end - part.first
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(GridSize(prod(layer.tiles)), GridSize(images=1), GridSize(streams)),
         block=(threads_of(layer), 1, 1),
         shared_bytes=4 * shared_words(layer),
@@ -250,11 +254,11 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     return {"parameters.h": weight_stream.parameters(layer, values), "copies.h": ""}
 
 
-def work(layer: TiledConvolution) -> Work:
+def workload(layer: TiledConvolution) -> Workload:
     """The share of a stream in code that all run: no weights are in it."""
     spec, tile = layer.spec, tile_of(layer)
     element = ELEMENT_BYTES[spec.data_type]
-    return work_of_table(
+    return table_workload(
         streams=layer.streams.count,
         threads=threads_of(layer),
         sums=layer.tiling.rows,
@@ -266,19 +270,19 @@ def work(layer: TiledConvolution) -> Work:
 
 
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order: a block has all its channels at once, and a GPU all blocks."""
+    """Candidate tilings in a fixed order: a block has all its channels at once, and a GPU all blocks."""
     geometry = layer.geometry
     for width, height, rows in _tiles(geometry):
         for cluster in CLUSTERS:
             share = -(-geometry.channels // cluster)
+            tiling = Tiling("table_conv2d", width, height, rows, cluster, share, 1, cluster=cluster)
             found = set()
             for blocks in BLOCKS:
-                tiling = Tiling(width, height, rows, cluster, share, 1, form="table", cluster=cluster)
                 groups = max(1, blocks // (prod(layer.tiled(tiling).tiles) * cluster))
-                kernels = -(-geometry.output_channels // (groups * cluster)) * cluster
-                found.add(min(kernels, MOST_THREADS // tile_of(layer.tiled(tiling)).lanes // cluster * cluster))
-            for kernels in sorted(found):
-                yield Tiling(width, height, rows, kernels, share, 1, form="table", cluster=cluster)
+                outputs = -(-geometry.output_channels // (groups * cluster)) * cluster
+                found.add(min(outputs, MOST_THREADS // tile_of(layer.tiled(tiling)).lanes // cluster * cluster))
+            for outputs in sorted(found):
+                yield replace(tiling, group_outputs=outputs)
 
 
 def _tiles(geometry: Geometry) -> Iterator[tuple[int, int, int]]:

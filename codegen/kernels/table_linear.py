@@ -8,18 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Weights
-from codegen.ir.dtypes import from_float32
+from codegen.ir.dtypes import ELEMENT_BYTES, from_float32
 from codegen.ir.launch import GridSize, Launch, tensors_of
-from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
-from codegen.kernels.conv2d import ELEMENT_BYTES
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import AnyTiled, LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
-from codegen.kernels.workload import SHARED_BYTES, Work, work_of_table
+from codegen.kernels.workload import SHARED_BYTES, Workload, table_refusal, table_workload
 
-KERNEL = "tabled"
+ENTRY = "tabled"
 SOURCE = "table_linear.cu"
 
 LANES = 32
@@ -41,9 +40,16 @@ SLICE_WEIGHTS = 2**22
 """Dense weights that are put into the table at a time: their places take several times their memory."""
 
 
-def applies(_spec: LayerSpec, geometry: Geometry) -> bool:
-    """Whether there is such a kernel for a layer."""
-    return geometry.is_linear
+def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
+    """Why the kernel cannot compute a layer: it takes linear layers only."""
+    return "" if isinstance(spec, Linear) else "it is a convolution"
+
+
+def refusal(_layer: LoweredLinear, tiling: Tiling) -> str:
+    """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
+    if tiling.cluster > 1:
+        return "its inputs are not divided over clusters"
+    return table_refusal(tiling)
 
 
 def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
@@ -136,7 +142,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     tiling = layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
-        kernel=KERNEL,
+        kernel=ENTRY,
         grid=(GridSize(images=tiling.images), GridSize(), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
         shared_bytes=4 * tiling.images * (tiling.chunk_channels + 1),
@@ -169,11 +175,11 @@ def sources(layer: TiledLinear) -> dict[str, str]:
     return {"parameters.h": weight_stream.parameters(layer, values), "copies.h": ""}
 
 
-def work(layer: TiledLinear) -> Work:
+def workload(layer: TiledLinear) -> Workload:
     """The share of a warp's group in code that all run: no weights are in it."""
     spec = layer.spec
     element = ELEMENT_BYTES[spec.data_type]
-    return work_of_table(
+    return table_workload(
         streams=layer.streams.count,
         threads=layer.tiling.tile_width,
         sums=layer.tiling.images,
@@ -185,10 +191,10 @@ def work(layer: TiledLinear) -> Work:
 
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
-    """Tilings worth a look, in a fixed order, all of which fit."""
+    """Candidate tilings in a fixed order, all of which fit."""
     for images in IMAGES:
         most = SHARED_BYTES // (4 * images) // LANES * LANES - LANES
         chunks = -(-layer.spec.inputs // most)
         size = -(-layer.spec.inputs // (chunks * LANES)) * LANES
         for warps in WARPS:
-            yield Tiling(LANES * warps, 1, 1, warps, size, stages=1, images=images, form="table")
+            yield Tiling("table_linear", LANES * warps, 1, 1, warps, size, stages=1, images=images)

@@ -61,8 +61,8 @@ def taps(layer: AnyTiled) -> list[list[Tap]]:
         for c in range(tiling.chunk_channels)
         for y, uses in rows
     ]
-    if tiling.cluster > 1 and layer.spec.data_type == "float32":
-        # A load brings what as many channels have at one place.
+    if tiling.kernel == "cluster_conv2d":
+        # One load brings the elements of four channels at one place.
         quads = range(0, tiling.chunk_channels, QUAD)
         return [
             [Tap(c, y, s * geometry.dilation[1], s, uses) for s in columns for c in range(first, first + QUAD)]

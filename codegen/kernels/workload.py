@@ -1,4 +1,4 @@
-"""Work: what a tiling makes a kernel do, in numbers that predictions and limits are made of."""
+"""Workload: what a tiling makes a kernel do, in numbers that predictions and limits are made of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from codegen.ir.tiling import Tiling
 
 SHARED_BYTES = 48 * 1024
 """Every architecture gives a block this much without asking."""
@@ -21,7 +23,7 @@ ASYNCHRONOUS_COPY = 8.0
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One stream of a kernel, dense, as one thread runs it."""
 
     streams: int
@@ -94,11 +96,22 @@ def average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) 
     return sum(map(bank_conflicts, warps)) / len(warps)
 
 
-def work_of_table(
+def table_refusal(tiling: Tiling) -> str:
+    """Why a kernel that reads a table cannot have this combination of stages, order and form; empty if it can."""
+    if tiling.stages != 1:
+        return "its input is put into shared memory once: it has one stage"
+    if tiling.listed:
+        return "its columns cannot be listed"
+    if tiling.order != "group":
+        return "its blocks have no other order"
+    return "" if tiling.form == "rolled" else "it has no full template"
+
+
+def table_workload(
     *, streams: int, threads: int, sums: int, instructions: int, tile_bytes: float, input_bytes: int, output_bytes: int
-) -> Work:
+) -> Workload:
     """Of a kernel that reads its weights from a table: a stream's share in code that all run, no weights in it."""
-    return Work(
+    return Workload(
         streams=streams,
         threads=threads,
         sums=sums,

@@ -21,7 +21,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh, is_bounded
 from codegen.ir.tiling import Part
-from codegen.kernels import AnyTiled, tiled
+from codegen.kernels import TABLE_KERNELS, AnyTiled, tiled
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
 from codegen.ptx.data_table import declared
 from codegen.ptx.full_form import substitute
@@ -60,18 +60,15 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
     count = layer.streams.count
     part = part or Part(0, count)
-    if layer.tiling.form != "rolled" and part != Part(0, count):
-        raise ValueError(f"a template of the {layer.tiling.form} form is one kernel: leave out the part")
+    if (layer.tiling.form == "full" or layer.tiling.reads_table) and part != Part(0, count):
+        raise ValueError("a full template, and one of weights in a table, is one kernel: leave out the part")
     if layer.tiling.form == "full":
         ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
         return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
-    if layer.tiling.form == "table":
-        tabled = layer.layer.tabled
-        if tabled is None:
-            raise ValueError(f"weights in a table are not for {spec}")
+    if (table_kernel := TABLE_KERNELS.get(layer.tiling.kernel)) is not None:
         before, after = template.around_table()
         kept = weights.nonzeros
-        text = b"".join([before.encode("ascii"), declared(tabled.table(layer, weights)), after.encode("ascii")])
+        text = b"".join([before.encode("ascii"), declared(table_kernel.table(layer, weights)), after.encode("ascii")])
         return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
     if layer.tiling.order == "place" and part != Part(0, count):
         raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")

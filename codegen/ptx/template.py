@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen import kernels
-from codegen.errors import TemplateError, ToolError
+from codegen.errors import TemplateError, TilingError, ToolError
 from codegen.ir.layer_spec import LayerSpec, is_bounded, is_gated, prepares_inputs, spec_from_json
 from codegen.ir.tiling import Tiling
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT
@@ -38,7 +38,7 @@ def make_template(
 
     def command(folder: str | Path) -> list[str]:
         options = [f"-arch={virtual_arch}", f"-I{folder}", "-o", f"{folder}/template.ptx"]
-        return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(kernels.source_path(spec, tiling))]
+        return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(kernels.source_path(tiling))]
 
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}
     with ScratchFolder("template") as scratch:
@@ -85,13 +85,13 @@ class Template:
         try:
             about = json.loads(first.removeprefix(HEADER))
             template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
-            if template.tiling.form == "rolled":
-                template.rolled.check(template)
+            if template.tiling.reads_table:
+                template.around_table()
             elif template.tiling.form == "full":
                 template.check_full()
             else:
-                template.around_table()
-        except (KeyError, TypeError, ValueError) as error:
+                template.rolled.check(template)
+        except (KeyError, TypeError, ValueError, TilingError) as error:
             raise TemplateError(f"not a template of this version: {type(error).__name__}: {error}") from None
         return template
 

@@ -97,8 +97,9 @@ def assembler_for(
     if choice == "ptxas":
         return "ptxas", ""
     if choice == "patch":
-        if tiling.form != "rolled" or is_bounded(spec) or tiling.cluster > 1:
+        if tiling.form != "rolled" or tiling.reads_table or is_bounded(spec) or tiling.cluster > 1:
             what = "a layer whose inputs have bounds" if tiling.form == "rolled" else f"a {tiling.form} template"
+            what = "a table template" if tiling.reads_table else what
             what = "a kernel with clusters" if tiling.cluster > 1 else what
             return "ptxas", f"{what} cannot be patched"
         return "patch", ""
@@ -113,7 +114,7 @@ def assembler_for(
 
 def claimed_types(arch: str) -> tuple[DataType, ...]:
     """The data types that the assembler does on an architecture."""
-    tiling, spec = Tiling(8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
+    tiling, spec = Tiling("conv2d", 8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
     return tuple(each for each in get_args(DataType) if not unknown(replace(spec, data_type=each), tiling, arch))
 
 
@@ -123,9 +124,9 @@ def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
     if is_gated(spec) and spec.data_type == "float16":
         return "the assembler knows no gates of float16, which a layer's input is multiplied by"
-    if tiling.stages == 0:
+    if tiling.kernel == "direct_global":
         return "the assembler knows inputs in shared memory, not those that come straight from global memory"
-    if tiling.form == "table":
+    if tiling.reads_table:
         return "its weights are a table, and ptxas makes the kernel that reads it in milliseconds"
     if tiling.form != "rolled":
         return "the assembler knows rolled templates, not full ones"

@@ -17,6 +17,7 @@ from codegen.kernels import AnyTiled, Lowered, lower, tiled
 from codegen.kernels.max_pool import has_whole_windows
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER
 from codegen.kernels.workload import SHARED_BYTES
+from codegen.selection.candidates import last_resort
 from codegen.selection.code_size import layer_instructions, stream_instructions, stream_nonzeros
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import cut
@@ -95,7 +96,10 @@ def misfit_of(
     spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
 ) -> str:
     """Why a tiling that was measured does not do for a layer with these non-zeros per kernel, in words, or empty."""
-    layer = tiled(spec, tiling)
+    try:
+        layer = tiled(spec, tiling)
+    except TilingError as error:
+        return str(error)
     if not has_whole_windows(layer):
         return "its blocks have no whole windows of the pool"
     within = comes_out_even(layer) and block_fits(layer, measured=True)
@@ -167,7 +171,7 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
     streams = stream_instructions(spec, tiling, nonzeros)
     # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
-    whole = tiling.form != "rolled" or tiling.listed or tiling.order != "group"
+    whole = tiling.form != "rolled" or tiling.reads_table or tiling.listed or tiling.order != "group"
     return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
 
 
@@ -192,12 +196,12 @@ def _density_band(density: float) -> float:
 
 
 def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.last_resort()]
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in last_resort(layer)]
     return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
 
 
 def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
-    if layer.tiling.group_outputs == 1 or layer.tiling.form == "table":
+    if layer.tiling.group_outputs == 1 or layer.tiling.reads_table:
         return True  # there is nothing smaller, or no code of weights
     largest = int(stream_nonzeros(layer, nonzeros).max()) * layer.tiling.rows
     multiply_adds, code_bytes = stream_limits(layer)

@@ -21,7 +21,7 @@ def stream_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.in
 
 def average_instructions(spec: LayerSpec, tiling: Tiling, nonzeros: int) -> float:
     """Predicted machine instructions of a K group, were the layer's non-zeros spread evenly."""
-    return Stream.of(tiled(spec, tiling).work, nonzeros / spec.weights_count).code
+    return Stream.of(tiled(spec, tiling).workload, nonzeros / spec.weights_count).code
 
 
 def stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -33,8 +33,8 @@ def stream_nonzeros(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[n
 
 def layer_instructions(layer: AnyTiled, nonzeros: NDArray[np.integer]) -> NDArray[np.float64]:
     """[streams]: machine instructions of each K group of these very weights, pruned unevenly as they may be."""
-    average = Stream.of(layer.work, float(nonzeros.sum()) / layer.spec.weights_count)
-    if layer.tiling.form == "table":
+    average = Stream.of(layer.workload, float(nonzeros.sum()) / layer.spec.weights_count)
+    if layer.tiling.reads_table:
         return np.full(layer.streams.count, average.code)
     multiply_adds = stream_nonzeros(layer, nonzeros) * layer.tiling.rows
     return np.asarray(average.code - average.multiply_adds + multiply_adds, dtype=np.float64)

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.layer_spec import AddResidual, Conv2d
 from codegen.ir.tiling import Order
 from codegen.kernels import AnyTiled
-from codegen.kernels.conv2d import ELEMENT_BYTES
 from codegen.kernels.geometry import geometry_of
 from codegen.kernels.register_budget import REGISTERS, allocated, registers_wanted
 from codegen.kernels.table_conv2d import threads_of, tile_of
 from codegen.kernels.table_linear import table_bytes
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER
-from codegen.kernels.workload import Work
+from codegen.kernels.workload import Workload
 from codegen.selection.coefficients import OF_CONVOLUTIONS, OF_FLOAT16, OF_FLOAT32, OF_LINEAR_LAYERS, Terms
 from codegen.selection.partial_sectors import split_sectors
 
@@ -85,7 +85,7 @@ class Stream:
     """Instructions that bring inputs within bounds, or multiply them by their gates."""
 
     @staticmethod
-    def of(work: Work, density: float) -> Stream:
+    def of(work: Workload, density: float) -> Stream:
         """The stream of an average K group at a density (non-zeros / weights)."""
         of_chunk = density * work.terms / max(1, work.packed_sums * work.chunks)
         together = max(1, math.floor(PRODUCTS_TOGETHER / max(of_chunk, 1.0 / work.chunks)))
@@ -118,7 +118,7 @@ class Stream:
         return 16 * self.code
 
 
-def _used(count: int, work: Work, density: float) -> float:
+def _used(count: int, work: Workload, density: float) -> float:
     """How many of so many, which all terms share evenly, some term needs."""
     return count * (1 - float((1 - density) ** (work.terms / count))) if count else 0.0
 
@@ -131,7 +131,7 @@ def _norm(terms: Iterable[float], overlap: float) -> float:
     return float(total ** (1 / overlap))
 
 
-def registers_of(work: Work) -> int:
+def registers_of(work: Workload) -> int:
     """About how many registers a thread needs."""
     return min(work.most_registers, registers_wanted(work.sums, work.pointers, work.held))
 
@@ -159,14 +159,14 @@ def predict_microseconds(
     In a network its code comes from the L2 cache, or, unless it was `fetched` ahead, from DRAM. `order`: of blocks, if
     not the tiling's; `stream`: of the layer at this density, from whoever has it.
     """
-    if layer.tiling.form == "table":
-        if not layer.geometry.is_linear:
-            return _tile_table_microseconds(layer, batch, density)
+    kernel, cluster = layer.tiling.kernel, layer.tiling.cluster
+    if kernel == "table_conv2d":
+        return _tile_table_microseconds(layer, batch, density)
+    if kernel == "table_linear":
         return _table_microseconds(layer, batch, density)
-    cluster = layer.tiling.cluster
-    if cluster > 1 and (layer.geometry.is_linear or layer.spec.data_type == "float32"):
+    if kernel == "cluster_conv2d" or (kernel == "linear" and cluster > 1):
         return _stationary_microseconds(layer, batch, density, cold=cold, fetched=fetched)
-    work, launch = layer.work, layer.launch
+    work, launch = layer.workload, layer.launch
     multiprocessors = CLUSTERS_AT_ONCE.get(cluster, MULTIPROCESSORS) * cluster
     stream = stream or Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
@@ -264,7 +264,7 @@ def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
     """Of a kernel that reads its weights: once from DRAM, by blocks of further rows from L2."""
     x, _, groups = (size.at(batch) for size in layer.launch.grid)
     table = table_bytes(layer, density * layer.spec.weights_count)
-    inputs = x * groups * layer.work.tile_bytes + batch * layer.work.output_bytes
+    inputs = x * groups * layer.workload.tile_bytes + batch * layer.workload.output_bytes
     moved = table / TABLE_BYTES_PER_MICROSECOND + ((x - 1) * table + inputs) / TABLE_BYTES_AGAIN
     images, here = layer.tiling.images, math.ceil(x * groups / MULTIPROCESSORS)
     spread = SPREAD_MICROSECONDS * layer.geometry.channels * images**2 * here if images > 1 else 0.0
@@ -273,7 +273,7 @@ def _table_microseconds(layer: AnyTiled, batch: int, density: float) -> float:
 
 def _memory_bytes(layer: AnyTiled, batch: int, again: float, of: Terms) -> float:
     """What comes from DRAM and goes there: the input so many times again, where no cache holds it."""
-    work = layer.work
+    work = layer.workload
     inputs, outputs = batch * work.input_bytes, batch * work.output_bytes
     more = max(0.0, inputs - of.held_bytes) * of.read_again * again
     added = sum(isinstance(each, AddResidual) for each in layer.spec.epilogue) * outputs
@@ -290,14 +290,14 @@ def _tile_table_microseconds(layer: AnyTiled, batch: int, density: float) -> flo
         density * layer.spec.weights_count / layer.geometry.output_channels / tiling.cluster * tiling.group_outputs
     )
     accesses = weights * (tiling.rows + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
-    clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * layer.work.tile_bytes
+    clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * layer.workload.tile_bytes
     waits = TILE_WAVE_MICROSECONDS * (math.ceil(here / resident) + 1 + (tiling.cluster > 1))
     return here * clocks / CLOCKS_PER_MICROSECOND + waits
 
 
 def _stationary_microseconds(layer: AnyTiled, batch: int, density: float, *, cold: bool, fetched: bool) -> float:
     """Of short streams that differ from block to block."""
-    work, launch = layer.work, layer.launch
+    work, launch = layer.workload, layer.launch
     stream = Stream.of(work, density)
     warps = math.ceil(work.threads / 32)
     x, y, streams = (size.at(batch) for size in launch.grid)

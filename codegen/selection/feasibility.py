@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codegen.ir.layer_spec import Conv2d
 from codegen.kernels import AnyTiled
 from codegen.kernels.geometry import fits
 from codegen.kernels.max_pool import has_whole_windows
@@ -25,8 +24,8 @@ BODY_RESULTS = 1_600
 def comes_out_even(layer: AnyTiled) -> bool:
     """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
     tiling = layer.tiling
-    if tiling.form == "table":  # its threads have a sum for each of their rows, its units any of the channels
-        return layer.layer.tabled is not None and tiling.group_outputs % tiling.cluster == 0
+    if tiling.reads_table:  # its threads have a sum for each of their rows, its units any of the channels
+        return tiling.group_outputs % tiling.cluster == 0
     return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
 
 
@@ -36,12 +35,9 @@ def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
     A tiling that a GPU has run may have more shared memory than is chosen without measuring, and more registers by
     this estimate.
     """
-    if not layer.tiling.stages and layer.layer.unstaged is None:
+    if layer.tiling.splits_streams and layer.tiling.stages < 2:
         return False
-    table = layer.tiling.form == "table"
-    if layer.tiling.cluster > 1 and not table and (layer.layer.stationary is None or layer.tiling.stages < 2):
-        return False
-    work = layer.work
+    work = layer.workload
     return (
         work.threads <= 1024
         and work.sums <= SUMS
@@ -54,7 +50,7 @@ def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
 
 
 def _shared_limit(layer: AnyTiled, measured: bool) -> int:
-    if layer.tiling.form == "table" and isinstance(layer.spec, Conv2d):
+    if layer.tiling.kernel == "table_conv2d":
         return BLOCK_SHARED_BYTES
     if measured:
         return BLOCK_SHARED_BYTES

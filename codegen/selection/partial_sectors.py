@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.layer_spec import Linear, is_pooled
 from codegen.kernels import AnyTiled
-from codegen.kernels.conv2d import ELEMENT_BYTES
 
 SECTOR_BYTES = 32
 

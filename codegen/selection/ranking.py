@@ -11,6 +11,7 @@ from typing import Protocol
 from codegen.ir.layer_spec import Conv2d, LayerSpec
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import AnyTiled, Lowered, lower
+from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import Stream, predict_microseconds
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
@@ -85,7 +86,7 @@ def ranking_of(
     tables: bool,
 ) -> tuple[Tiling, ...]:
     """The one predicted to be fastest first."""
-    if clusters and layer.stationary is not None and _may_be_split(layer, batch):
+    if clusters and _may_be_split(layer, batch):
         ranked = _with_clusters(layer.spec, batch, density, accumulate)
     else:
         ranked = _ranking(layer.spec, batch, density, accumulate)
@@ -114,15 +115,15 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
     limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
     least = ROUNDED * density * spec.weights_count
-    for candidate in layer.candidates():
+    for candidate in candidates(layer):
         if candidate.rows * least > limit:
             continue
         tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
         divided = layer.tiled(tiling)
         if not comes_out_even(divided):
             continue
-        stream = Stream.of(divided.work, density)
-        size = stream.code * divided.work.streams
+        stream = Stream.of(divided.workload, density)
+        size = stream.code * divided.workload.streams
         if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
             sizes.append((divided, stream, size))
             # A layer that is larger whatever its tiling is given the smaller ones.
@@ -165,7 +166,7 @@ def _with_unstaged(
     layer: Lowered[LayerSpec], batch: int, density: float, ranking: tuple[Tiling, ...]
 ) -> tuple[Tiling, ...]:
     """The ranking with the tilings without stages before it, where these are clearly faster, or behind it."""
-    unstaged = () if layer.unstaged is None else _unstaged(layer.spec, batch, density)
+    unstaged = _unstaged(layer.spec, batch, density)
     if not unstaged or not ranking:
         return (*unstaged, *ranking)
     best, other = (predict_microseconds(layer.tiled(each[0]), batch, density) for each in (unstaged, ranking))
@@ -176,11 +177,11 @@ def _with_unstaged(
 def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
     """Tilings without stages that fit the layer, the one predicted to be fastest first."""
     layer = lower(spec)
-    if layer.unstaged is None or density > UNSTAGED_DENSITY:
+    if density > UNSTAGED_DENSITY:
         return ()
     times = {
         tiling: predict_microseconds(divided, batch, density)
-        for tiling in layer.unstaged.candidates(layer)
+        for tiling in candidates(layer, "direct")
         if comes_out_even(divided := layer.tiled(tiling)) and block_fits(divided)
     }
     return tuple(sorted(times, key=lambda tiling: times[tiling]))
@@ -191,8 +192,7 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accu
     """Those with clusters among the others."""
     layer = lower(spec)
     others = _ranking(spec, batch, density, accumulate)
-    candidates = layer.stationary.candidates(layer) if layer.stationary else ()
-    split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates]
+    split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates(layer, "clusters")]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
     sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each)]
@@ -211,7 +211,7 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accu
 
 def _code(layer: AnyTiled, density: float) -> float:
     """Instructions of all its streams."""
-    return Stream.of(layer.work, density).code * layer.work.streams
+    return Stream.of(layer.workload, density).code * layer.workload.streams
 
 
 def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
@@ -222,5 +222,5 @@ def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
 
 def stream_limits(layer: AnyTiled) -> tuple[float, float]:
     """Multiply-adds and bytes of a K group, at most."""
-    more = LOOPED_STREAMS if layer.work.loop_instructions else 1
+    more = LOOPED_STREAMS if layer.workload.loop_instructions else 1
     return more * STREAM_MULTIPLY_ADDS, more * STREAM_BYTES

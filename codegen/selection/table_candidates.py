@@ -8,6 +8,7 @@ from functools import lru_cache
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import Lowered, lower
+from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.feasibility import block_fits, comes_out_even
 
@@ -25,11 +26,9 @@ def with_tables(
     clusters: bool,
 ) -> tuple[Tiling, ...]:
     """The ranking of a layer, for these bands, with its tilings of that kind; `clusters`: whether the GPU has them."""
-    if layer.tabled is None:
-        return ranking
     if not layer.geometry.is_linear:
         return (*ranking, *_of_convolution(layer.spec, density)) if clusters and batch == 1 else ranking
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in layer.tabled.candidates(layer)]
+    tilings = [replace(tiling, accumulate=accumulate) for tiling in candidates(layer, "tables")]
     times = {tiling: predict_microseconds(layer.tiled(tiling), batch, density) for tiling in (*tilings, *ranking[:1])}
     tables = sorted(tilings, key=lambda tiling: times[tiling])
     if ranking and TABLE_GAIN * times[tables[0]] > times[ranking[0]]:
@@ -41,7 +40,7 @@ def with_tables(
 def _of_convolution(spec: LayerSpec, density: float) -> tuple[Tiling, ...]:
     """For tuning and its records: the prediction puts them in order, and says too little of them beside code."""
     layer = lower(spec)
-    every = (layer.tiled(tiling) for tiling in (layer.tabled.candidates(layer) if layer.tabled else ()))
+    every = map(layer.tiled, candidates(layer, "tables"))
     times = {
         each.tiling: predict_microseconds(each, 1, density)
         for each in every

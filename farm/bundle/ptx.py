@@ -8,7 +8,7 @@ from itertools import groupby
 
 from codegen.errors import TemplateError
 from codegen.ir.checkpoint import Weights
-from codegen.kernels import is_newest
+from codegen.kernels import needs_clusters
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, virtual_arch
@@ -67,4 +67,4 @@ def _of_layer(
                 f"{build.layer}: the rewriter gives other PTX than was assembled (it has changed): "
                 "run farm compile again"
             )
-        yield KernelPtx(result, virtual_arch(newest, clusters=is_newest(build.spec, build.tiling)), made)
+        yield KernelPtx(result, virtual_arch(newest, clusters=needs_clusters(build.tiling)), made)

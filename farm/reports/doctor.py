@@ -82,7 +82,7 @@ def _compile(settings: Settings) -> str:
     tools = _tools(settings)
     limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
     spec = Conv2d(channels=1, height=4, width=4, output_channels=1, kernel_height=1, kernel_width=1)
-    tiling = Tiling(tile_width=4, tile_height=4, rows=1, group_outputs=1, chunk_channels=1, stages=2)
+    tiling = Tiling("conv2d", tile_width=4, tile_height=4, rows=1, group_outputs=1, chunk_channels=1, stages=2)
     template = make_template(spec, tiling, virtual_arch(ARCH), tools, limits)
     kernel = rewrite(template, Weights(np.ones(spec.weights_shape, np.float32), np.zeros(1, np.float32)))
     cubin = assemble(kernel.ptx, ARCH, tools, ("-O3",), limits)

@@ -8,7 +8,7 @@ from functools import cache
 
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
-from codegen.kernels import is_newest, template_cost
+from codegen.kernels import needs_clusters, template_cost
 from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
 from codegen.selection.code_size import average_instructions
@@ -75,8 +75,8 @@ def plan(
     cubin_fields: dict[str, Mapping[str, str]] = {}
     for job, builds in work:
         for build in builds:
-            clusters = is_newest(build.spec, build.tiling)
-            split = build.tiling.cluster > 1 and build.tiling.form == "rolled"
+            clusters = needs_clusters(build.tiling)
+            split = build.tiling.splits_streams
             options = ptxas_options(job.options.optimisation, clusters=split)
             for (number, part), arch in _parts(build, job.options):
                 virtual = virtual_arch(arch, clusters=clusters)

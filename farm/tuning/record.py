@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, get_args
 
 from codegen.ir.layer_spec import LayerSpec, spec_from_json
-from codegen.ir.tiling import Accumulator, Order, Tiling
+from codegen.ir.tiling import Accumulator, KernelName, Order, Tiling
 from codegen.keys import digest_fields
 
 
@@ -146,9 +146,11 @@ def tiling_of_json(value: Any) -> Tiling:
         tiling = Tiling(**value)
     except TypeError:
         raise ValueError(f"its tiling {value!r} is not one of this version") from None
-    numbers = {name: number for name, number in tiling.to_json().items() if name not in ("accumulate", "form", "order")}
+    texts = ("kernel", "accumulate", "form", "order")
+    numbers = {name: number for name, number in tiling.to_json().items() if name not in texts}
     whole = all(type(number) is int and number >= (name != "stages") for name, number in numbers.items())
-    names = tiling.accumulate in get_args(Accumulator) and tiling.order in get_args(Order) and tiling.form != "full"
+    names = tiling.kernel in get_args(KernelName) and tiling.accumulate in get_args(Accumulator)
+    names = names and tiling.order in get_args(Order) and tiling.form == "rolled"
     if not whole or not names:
         raise ValueError(f"its tiling {value!r} is none that can be chosen")
     return tiling

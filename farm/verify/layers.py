@@ -79,7 +79,7 @@ def verify_on_cpu(
         for arch, kernels in _by_arch(build, results).items():
             launches = tuple(kernel.known_launch for kernel in kernels)
             # Of what a kernel with a table has, the emulator of machine code knows neither shuffles nor data.
-            known = is_known(arch) and build.tiling.form != "table"
+            known = is_known(arch) and not build.tiling.reads_table
             words = tuple(kernels) if machine and known else ()
             made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
             archs.setdefault(made, []).append(arch)

@@ -94,7 +94,7 @@ class CubinRequest:
     def memory_bytes(self) -> int:
         """Estimated peak of the worker and its tool together; one tried again needs more than half of its new limit."""
         needed = (DIRECT_BYTES if self.whole else MULTIPLY_ADD_BYTES) * self.cost
-        if self.template.tiling.form == "table":
+        if self.template.tiling.reads_table:
             needed = TABLE_BYTES * self.template.spec.weights_count
         tool = max(CUBIN_BYTES + needed, (self.memory_limit_bytes or 0) // 2)
         return _memory_class(WORKER_BYTES + tool)

@@ -70,7 +70,7 @@ def write_source(folder: Path, layer: Layer, tiling: Tiling, part: Part, form: F
     All but the instruction stream is the farm's own operator: copies, tile, stores.
     """
     folder.mkdir()
-    source = source_path(layer.spec, tiling)
+    source = source_path(tiling)
     headers = tiled(layer.spec, tiling).sources()
     for name in ("parameters.h", "copies.h"):
         (folder / name).write_text(headers[name])

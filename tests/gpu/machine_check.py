@@ -90,7 +90,7 @@ NETWORK_LAYERS = (
 
 def edge_layers() -> Iterator[Drawn]:
     """Weights at their edges: none, one, all."""
-    spec, tiling = Conv2d(8, 14, 14, 12, 3, 3, padding=PAD), Tiling(14, 7, 1, 4, 4, 2)
+    spec, tiling = Conv2d(8, 14, 14, 12, 3, 3, padding=PAD), Tiling("conv2d", 14, 7, 1, 4, 4, 2)
     for name, sparsity in (("no zero", 0.0), ("half", 0.5), ("sparse", 0.97)):
         yield Drawn(f"edge: {name}", spec, sparsity, 11, tiling=tiling)
     yield Drawn("edge: three rows, stages", spec, 0.7, 12, tiling=replace(tiling, rows=2, stages=3))

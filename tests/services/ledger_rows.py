@@ -21,7 +21,7 @@ def new_job(
     options: BuildOptions = OPTIONS,
     parts: tuple[Part, ...] = WHOLE,
 ) -> NewJob:
-    tiling = Tiling(8, 8, 1, 4, 3, 2)
+    tiling = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
     builds = tuple(
         Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, tiling, "ab" * 32, 10 + i, parts)
         for i in range(layers)

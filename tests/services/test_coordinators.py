@@ -24,7 +24,7 @@ from tests.services.ledger_rows import new_job, result, submit
 from tests.services.meeting import BARRIER, will_meet
 from tests.unit.farmyard import Farmyard, PlayedClock, PlayedExecutor
 
-TILING = Tiling(8, 8, 1, 4, 3, 2)
+TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
 KEYS = [f"{i:064x}" for i in range(40)]
 
 

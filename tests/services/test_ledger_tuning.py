@@ -13,7 +13,7 @@ from farm.ledger import Ledger
 from tests.services.ledger_rows import new_job, submit
 from tests.tuning_samples import record
 
-TILING = Tiling(8, 8, 1, 4, 3, 2, images=2)
+TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2, images=2)
 OTHER = replace(TILING, stages=3)
 COLD = replace(record(TILING, microseconds=9.0), cold_microseconds=12.0, model_cold_microseconds=14.0)
 """Chosen as in a network."""

@@ -8,7 +8,7 @@ from codegen.ir.layer_spec import Conv2d, Swish
 from codegen.ir.tiling import Tiling
 from tests.toolchain.operator_case import PAD, RESIDUAL, Case
 
-_Table = partial(Tiling, form="table")
+_Table = partial(Tiling, "table_conv2d")
 _Case = partial(Case, virtual_arch="compute_90")
 _SQUARE = Conv2d(10, 14, 14, 13, 3, 3, padding=PAD)
 

@@ -50,7 +50,7 @@ def test_ptxas_keeps_the_loops_of_a_kernel_that_copies_in_loops(arch: str) -> No
     sizes = {}
     for channels in (32, 128):
         template = make_template(
-            spec, Tiling(32, 1, 1, 4, channels, 2), f"compute_{arch[3:]}", find_toolchain(), LIMITS
+            spec, Tiling("linear", 32, 1, 1, 4, channels, 2), f"compute_{arch[3:]}", find_toolchain(), LIMITS
         )
         cubin = assemble(rewrite(template, weights, Part(0, 1)).ptx, arch, find_toolchain(), limits=LIMITS)
         sizes[channels] = len(cubin.data)

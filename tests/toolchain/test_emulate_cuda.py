@@ -320,10 +320,12 @@ def convolve(x: NDArray[np.float32], weights: NDArray[np.float32], bias: NDArray
 @pytest.mark.parametrize("arch", ["compute_75", "compute_80"])
 @pytest.mark.parametrize("form", ["rolled", "full"])
 def test_a_template_is_the_dense_convolution(toolchain: Toolchain, tmp_path: Path, arch: str, form: Form) -> None:
-    tiling = Tiling(tile_width=8, tile_height=4, rows=2, group_outputs=3, chunk_channels=2, stages=3, form=form)
+    tiling = Tiling(
+        "conv2d", tile_width=8, tile_height=4, rows=2, group_outputs=3, chunk_channels=2, stages=3, form=form
+    )
     for name, text in kernels.tiled(SPEC, tiling).sources().items():
         (tmp_path / name).write_text(text)
-    template = compile_to_ptx(toolchain, kernels.source_path(SPEC, tiling), tmp_path, arch)
+    template = compile_to_ptx(toolchain, kernels.source_path(tiling), tmp_path, arch)
     x = np.random.default_rng(3).standard_normal((2, 6, 9, 11), dtype=np.float32)
     output = np.full((2, SPEC.output_channels, 9, 11), np.nan, dtype=np.float32)
     launch = kernels.launch_of(SPEC, tiling)

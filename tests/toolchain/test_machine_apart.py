@@ -36,19 +36,19 @@ RELU = (AddResidual(), Clip(low=0.0))
 CROWDED = {
     "sums of two kinds, 784 threads": (
         Conv2d(8, 14, 14, 20, 3, 3, padding=PAD, data_type="float16"),
-        Tiling(14, 14, 1, 16, 4, 2, images=8),
+        Tiling("conv2d", 14, 14, 1, 16, 4, 2, images=8),
     ),
     "sums of two kinds, 392 threads": (
         Conv2d(16, 14, 14, 32, 3, 3, padding=PAD, data_type="float16"),
-        Tiling(14, 14, 1, 32, 8, 2, images=4),
+        Tiling("conv2d", 14, 14, 1, 32, 8, 2, images=4),
     ),
     "sums in float16": (
         Conv2d(8, 14, 14, 48, 3, 3, padding=PAD, data_type="float16"),
-        Tiling(14, 14, 1, 48, 4, 2, "float16", images=8),
+        Tiling("conv2d", 14, 14, 1, 48, 4, 2, "float16", images=8),
     ),
     "a cluster": (
         Conv2d(16, 14, 14, 44, 3, 3, padding=PAD, epilogue=RELU, data_type="float16"),
-        Tiling(14, 14, 1, 44, 4, 2, images=8, cluster=2),
+        Tiling("conv2d", 14, 14, 1, 44, 4, 2, images=8, cluster=2),
     ),
 }
 """None of these was assembled while ptxas had to have the sums among its own registers."""
@@ -115,7 +115,7 @@ def test_sums_beyond_the_registers_of_ptxas_are_those_of_the_rewritten_ptx(name:
 def test_a_skeleton_that_keeps_what_a_copy_brings_in_local_memory_is_not_taken() -> None:
     # ptxas waits for the copies of a chunk before its multiply-adds there, to move them; no word of it did.
     spec = Conv2d(320, 7, 7, 96, 1, 1, epilogue=(Clip(0.0, 6.0),), data_type="float16")
-    tiling = Tiling(49, 1, 1, 96, 16, 2, "float16", images=4, cluster=4)
+    tiling = Tiling("conv2d", 49, 1, 1, 96, 16, 2, "float16", images=4, cluster=4)
     weights = random_weights(spec, 0.9, 3)
     words, expected = outputs(spec, tiling, weights, assembled(spec, tiling, weights))
     assert np.array_equal(words, expected)

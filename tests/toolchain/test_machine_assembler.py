@@ -168,7 +168,7 @@ def test_neighbouring_words_come_with_one_load_where_another_load_says_how_they_
     """Columns of stride 2: the compiler loads two in one of the rows, in the others each on its own."""
     template = shared_template(
         Conv2d(16, 14, 14, 32, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
-        Tiling(7, 7, 1, 32, 2, 3, images=8),
+        Tiling("conv2d", 7, 7, 1, 32, 2, 3, images=8),
         "compute_80",
     )
     found = Marked.of(template)
@@ -276,7 +276,7 @@ def test_an_input_is_kept_only_for_the_next_product_of_the_same_unit_with_it(den
 def test_a_residual_leaves_as_many_blocks_on_a_multiprocessor() -> None:
     # Left to itself ptxas loads residuals early, into 94 registers instead of 71: one block of 448 threads, not two.
     spec = Conv2d(256, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(0.0)))
-    tiling = Tiling(14, 16, 1, 32, 8, 2, images=2)
+    tiling = Tiling("conv2d", 14, 16, 1, 32, 8, 2, images=2)
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     assert 2 * 448 * (-(-skeleton.registers // 8) * 8) <= 65536
@@ -284,7 +284,10 @@ def test_a_residual_leaves_as_many_blocks_on_a_multiprocessor() -> None:
 
 def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_memory_leaves_registers() -> None:
     # 49,152 bytes a block: four blocks, though the template asks for five.
-    spec, tiling = Conv2d(128, 28, 28, 512, 1, 1, epilogue=(AddResidual(), Clip(0.0))), Tiling(256, 1, 1, 16, 16, 3)
+    spec, tiling = (
+        Conv2d(128, 28, 28, 512, 1, 1, epilogue=(AddResidual(), Clip(0.0))),
+        Tiling("conv2d", 256, 1, 1, 16, 16, 3),
+    )
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, Marked.of(template))
     assert 4 * 256 * (-(-skeleton.registers // 8) * 8) <= 65536
@@ -293,7 +296,7 @@ def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_m
 
 def test_a_result_before_the_only_chunk_may_be_needed_behind_it_though_no_multiply_add_comes_between() -> None:
     # Whether a thread stores anything is known only before the first chunk; a K group without weights stores at once.
-    spec, tiling = Conv2d(12, 7, 14, 8, 1, 3), Tiling(6, 7, 1, 1, 12, 2)
+    spec, tiling = Conv2d(12, 7, 14, 8, 1, 3), Tiling("conv2d", 6, 7, 1, 1, 12, 2)
     template = shared_template(spec, tiling, "compute_80")
     made = DirectAssembler.of(template, make_skeleton(template, "sm_90", find_toolchain()).data, ARCH)
     kernel = np.zeros(spec.weights_shape, dtype=np.float32)

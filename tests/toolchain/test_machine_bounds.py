@@ -40,8 +40,8 @@ from tests.toolchain.operator_cases import CASES
 
 TWO_ROWS, FINISHED = "two rows a thread", "outputs finished amid the last chunk"
 LIKE_DENSENET = {
-    TWO_ROWS: Case(Conv2d(18, 8, 9, 12, 1, 1, bounded=True), Tiling(9, 2, 2, 4, 8, 2)),
-    FINISHED: Case(Conv2d(48, 14, 14, 32, 1, 1, bounded=True), Tiling(28, 7, 1, 32, 8, 2)),
+    TWO_ROWS: Case(Conv2d(18, 8, 9, 12, 1, 1, bounded=True), Tiling("conv2d", 9, 2, 2, 4, 8, 2)),
+    FINISHED: Case(Conv2d(48, 14, 14, 32, 1, 1, bounded=True), Tiling("conv2d", 28, 7, 1, 32, 8, 2)),
 }
 BOUNDED = {
     **{name: case for name, case in CASES.items() if name.startswith("bounded") and case.virtual_arch != "compute_75"},

@@ -180,7 +180,7 @@ def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(
 
 def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> None:
     """Where a thread's inputs lie takes a division by 30 here: IMAD.HI."""
-    spec, tiling = Linear(30, 6, data_type="float16"), Tiling(32, 1, 1, 2, 30, 2, "float16")
+    spec, tiling = Linear(30, 6, data_type="float16"), Tiling("linear", 32, 1, 1, 2, 30, 2, "float16")
     template = shared_template(spec, tiling)
     rng = np.random.default_rng(1)
     kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
@@ -195,7 +195,7 @@ def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> Non
 
 def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
     spec = Conv2d(8, 14, 14, 12, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    template = shared_template(spec, Tiling(14, 7, 1, 4, 4, 2, "float16"))
+    template = shared_template(spec, Tiling("conv2d", 14, 7, 1, 4, 4, 2, "float16"))
     rng = np.random.default_rng(1)
     kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
     weights, whole = Weights(kernel, np.arange(12, dtype=np.float32)), Part(0, 3)

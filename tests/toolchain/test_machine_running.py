@@ -29,7 +29,7 @@ from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_template
 from tests.toolchain.machine_cubins import drawn_weights, template_for
 
-SPEC, TILING = Conv2d(16, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1)), Tiling(14, 14, 1, 32, 4, 3)
+SPEC, TILING = Conv2d(16, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1)), Tiling("conv2d", 14, 14, 1, 32, 4, 3)
 
 
 @cache
@@ -124,7 +124,7 @@ def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multi
 
 def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
     spec = Conv2d(64, 56, 56, 256, 1, 1, epilogue=(AddResidual(),))
-    template = shared_template(spec, Tiling(512, 1, 1, 16, 8, 3), "compute_80")
+    template = shared_template(spec, Tiling("conv2d", 512, 1, 1, 16, 8, 3), "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
     loads = np.flatnonzero(encoding.OPCODE.get(words) == LDG)
     multiply_adds = places_of(words, FFMA_IMMEDIATE)
@@ -138,7 +138,7 @@ def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
 
 def test_a_word_may_wait_for_the_store_that_comes_right_before_it_once_others_have_moved() -> None:
     """64 sums of a large map are stored through two pointers: the second comes where a store has read its data."""
-    spec, tiling = Conv2d(3, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling(16, 4, 1, 64, 1, 4)
+    spec, tiling = Conv2d(3, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling("conv2d", 16, 4, 1, 64, 1, 4)
     template = shared_template(spec, tiling, "compute_80")
     made = make_skeleton(template, "sm_90", find_toolchain())
     only_group(template, made.data, sparsity=0.9)

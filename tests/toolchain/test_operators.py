@@ -173,7 +173,7 @@ def test_both_forms_give_the_same_numbers() -> None:
     outputs = []
     forms: tuple[Form, ...] = ("rolled", "full")
     for form in forms:
-        case = Case(spec, Tiling(12, 5, 1, 3, 2, 2, form=form))
+        case = Case(spec, Tiling("conv2d", 12, 5, 1, 3, 2, 2, form=form))
         kernel = rewrite(template_of(case), weights)
         assert kernel.fmas_kept == weights.nonzeros
         outputs.append(run([kernel], case, x))
@@ -208,7 +208,7 @@ def test_no_variable_that_the_compilers_read_reaches_a_template(monkeypatch: pyt
 
 
 def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
-    tiling = Tiling(8, 8, 1, 4, 2, 2)
+    tiling = Tiling("conv2d", 8, 8, 1, 4, 2, 2)
     small, large = (
         shared_template(Conv2d(c, 8, 8, k, 3, 3, padding=(1, 1, 1, 1)), tiling) for c, k in ((2, 4), (512, 512))
     )
@@ -243,14 +243,14 @@ def test_a_chunk_of_more_than_160_products_goes_to_float32_whole_and_one_of_none
     nonzeros: slice, additions: int
 ) -> None:
     spec = Conv2d(60, 4, 5, 3, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    assert additions_of(Case(spec, Tiling(5, 4, 1, 3, 20, 2, images=2)), nonzeros) == additions
+    assert additions_of(Case(spec, Tiling("conv2d", 5, 4, 1, 3, 20, 2, images=2)), nonzeros) == additions
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("images", [2, 4])
 def test_two_images_in_a_lane_give_each_image_what_it_has_alone(images: int, batch: int) -> None:
     spec = Conv2d(5, 7, 8, 4, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    case = Case(spec, Tiling(8, 7, 1, 4, 2, 2, images=images), batch=batch)
+    case = Case(spec, Tiling("conv2d", 8, 7, 1, 4, 2, 2, images=images), batch=batch)
     kernel, x = rewrite(template_of(case), half_of_the_weights(spec)), random_input(spec, batch, seed=5)
     together = run([kernel], case, x)
     alone = [run([kernel], replace(case, batch=1), x[i : i + 1]) for i in range(batch)]

@@ -30,7 +30,7 @@ from tests.samples import checkpoint, layer
 from tests.templates import LIMITS, shared_cubin, shared_template
 
 SPEC = Linear(300, 37, epilogue=(Clip(low=0.0),))
-TILING = Tiling(128, 1, 1, 4, 128, 1, form="table")
+TILING = Tiling("table_linear", 128, 1, 1, 4, 128, 1)
 WIDE = Linear(1024, 1000)
 
 
@@ -81,7 +81,7 @@ def test_numbers_come_back_as_they_were_written() -> None:
 
 def test_a_table_has_the_non_zeros_and_little_else() -> None:
     spec = Linear(4096, 64)
-    tiling = Tiling(512, 1, 1, 16, 4096, 1, form="table")
+    tiling = Tiling("table_linear", 512, 1, 1, 16, 4096, 1)
     for of_type, each in ((spec, 6), (replace(spec, data_type="float16"), 4)):
         weights = random_weights(of_type, 0.9, seed=1)
         nonzeros = np.count_nonzero(weights.kernel)
@@ -89,7 +89,7 @@ def test_a_table_has_the_non_zeros_and_little_else() -> None:
 
 
 def test_lanes_seldom_meet_in_a_bank_of_shared_memory() -> None:
-    spec, tiling = Linear(4096, 1), Tiling(32, 1, 1, 1, 4096, 1, form="table")
+    spec, tiling = Linear(4096, 1), Tiling("table_linear", 32, 1, 1, 1, 4096, 1)
     words = table(tiled(spec, tiling), random_weights(spec, 0.9, seed=1)).view(np.uint32)
     units = words[64:].reshape(-1, 192)  # places, bias; then 128 weights and their columns
     columns = units[:, 128:].view(np.uint16).reshape(-1, 32, 4).astype(np.int64)
@@ -124,7 +124,7 @@ def test_a_layer_of_a_job_is_one_cubin_that_computes_what_it_should_and_loads_fr
     [job] = farm.compile([net], BuildOptions(("sm_80", "sm_90"), batch=1))
     assert job.status is Status.SUCCEEDED, job.reason
     detail = farm.inspect(job.id)
-    assert {build.layer: build.tiling.form for build in detail.builds} == {"fc": "table", "small": "rolled"}
+    assert {build.layer: build.tiling.kernel for build in detail.builds} == {"fc": "table_linear", "small": "linear"}
     of_fc = [result for result in detail.results if result.build == detail.builds[0].id]
     assert {result.assembler for result in of_fc} == {"ptxas"}
     for machine in (False, True):

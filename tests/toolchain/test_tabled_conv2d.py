@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import AddResidual, Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Tiling
-from codegen.kernels import is_newest, launch_of, lower, tiled
+from codegen.kernels import launch_of, lower, needs_clusters, tiled
 from codegen.kernels.table_conv2d import table, tile_of
 from codegen.kernels.workload import BLOCK_SHARED_BYTES
 from codegen.model_zoo.pruning import random_weights
@@ -24,7 +24,7 @@ from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_cubin, shared_template
 
 SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))
-TILING = Tiling(24, 1, 1, 5, 24, 1, form="table")
+TILING = Tiling("table_conv2d", 24, 1, 1, 5, 24, 1)
 DEEP = Conv2d(512, 7, 7, 2048, 1, 1)
 WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
 
@@ -35,7 +35,7 @@ def share(spec: Conv2d) -> NDArray[np.int64]:
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_table_has_each_weight_once_with_the_place_of_its_input(cluster: int) -> None:
-    tiling = Tiling(14, 2, 1, 4, 3, 1, form="table", cluster=cluster)
+    tiling = Tiling("table_conv2d", 14, 2, 1, 4, 3, 1, cluster=cluster)
     layer = tiled(WIDE, tiling)
     weights, tile, chunks = random_weights(WIDE, 0.7, seed=1), tile_of(layer), layer.streams.chunks * cluster
     words = table(layer, weights).view(np.uint32)
@@ -88,8 +88,8 @@ def test_its_launch_says_that_it_waits_and_others_do_not() -> None:
     launch = launch_of(SPEC, TILING)
     assert launch.waits
     assert Launch.from_json(launch.to_json()) == launch
-    assert not launch_of(SPEC, Tiling(24, 1, 1, 5, 8, 2)).waits
-    assert not launch_of(Linear(64, 8), Tiling(128, 1, 1, 4, 64, 1, form="table")).waits
+    assert not launch_of(SPEC, Tiling("conv2d", 24, 1, 1, 5, 8, 2)).waits
+    assert not launch_of(Linear(64, 8), Tiling("table_linear", 128, 1, 1, 4, 64, 1)).waits
 
 
 @pytest.mark.parametrize(
@@ -103,20 +103,20 @@ def test_its_launch_says_that_it_waits_and_others_do_not() -> None:
     ids=["float16", "bounds", "gates", "groups"],
 )
 def test_other_layers_have_no_such_kernel(spec: LayerSpec) -> None:
-    assert lower(spec).tabled is None
+    assert "table_conv2d" not in lower(spec).kernels
 
 
 def test_it_is_for_architectures_with_clusters_and_made_by_ptxas() -> None:
-    assert is_newest(SPEC, TILING)
-    assert not is_newest(SPEC, Tiling(24, 1, 1, 5, 8, 2))
-    assert not is_newest(Linear(64, 8), Tiling(128, 1, 1, 4, 64, 1, form="table"))
+    assert needs_clusters(TILING)
+    assert not needs_clusters(Tiling("conv2d", 24, 1, 1, 5, 8, 2))
+    assert not needs_clusters(Tiling("table_linear", 128, 1, 1, 4, 64, 1))
     made_by, reason = assembler_for("auto", SPEC, TILING, "sm_90", "13.0.88")
     assert made_by == "ptxas"
     assert "table" in reason
 
 
 def test_what_does_not_fit_a_multiprocessor_or_a_cluster_is_refused() -> None:
-    good = Tiling(25, 1, 1, 32, 256, 1, form="table", cluster=2)
+    good = Tiling("table_conv2d", 25, 1, 1, 32, 256, 1, cluster=2)
     assert misfit_of(DEEP, good, share(DEEP)) == ""
     assert launch_of(DEEP, good).shared_bytes <= BLOCK_SHARED_BYTES
     for bad in (replace(good, group_outputs=33, cluster=2), replace(good, group_outputs=40), replace(good, rows=60)):
@@ -125,9 +125,9 @@ def test_what_does_not_fit_a_multiprocessor_or_a_cluster_is_refused() -> None:
 
 def test_it_is_tried_but_not_chosen_without_a_record() -> None:
     ranked = ranked_tilings(DEEP, 1, share(DEEP), clusters=True)
-    assert ranked[0].form == "rolled"
-    tables = [each for each in ranked if each.form == "table"]
+    assert not ranked[0].reads_table
+    tables = [each for each in ranked if each.kernel == "table_conv2d"]
     assert tables
     assert all(misfit_of(DEEP, each, share(DEEP)) == "" for each in tables)
-    assert all(each.form == "rolled" for each in ranked_tilings(DEEP, 1, share(DEEP)))
-    assert all(each.form == "rolled" for each in ranked_tilings(DEEP, 64, share(DEEP), clusters=True))
+    assert all(not each.reads_table for each in ranked_tilings(DEEP, 1, share(DEEP)))
+    assert all(not each.reads_table for each in ranked_tilings(DEEP, 64, share(DEEP), clusters=True))

@@ -311,7 +311,7 @@ def test_the_activation_of_a_channel_without_weights_is_left_to_the_gpu_by_both(
 ) -> None:
     """ptxas would round a constant's exponential to nearest, which a GPU does not: seen in one layer of twenty."""
     spec = Conv2d(4, 6, 6, 8, 3, 3, epilogue=epilogue, data_type=data_type)
-    tiling, toolchain = Tiling(4, 4, 1, 4, 4, 2), find_toolchain()
+    tiling, toolchain = Tiling("conv2d", 4, 4, 1, 4, 4, 2), find_toolchain()
     template = shared_template(spec, tiling)
     skeleton = make_skeleton(template, "sm_90", toolchain, limits=LIMITS)
     assembler, functions = DirectAssembler.of(template, skeleton.data, "sm_90"), []
@@ -329,7 +329,7 @@ def test_the_activation_of_a_channel_without_weights_is_left_to_the_gpu_by_both(
 
 def test_the_activation_of_a_float16_channel_without_weights_is_left_to_ptxas() -> None:
     spec = Conv2d(4, 6, 6, 4, 3, 3, epilogue=(Swish(),), data_type="float16")
-    template = shared_template(spec, Tiling(3, 6, 1, 4, 4, 2))
+    template = shared_template(spec, Tiling("conv2d", 3, 6, 1, 4, 4, 2))
     skeleton = make_skeleton(template, "sm_90", find_toolchain(), limits=LIMITS)
     assembler = DirectAssembler.of(template, skeleton.data, "sm_90")
     weights = random_weights(spec, 0.5)

@@ -21,7 +21,7 @@ from codegen.verification.reference import error_bound, layer_output
 from tests.templates import shared_template
 
 SPEC = Conv2d(40, 1, 64, 24, 1, 1, epilogue=(Clip(0.0, 32.0),))
-PLAIN = Tiling(32, 1, 1, 8, 16, stages=0)
+PLAIN = Tiling("direct_global", 32, 1, 1, 8, 16, stages=0)
 LISTED = replace(PLAIN, listed=True)
 
 

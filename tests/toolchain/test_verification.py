@@ -22,7 +22,7 @@ from tests.toolchain.operator_run import half_of_the_weights, run, template_of
 
 def test_sampled_blocks_see_every_group_every_corner_and_every_edge() -> None:
     spec = TEN_OPERATORS["vgg-conv3"]
-    tiling = Tiling(16, 8, 1, 32, 4, 2)
+    tiling = Tiling("conv2d", 16, 8, 1, 32, 4, 2)
     grid = launch_of(spec, tiling).grid_at(2)
     down, across = tiled(spec, tiling).tiles
     blocks = sample_blocks(tiled(spec, tiling), grid, seed=3)

@@ -19,7 +19,7 @@ from farm.qualification.record import LEAST_LAYERS, AdmissionRecord, admissions_
 from tests.admission_samples import admission
 from tests.samples import fixed_toolchain
 
-TILING = Tiling(10, 10, 1, 4, 4, 2)
+TILING = Tiling("conv2d", 10, 10, 1, 4, 4, 2)
 PTXAS = fixed_toolchain().ptxas_version
 
 

@@ -22,7 +22,7 @@ from farm.tuning.search.layer_kinds import BY_PLACE, kinds_of
 from tests.samples import checkpoint, layer
 
 SPEC = Conv2d(16, 20, 20, 96, 1, 1)
-TILING = Tiling(64, 1, 1, 16, 8, stages=2)
+TILING = Tiling("conv2d", 64, 1, 1, 16, 8, stages=2)
 ORDERS = get_args(Order)
 MEASURED_BEFORE = {512: 279.6, 2048: 149.0, 1024: 331.4}
 """Microseconds of the tilings that layers of so many channels had."""
@@ -56,7 +56,7 @@ def test_by_place_all_groups_of_some_positions_begin_before_the_next_positions()
 def test_by_place_the_blocks_of_a_cluster_stay_together_and_all_clusters_of_some_positions_begin_first(
     cluster: int,
 ) -> None:
-    divided = tiled(SPEC, replace(TILING, order="place", cluster=cluster))
+    divided = tiled(replace(SPEC, data_type="float16"), replace(TILING, order="place", cluster=cluster))
     grid = divided.launch.grid_at(3)
     tiles, many, groups = grid
     first: dict[int, set[tuple[int, int]]] = {}
@@ -69,7 +69,7 @@ def test_by_place_the_blocks_of_a_cluster_stay_together_and_all_clusters_of_some
 
 
 def test_a_layer_whose_groups_begin_side_by_side_is_one_kernel() -> None:
-    spec, tiling, nonzeros = Conv2d(512, 28, 28, 1024, 1, 1), Tiling(64, 1, 1, 64, 8, 3), np.full(1024, 102)
+    spec, tiling, nonzeros = Conv2d(512, 28, 28, 1024, 1, 1), Tiling("conv2d", 64, 1, 1, 64, 8, 3), np.full(1024, 102)
     assert len(choose_parts(spec, tiling, nonzeros)) > 1
     assert choose_parts(spec, replace(tiling, order="place"), nonzeros) == (Part(0, 16),)
 

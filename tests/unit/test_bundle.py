@@ -33,6 +33,7 @@ from farm.store.contract import blob_digest
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import (
     JOB,
+    LINEAR_TILING,
     SPEC,
     TILING,
     TOOLS,
@@ -192,7 +193,7 @@ def test_a_manifest_of_a_layer_with_gates_has_a_version_of_its_own(tmp_path: Pat
 def test_a_manifest_of_layers_that_read_from_larger_tensors_has_a_version_of_its_own(
     tmp_path: Path, store: MemoryStore
 ) -> None:
-    tiling = Tiling(8, 8, 1, 4, 6, 2, images=4)
+    tiling = Tiling("conv2d", 8, 8, 1, 4, 6, 2, images=4)
     layer = replace(build(0, "conv1"), spec=Conv2d(6, 8, 8, 4, 1, 1, bounded=True), tiling=tiling)
     manifest = write_layers(tmp_path / "out", store, layer)
     validator().validate(manifest)
@@ -219,7 +220,7 @@ def test_a_manifest_with_activations_has_a_version_of_its_own(
     step: Activation, tmp_path: Path, store: MemoryStore
 ) -> None:
     spec = Linear(12, 5, epilogue=(Clip(high=6.0), step))
-    manifest = write_layers(tmp_path / "out", store, replace(build(0, "fc1"), spec=spec))
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "fc1"), spec=spec, tiling=LINEAR_TILING))
     validator().validate(manifest)
     assert manifest["schema_version"] == 4
     assert spec_from_json(manifest["layers"][0]["spec"]) == spec
@@ -248,7 +249,8 @@ def test_the_schema_takes_no_step_that_is_not_whole(step: dict[str, Any], tmp_pa
 
 def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, rows: int | None = 7) -> dict[str, Any]:
     """The manifest's layer of a spec."""
-    manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, rows=rows))
+    tiling = LINEAR_TILING if isinstance(spec, Linear) else TILING
+    manifest = write_layers(tmp_path / "out", store, replace(build(0, "layer"), spec=spec, tiling=tiling, rows=rows))
     validator().validate(manifest)
     [layer] = manifest["layers"]
     assert isinstance(layer, dict)

@@ -152,13 +152,13 @@ def test_a_pool_whose_windows_overlap_joins_its_layer_where_that_is_predicted_to
 
 def test_tiles_of_windows_that_overlap_have_one_row_and_column_more() -> None:
     spec = Conv2d(3, 64, 64, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(MaxPool(3, (1, 1, 1, 1)),))
-    for tiling, tiles in ((Tiling(9, 9, 1, 16, 1, 2), (8, 8)), (Tiling(9, 5, 2, 16, 1, 2), (8, 8))):
+    for tiling, tiles in ((Tiling("conv2d", 9, 9, 1, 16, 1, 2), (8, 8)), (Tiling("conv2d", 9, 5, 2, 16, 1, 2), (8, 8))):
         layer = tiled(spec, tiling)
         assert has_whole_windows(layer)
         assert layer.tiles == tiles
     for width, height, rows in ((1, 9, 1), (8, 9, 1), (9, 8, 1), (9, 3, 3), (9, 2, 4)):
-        assert not has_whole_windows(tiled(spec, Tiling(width, height, rows, 16, 1, 2)))
-    assert not has_whole_windows(tiled(replace(spec, data_type="float16"), Tiling(9, 9, 1, 16, 1, 2)))
+        assert not has_whole_windows(tiled(spec, Tiling("conv2d", width, height, rows, 16, 1, 2)))
+    assert not has_whole_windows(tiled(replace(spec, data_type="float16"), Tiling("conv2d", 9, 9, 1, 16, 1, 2)))
 
 
 def test_a_layer_that_no_tiling_with_windows_fits_keeps_its_pool_apart() -> None:
@@ -186,7 +186,7 @@ def test_all_tilings_of_a_layer_with_a_pool_have_whole_windows() -> None:
     ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
     assert len(ranked) > 100
     assert all(has_whole_windows(tiled(spec, each)) for each in ranked)
-    uneven = Tiling(112, 7, 1, 32, 4, 2)
+    uneven = Tiling("conv2d", 112, 7, 1, 32, 4, 2)
     assert misfit_of(spec, uneven, nonzeros) == "its blocks have no whole windows of the pool"
     assert misfit_of(unpooled(spec), uneven, nonzeros) == ""
 
@@ -198,7 +198,7 @@ def test_a_layer_with_a_pool_is_of_the_rolled_form() -> None:
 
 
 def test_a_pool_in_a_layer_is_predicted_to_take_less_than_one_beside_it() -> None:
-    tiling = Tiling(32, 8, 1, 64, 2, 8)
+    tiling = Tiling("conv2d", 32, 8, 1, 64, 2, 8)
     joined = behind(LARGE).with_pool().spec
     assert isinstance(joined, Conv2d)
     apart = predict_microseconds(tiled(LARGE, tiling), 64, 0.1) + pool_microseconds(joined, 64)

@@ -31,7 +31,7 @@ LARGE = Linear(25088, 4096)
 """Of code for one such layer at a tenth of its weights there would be 170 MB."""
 LAST = Linear(2048, 1000)
 SMALL = Linear(84, 10)
-TABLE = Tiling(256, 1, 1, 8, 2048, 1, form="table")
+TABLE = Tiling("table_linear", 256, 1, 1, 8, 2048, 1)
 
 
 def share(spec: Linear, density: float = 0.1) -> NDArray[np.int64]:
@@ -44,7 +44,7 @@ def test_weights_that_few_rows_use_are_a_table(spec: Linear, data_type: DataType
     spec = replace(spec, data_type=data_type)
     for rows in (1, 4):
         tiling = choose_tiling(spec, rows, share(spec), clusters=True)
-        assert tiling.form == "table"
+        assert tiling.kernel == "table_linear"
         assert tiling == ranked_tilings(spec, rows, share(spec), clusters=True)[0]
         assert launch_of(spec, tiling).shared_bytes <= SHARED_BYTES
         assert launch_of(spec, tiling).grid_at(rows)[0] == -(-rows // tiling.images)
@@ -53,18 +53,18 @@ def test_weights_that_few_rows_use_are_a_table(spec: Linear, data_type: DataType
 def test_weights_that_many_rows_use_are_code() -> None:
     assert TABLE_ROWS < 16
     for rows in (16, 64):
-        assert all(each.form == "rolled" for each in ranked_tilings(LAST, rows, share(LAST), clusters=True))
+        assert all(each.kernel == "linear" for each in ranked_tilings(LAST, rows, share(LAST), clusters=True))
         with pytest.raises(TilingError, match="bytes a non-zero weight"):
             choose_tiling(LARGE, rows, share(LARGE))
 
 
 def test_small_layers_stay_code() -> None:
-    assert choose_tiling(SMALL, 1, share(SMALL), clusters=True).form == "rolled"
-    assert "table" in {each.form for each in ranked_tilings(SMALL, 1, share(SMALL))}
+    assert choose_tiling(SMALL, 1, share(SMALL), clusters=True).kernel == "linear"
+    assert "table_linear" in {each.kernel for each in ranked_tilings(SMALL, 1, share(SMALL))}
 
 
 def test_a_table_of_most_weights_is_not_made() -> None:
-    assert not any(each.form == "table" for each in ranked_tilings(LAST, 1, share(LAST, 0.6), code_limit_bytes=10**9))
+    assert not any(each.reads_table for each in ranked_tilings(LAST, 1, share(LAST, 0.6), code_limit_bytes=10**9))
 
 
 def test_a_full_template_that_is_asked_for_is_no_table() -> None:
@@ -123,5 +123,5 @@ def test_the_limit_of_a_layers_code_is_none_of_its_tables() -> None:
         job = new_job(
             net, BuildOptions(("sm_90",), batch=1, code_limit_bytes=limit), namespace="", name="net", store=None
         )
-        assert [build.tiling.form for build in job.builds] == ["table"]
+        assert [build.tiling.kernel for build in job.builds] == ["table_linear"]
         assert not job.skipped

@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from codegen.errors import TilingError
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Clip, Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Tiling
-from codegen.kernels import launch_of, lower, tiled
+from codegen.kernels import launch_of, tiled
 from codegen.sass.qualification import assembler_for
 from codegen.selection.choose import choose_tiling, misfit_of, ranked_tilings
 from farm.tuning.record import tiling_of_json
 
 WIDE = Conv2d(4096, 1, 256, 4096, 1, 1, epilogue=(Clip(0.0, 32.0),))
-UNSTAGED = Tiling(64, 1, 1, 32, 32, stages=0)
+UNSTAGED = Tiling("direct_global", 64, 1, 1, 32, 32, stages=0)
 
 
 def even(spec: LayerSpec, each: int) -> np.ndarray:
@@ -25,7 +26,7 @@ def even(spec: LayerSpec, each: int) -> np.ndarray:
 
 def test_a_wide_sparse_perceptron_is_computed_without_stages() -> None:
     tiling = choose_tiling(WIDE, 64, even(WIDE, 32))
-    assert tiling.stages == 0
+    assert tiling.kernel == "direct_global"
     assert not tiling.listed
     assert launch_of(WIDE, tiling).shared_bytes == 0
 
@@ -36,13 +37,13 @@ def test_pointwise_convolutions_of_image_networks_keep_their_stages(
     channels: int, size: int, kernels: int, density: float
 ) -> None:
     spec = Conv2d(channels, size, size, kernels, 1, 1)
-    assert choose_tiling(spec, 64, even(spec, round(channels * density))).stages > 1
+    assert choose_tiling(spec, 64, even(spec, round(channels * density))).kernel == "conv2d"
 
 
 def test_those_of_a_dense_layer_are_not_even_looked_at() -> None:
     spec = replace(WIDE, channels=256, output_channels=256)
-    assert any(tiling.stages == 0 for tiling in ranked_tilings(spec, 64, even(spec, 8)))
-    assert all(tiling.stages > 1 for tiling in ranked_tilings(spec, 64, even(spec, 64)))
+    assert any(tiling.kernel == "direct_global" for tiling in ranked_tilings(spec, 64, even(spec, 8)))
+    assert all(tiling.kernel == "conv2d" for tiling in ranked_tilings(spec, 64, even(spec, 64)))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,9 @@ def test_those_of_a_dense_layer_are_not_even_looked_at() -> None:
     ids=str,
 )
 def test_other_layers_have_none(spec: LayerSpec) -> None:
-    assert lower(spec).unstaged is None
-    assert "more threads, registers or shared memory" in misfit_of(spec, UNSTAGED, even(spec, 1))
+    with pytest.raises(TilingError, match="direct_global cannot compute") as refused:
+        tiled(spec, UNSTAGED)
+    assert misfit_of(spec, UNSTAGED, even(spec, 1)) == str(refused.value)
 
 
 def test_keys_of_other_tilings_are_as_they_were() -> None:

@@ -64,7 +64,7 @@ def column(lines: list[str], name: str) -> str:
 
 def detail(*outcomes: Outcome, template_seconds: float = 0.0) -> JobDetail:
     spec = Conv2d(512, 14, 14, 512, 3, 3, stride=(2, 2))
-    tiling = Tiling(tile_width=8, tile_height=8, rows=1, group_outputs=32, chunk_channels=8, stages=2)
+    tiling = Tiling("conv2d", tile_width=8, tile_height=8, rows=1, group_outputs=32, chunk_channels=8, stages=2)
     name = "/layer4/layer4.1/conv2/Conv"
     build = Build(1, "d6f2330b3ea4", 0, name, "in", "out", spec, tiling, "w", 235_929, (Part(0, 16),))
     results = tuple(
@@ -223,7 +223,7 @@ def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() ->
 
 
 def test_what_a_tuning_found_fits_100_columns() -> None:
-    tiling = Tiling(128, 16, 16, 128, 256, 4, images=16)
+    tiling = Tiling("conv2d", 128, 16, 16, 128, 256, 4, images=16)
     found = TuneOutcome("/layer4/layer4.1/conv2/Conv", ("a", "b"), 4096, record(tiling, microseconds=12345.6))
     lines = shown(outcome_table([found, replace(found, record=None, reason="no tiling fits it")], 100), 100)
     assert all(len(line) <= 100 for line in lines)

@@ -36,7 +36,7 @@ DEEP = {
     "2048 x 7 x 7, 1x1": Conv2d(2048, 7, 7, 512, 1, 1),
 }
 SHALLOW = Conv2d(64, 56, 56, 64, 3, 3, padding=PAD)
-BLOCKS_OF_FOUR = Tiling(7, 7, 1, 16, 8, 3, cluster=4)
+BLOCKS_OF_FOUR = Tiling("cluster_conv2d", 7, 7, 1, 16, 8, 3, cluster=4)
 
 
 BOUNDED = Conv2d(992, 7, 7, 128, 1, 1, bounded=True)
@@ -54,7 +54,7 @@ def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_th
     assert choose_tiling(spec, 1, nonzeros).cluster == 1
     with_clusters = ranked_tilings(spec, 1, nonzeros, clusters=True)
     assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
-    others = [each for each in with_clusters if (each.cluster, each.form, each.order) == (1, "rolled", "group")]
+    others = [each for each in with_clusters if each.kernel == "conv2d" and each.order == "group"]
     assert tuple(others) == ranked_tilings(spec, 1, nonzeros)
 
 
@@ -114,7 +114,9 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
     cluster: int, chunk: int, group: int, kernels: int
 ) -> None:
     spec = Conv2d(32, 5, 5, kernels, 3, 3, padding=PAD)
-    has_each_weight_and_kernel_once(spec, Tiling(5, 5, 1, group, chunk, 2, cluster=cluster))
+    has_each_weight_and_kernel_once(
+        spec, Tiling("cluster_conv2d" if cluster > 1 else "conv2d", 5, 5, 1, group, chunk, 2, cluster=cluster)
+    )
 
 
 @given(
@@ -127,7 +129,9 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
 def test_the_streams_of_a_linear_layer_do_whatever_inputs_the_last_of_a_cluster_have(
     cluster: int, chunk: int, group: int, inputs: int, outputs: int
 ) -> None:
-    has_each_weight_and_kernel_once(Linear(inputs, outputs), Tiling(32, 1, 1, group, chunk, 2, cluster=cluster))
+    has_each_weight_and_kernel_once(
+        Linear(inputs, outputs), Tiling("linear", 32, 1, 1, group, chunk, 2, cluster=cluster)
+    )
 
 
 def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
@@ -152,7 +156,7 @@ def test_each_stream_of_a_split_layer_has_the_bounds_of_its_channels() -> None:
     spec = Conv2d(24, 7, 7, 8, 1, 1, bounded=True)
     bounds = np.arange(48, dtype=np.float32).reshape(24, 2)
     weights = Weights(np.ones(spec.weights_shape, np.float32), np.zeros(8), bounds)
-    layer = tiled(spec, Tiling(7, 7, 1, 4, 4, 3, cluster=2))
+    layer = tiled(spec, Tiling("cluster_conv2d", 7, 7, 1, 4, 4, 3, cluster=2))
     of_streams = values(layer, weights).bounds
     assert of_streams.shape == (4, 3, 4, 2)  # two K groups, each of two shares
     for stream in range(4):
@@ -173,15 +177,15 @@ def test_each_stream_of_a_split_layer_has_the_bounds_of_its_channels() -> None:
 def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     nonzeros = tenth(spec)
     assert misfit_of(spec, replace(BLOCKS_OF_FOUR, cluster=8), nonzeros)
-    split = [each for each in ranked_tilings(spec, 1, nonzeros, clusters=True) if each.form == "rolled"]
+    split = [each for each in ranked_tilings(spec, 1, nonzeros, clusters=True) if not each.reads_table]
     assert all(each.cluster < 8 for each in split)
 
 
 @pytest.mark.parametrize(
     ("spec", "split"),
     [
-        (replace(DEEP["512 x 7 x 7"], data_type="float16"), Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=4)),
-        (Linear(2048, 1000, data_type="float16"), Tiling(32, 1, 1, 32, 64, 3, cluster=8)),
+        (replace(DEEP["512 x 7 x 7"], data_type="float16"), Tiling("conv2d", 7, 7, 1, 32, 4, 2, images=32, cluster=4)),
+        (Linear(2048, 1000, data_type="float16"), Tiling("linear", 32, 1, 1, 32, 64, 3, cluster=8)),
     ],
     ids=["a convolution", "a linear layer"],
 )
@@ -209,7 +213,7 @@ def test_a_tuner_tries_clusters_of_a_float16_layer_among_its_first_tilings() -> 
 
 def test_blocks_of_a_float16_cluster_have_no_more_products_of_a_kernel_than_are_added_up_together() -> None:
     spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
-    split = Tiling(7, 7, 1, 32, 4, 2, images=32, cluster=2)
+    split = Tiling("conv2d", 7, 7, 1, 32, 4, 2, images=32, cluster=2)
     few, many = (np.full(spec.output_channels, count) for count in (320, 321))
     assert not misfit_of(spec, split, few)
     assert "products" in misfit_of(spec, split, many)
@@ -221,8 +225,8 @@ def test_what_a_cluster_adds_up_in_float16_are_the_products_of_one_block() -> No
     kernel = np.zeros((2, 8, 3, 3), np.float32)
     kernel[0, :4], kernel[1, 2:6] = 1.0, 1.0
     weights = Weights(kernel, np.zeros(2, np.float32))
-    assert products_together(weights, Tiling(4, 4, 1, 2, 4, 2, images=2, cluster=2)) == 36
-    assert products_together(weights, Tiling(4, 4, 1, 4, 4, 2, images=2, cluster=4)) == 18
+    assert products_together(weights, Tiling("conv2d", 4, 4, 1, 2, 4, 2, images=2, cluster=2)) == 36
+    assert products_together(weights, Tiling("conv2d", 4, 4, 1, 4, 4, 2, images=2, cluster=4)) == 18
 
 
 def test_each_architecture_has_the_tiling_that_it_can_run() -> None:

@@ -60,8 +60,8 @@ def test_so_it_is_of_float16_in_a_network() -> None:
 
 def test_blocks_side_by_side_of_all_k_groups_read_their_input_once_and_follow_streams_of_their_own() -> None:
     wide, large = Conv2d(256, 56, 56, 512, 1, 1, stride=(2, 2)), Conv2d(256, 56, 56, 256, 3, 3, padding=PAD)
-    once = Tiling(28, 14, 1, 86, 8, 3)
-    small_blocks, lone_blocks = Tiling(56, 4, 1, 43, 8, 3), Tiling(56, 14, 1, 43, 4, 2)
+    once = Tiling("conv2d", 28, 14, 1, 86, 8, 3)
+    small_blocks, lone_blocks = Tiling("conv2d", 56, 4, 1, 43, 8, 3), Tiling("conv2d", 56, 14, 1, 43, 4, 2)
 
     def by_place(spec: Conv2d, tiling: Tiling) -> float:
         """How much longer than K group after K group."""
@@ -77,7 +77,7 @@ def test_blocks_that_write_parts_of_sectors_of_large_outputs_are_slow() -> None:
     """Measured on an H200, batch 64: 49 us, 130 us and 224 us."""
     first = Conv2d(3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), data_type="float16")
     whole, half_rows, half_sectors = (
-        Tiling(width, height, 1, 64, 1, 4, "float16", images=images)
+        Tiling("conv2d", width, height, 1, 64, 1, 4, "float16", images=images)
         for width, height, images in ((16, 16, 2), (28, 8, 1), (8, 16, 1))
     )
     times = [predict_microseconds(tiled(first, each), 64, 0.1) for each in (whole, half_rows, half_sectors)]
@@ -99,7 +99,9 @@ def test_points_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathF
 
 
 def split(width: int, height: int, kernels: int, channels: int, stages: int, cluster: int = 8) -> Tiling:
-    return Tiling(width, height, 1, kernels, channels, stages, cluster=cluster)
+    return Tiling(
+        "cluster_conv2d" if cluster > 1 else "conv2d", width, height, 1, kernels, channels, stages, cluster=cluster
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ def divided(draw: st.DrawFn) -> tuple[Conv2d, Tiling]:
     spec = Conv2d(groups * channels, 4, 4, groups * kernels, 2, 2, groups=groups)
     several = draw(st.sampled_from([n for n in range(1, groups + 1) if groups % n == 0]))
     if several > 1:
-        return spec, Tiling(4, 4, 1, several * kernels, several * channels, 2)
-    return spec, Tiling(4, 4, 1, draw(st.integers(1, kernels)), draw(st.integers(1, channels)), 2)
+        return spec, Tiling("conv2d", 4, 4, 1, several * kernels, several * channels, 2)
+    return spec, Tiling("conv2d", 4, 4, 1, draw(st.integers(1, kernels)), draw(st.integers(1, channels)), 2)
 
 
 @given(divided())
@@ -179,7 +179,7 @@ def test_the_kernels_of_a_stream_read_the_channels_of_one_span(layer: tuple[Conv
 
 
 def test_streams_keep_what_belongs_to_a_kernel_together() -> None:
-    streams = Streams.of(geometry_of(Conv2d(6, 4, 4, 10, 1, 1, groups=2)), Tiling(4, 4, 1, 3, 2, 2))
+    streams = Streams.of(geometry_of(Conv2d(6, 4, 4, 10, 1, 1, groups=2)), Tiling("conv2d", 4, 4, 1, 3, 2, 2))
     values = np.arange(1, 21).reshape(10, 2)
     assert streams.by_stream(values).tolist() == [
         [[1, 2], [3, 4], [5, 6]],
@@ -207,4 +207,4 @@ def test_a_stream_of_several_groups_has_them_whole_in_one_chunk_and_one_of_less_
     group_outputs: int, chunk_channels: int, whole: bool
 ) -> None:
     geometry = geometry_of(Conv2d(16, 4, 4, 16, 3, 3, groups=4))
-    assert fits(geometry, Tiling(4, 4, 1, group_outputs, chunk_channels, 2)) == whole
+    assert fits(geometry, Tiling("conv2d", 4, 4, 1, group_outputs, chunk_channels, 2)) == whole

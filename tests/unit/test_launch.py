@@ -39,15 +39,17 @@ def test_a_launch_is_read_back_as_it_was_written(data_type: DataType) -> None:
 
 
 def test_a_convolution_says_how_far_apart_its_images_lie_in_an_output_of_its_own() -> None:
-    spec, tiling = Conv2d(3, 9, 8, 4, 3, 3, stride=(2, 1)), Tiling(6, 4, 1, 4, 3, 2)
+    spec, tiling = Conv2d(3, 9, 8, 4, 3, 3, stride=(2, 1)), Tiling("conv2d", 6, 4, 1, 4, 3, 2)
     launch = launch_of(spec, tiling)
     assert launch.arguments == ("input", "output", "images", "output_step")
     assert launch.output_step == 4 * 4 * 6
     assert launch.to_json()["arguments"][-1] == {"name": "output_step", "type": "int32", "contiguous": 96}
-    assert launch_of(Linear(16, 8), Tiling(32, 1, 2, 8, 8, 2)).output_step is None
+    assert launch_of(Linear(16, 8), Tiling("linear", 32, 1, 2, 8, 8, 2)).output_step is None
 
 
-@pytest.mark.parametrize("tiling", [Tiling(7, 7, 1, 4, 8, 2), Tiling(7, 7, 1, 4, 8, 3, cluster=2)])
+@pytest.mark.parametrize(
+    "tiling", [Tiling("conv2d", 7, 7, 1, 4, 8, 2), Tiling("cluster_conv2d", 7, 7, 1, 4, 8, 3, cluster=2)]
+)
 def test_a_bounded_convolution_says_how_far_apart_the_images_of_its_input_lie(tiling: Tiling) -> None:
     spec = Conv2d(32, 7, 7, 8, 1, 1, bounded=True)
     launch = launch_of(spec, tiling)
@@ -89,7 +91,7 @@ def test_a_record_is_a_hit_with_its_launch_and_a_miss_without_one() -> None:
 
 
 ONE_A_BLOCK = Conv2d(3, 8, 8, 4, 3, 3)
-TILING = Tiling(8, 8, 1, 4, 3, 2)
+TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ TILING = Tiling(8, 8, 1, 4, 3, 2)
         (ONE_A_BLOCK, TILING, 65_535),
         (ONE_A_BLOCK, replace(TILING, images=4), 4 * 65_535),
         (replace(ONE_A_BLOCK, data_type="float16"), replace(TILING, images=2), 2 * 65_535),
-        (Linear(16, 8), Tiling(32, 1, 2, 8, 8, 2), 2**30),
+        (Linear(16, 8), Tiling("linear", 32, 1, 2, 8, 8, 2), 2**30),
     ],
 )
 def test_a_launch_takes_as_many_images_as_a_grid_has_blocks_for(spec: LayerSpec, tiling: Tiling, limit: int) -> None:

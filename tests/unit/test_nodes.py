@@ -10,7 +10,7 @@ from farm.worker.messages import CubinRequest, TemplateRequest
 from tests.samples import SMALL
 
 GIB = 2**30
-TEMPLATE = TemplateRequest(SMALL, Tiling(8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
+TEMPLATE = TemplateRequest(SMALL, Tiling("conv2d", 8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
 CUBIN = CubinRequest(TEMPLATE, "22" * 32, Part(0, 1), "sm_90", ("-O3",), "33" * 32, 20_000)
 
 

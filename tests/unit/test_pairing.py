@@ -14,12 +14,13 @@ from codegen.kernels import launch_of, lower, products_together, tiled
 from codegen.kernels.fp16_packing import Pairing, pairing
 from codegen.kernels.linear import LOOPED_CHANNELS
 from codegen.kernels.register_budget import held, most_registers, registers_wanted, resident_blocks
+from codegen.selection.candidates import candidates
 from codegen.selection.choose import choose_tiling, misfit_of
 from codegen.selection.cost_model import Stream, predict_microseconds
 
 WIDE = Conv2d(32, 56, 56, 32, 3, 3, padding=(1, 1, 1, 1))
 HALF = replace(WIDE, data_type="float16")
-ONE, TWO = (Tiling(56, 4, 1, 16, 8, 2, images=images) for images in (1, 2))
+ONE, TWO = (Tiling("conv2d", 56, 4, 1, 16, 8, 2, images=images) for images in (1, 2))
 
 
 def test_float16_pairs_images_where_a_block_has_an_even_number_of_them_and_columns_elsewhere() -> None:
@@ -47,18 +48,18 @@ POINTWISE = Conv2d(64, 14, 14, 64, 1, 1, data_type="float16")
 
 @pytest.mark.parametrize("images", [1, 2, 3])
 def test_a_1x1_kernel_of_float16_has_the_words_and_copies_of_one_of_float32_on_half_as_wide_a_map(images: int) -> None:
-    layer = tiled(POINTWISE, Tiling(98, 1, 1, 16, 8, 3, images=images))
+    layer = tiled(POINTWISE, Tiling("conv2d", 98, 1, 1, 16, 8, 3, images=images))
     single = tiled(replace(POINTWISE, width=7, data_type="float32"), layer.tiling)
     assert layer.pairing == Pairing(1, 1, neighbours=2)
     assert layer.input_tile == single.input_tile
     assert layer.launch.block == single.launch.block
     assert layer.launch.shared_bytes == single.launch.shared_bytes
-    assert layer.work.input_bytes == single.work.input_bytes
-    assert layer.work.output_bytes == single.work.output_bytes
+    assert layer.workload.input_bytes == single.workload.input_bytes
+    assert layer.workload.output_bytes == single.workload.output_bytes
 
 
 def test_a_block_covers_both_neighbours() -> None:
-    region = tiled(POINTWISE, Tiling(32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
+    region = tiled(POINTWISE, Tiling("conv2d", 32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
     assert (region.images, region.kernels) == (slice(1, 2), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 1), slice(192, 196))
 
@@ -80,7 +81,7 @@ def test_other_layers_have_no_neighbours_in_a_word(spec: Conv2d) -> None:
 
 def test_whole_maps_of_an_odd_size_are_copied_in_one_piece_whatever_the_data_type() -> None:
     spec = Conv2d(32, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1))
-    single, paired = (Tiling(7, 7, 1, 16, 8, 2, images=images) for images in (4, 8))
+    single, paired = (Tiling("conv2d", 7, 7, 1, 16, 8, 2, images=images) for images in (4, 8))
     tile = tiled(replace(spec, data_type="float16"), paired).input_tile
     assert tile == tiled(spec, single).input_tile
     assert tile.merged
@@ -91,11 +92,11 @@ def test_a_linear_layer_of_float16_is_offered_the_loops_of_float32_and_loads_fou
     spec = Linear(512, 1000)
     half = replace(spec, data_type="float16")
     loops, half_loops = (
-        {tiling for tiling in lower(each).candidates() if tiling.chunk_channels >= LOOPED_CHANNELS}
+        {tiling for tiling in candidates(lower(each)) if tiling.chunk_channels >= LOOPED_CHANNELS}
         for each in (spec, half)
     )
     assert half_loops == loops != set()
-    assert all(tiled(half, each).work.inputs == tiled(spec, each).work.inputs == 128 for each in loops)
+    assert all(tiled(half, each).workload.inputs == tiled(spec, each).workload.inputs == 128 for each in loops)
 
 
 def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
@@ -106,10 +107,10 @@ def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() ->
 
 
 def test_every_tile_is_offered_with_two_images_in_a_lane_and_without_them_for_a_batch_of_one() -> None:
-    offered = list(lower(HALF).candidates())
+    offered = list(candidates(lower(HALF)))
     plain = {
         (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_outputs, t.chunk_channels)
-        for t in lower(WIDE).candidates()
+        for t in candidates(lower(WIDE))
     }
     paired = {
         (t.tile_width, t.tile_height, t.rows, t.images, t.group_outputs, t.chunk_channels)
@@ -131,7 +132,7 @@ def test_float16_adds_up_in_float16_160_products_or_those_of_one_chunk(chunk: in
     kernel = np.zeros((4, 256, 3, 3), np.float32)
     kernel[2] = 1
     weights = Weights(kernel, np.zeros(4, np.float32))
-    tiling = Tiling(9, 4, 1, 4, chunk, 2)
+    tiling = Tiling("conv2d", 9, 4, 1, 4, chunk, 2)
     assert products_together(weights, tiling) == together
     assert products_together(weights, replace(tiling, accumulate="float16")) == 2304
 
@@ -140,16 +141,16 @@ def test_the_densest_channels_of_a_kernel_count_wherever_a_chunk_begins() -> Non
     kernel = np.zeros((2, 300), np.float32)
     kernel[0, 50:250], kernel[1, ::2] = 1, 1
     weights = Weights(kernel, np.zeros(2, np.float32))
-    assert products_together(weights, Tiling(32, 1, 1, 2, 180, 2)) == 180
+    assert products_together(weights, Tiling("conv2d", 32, 1, 1, 2, 180, 2)) == 180
 
 
 def test_a_float16_sum_goes_into_float32_as_often_as_its_products_take() -> None:
-    work = tiled(HALF, replace(TWO, chunk_channels=4)).work
+    work = tiled(HALF, replace(TWO, chunk_channels=4)).workload
     sparse, half, dense = (Stream.of(work, density).accumulations for density in (0.1, 0.7, 1.0))
     assert sparse == pytest.approx(4 * 16)  # 29 products of each of 16 sums
     assert half == pytest.approx(2 * 4 * 16)
     assert dense == pytest.approx(2 * 4 * 16)
-    assert Stream.of(tiled(WIDE, ONE).work, 0.1).accumulations == 0
+    assert Stream.of(tiled(WIDE, ONE).workload, 0.1).accumulations == 0
 
 
 @pytest.mark.parametrize(("nonzeros", "expected"), [(160, "float16"), (161, "float32")])
@@ -172,7 +173,7 @@ def test_sixty_four_packed_sums_are_given_the_registers_of_sixteen_warps() -> No
 
 def test_groups_of_32_packed_sums_are_held_to_so_few_registers_that_more_blocks_fit() -> None:
     spec = Conv2d(64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    packed = Tiling(56, 4, 1, 32, 4, 2, accumulate="float16", images=2)
+    packed = Tiling("conv2d", 56, 4, 1, 32, 4, 2, accumulate="float16", images=2)
     assert resident_blocks(tiled(spec, packed)) == 4
     assert 65536 // (4 * tiled(spec, packed).threads) // 8 * 8 == 72
     assert resident_blocks(tiled(spec, replace(packed, chunk_channels=8))) == 0
@@ -183,7 +184,7 @@ def test_groups_of_32_packed_sums_are_held_to_so_few_registers_that_more_blocks_
 @pytest.mark.parametrize("height", range(1, 12))
 def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_thread_wants_allow(height: int) -> None:
     spec = Conv2d(64, 80, 80, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
-    tiling = Tiling(80, height, 1, 64, 4, 4, accumulate="float16", images=2)
+    tiling = Tiling("conv2d", 80, height, 1, 64, 4, 4, accumulate="float16", images=2)
     layer, lanes = tiled(spec, tiling), -(-80 * height // 32) * 32
     wanted = registers_wanted(64, layer.input_tile.pointers, held(layer))
     assert resident_blocks(layer) >= 65536 // (-(-wanted // 8) * 8 * lanes)
@@ -203,12 +204,12 @@ def test_a_deep_convolution_of_float16_has_shorter_streams_that_more_images_foll
 def test_sums_of_float32_that_packed_ones_wait_for_leave_room_for_seven_hundred_threads() -> None:
     spec = Conv2d(256, 14, 14, 256, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
     nonzeros = np.full(256, 256 * 9 // 10)
-    assert misfit_of(spec, Tiling(14, 14, 1, 16, 4, 2, images=8), nonzeros) == ""
-    assert "registers" in misfit_of(spec, Tiling(14, 14, 1, 32, 4, 2, images=8), nonzeros)
+    assert misfit_of(spec, Tiling("conv2d", 14, 14, 1, 16, 4, 2, images=8), nonzeros) == ""
+    assert "registers" in misfit_of(spec, Tiling("conv2d", 14, 14, 1, 32, 4, 2, images=8), nonzeros)
 
 
 def test_where_code_is_fetched_ahead_one_block_of_float16_is_faster_than_two_with_streams_half_as_long() -> None:
     """256 channels to 512, stride 2: 63 and 73 microseconds on an H200, 193 and 89 when code came from DRAM."""
     layer = lower(Conv2d(256, 14, 14, 512, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), data_type="float16"))
-    two, one = (layer.tiled(Tiling(7, 7, 1, kernels, 4, 3, "float16", images=8)) for kernels in (16, 32))
+    two, one = (layer.tiled(Tiling("conv2d", 7, 7, 1, kernels, 4, 3, "float16", images=8)) for kernels in (16, 32))
     assert predict_microseconds(one, 64, 0.1) < predict_microseconds(two, 64, 0.1)

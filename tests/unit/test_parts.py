@@ -33,8 +33,8 @@ counts = st.lists(st.integers(0, 4608), min_size=512, max_size=512).map(np.array
 @given(counts, st.sampled_from([1, 2, 4]))
 def test_parts_are_about_even_and_no_more_than_it_takes(nonzeros: NDArray[np.int64], group_outputs: int) -> None:
     spec = Conv2d(512, 7, 7, 512, 3, 3, padding=PAD)
-    tiling = Tiling(7, 7, 1, group_outputs, 8, 2)
-    work = tiled(spec, tiling).work
+    tiling = Tiling("conv2d", 7, 7, 1, group_outputs, 8, 2)
+    work = tiled(spec, tiling).workload
     average = Stream.of(work, nonzeros.sum() / spec.weights_count)
     streams = average.code - average.multiply_adds + multiply_adds(spec, tiling, nonzeros)
     parts = choose_parts(spec, tiling, nonzeros)

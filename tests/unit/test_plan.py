@@ -18,7 +18,7 @@ from tests.samples import fixed_toolchain
 
 TOOLCHAIN = fixed_toolchain()
 SPEC = Conv2d(8, 12, 12, 8, 3, 3)
-TILING = Tiling(10, 10, 1, 4, 4, 2)
+TILING = Tiling("conv2d", 10, 10, 1, 4, 4, 2)
 WHOLE = (Part(0, 2),)
 HALVES = (Part(0, 1), Part(1, 2))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
-from codegen.ir.tiling import Tiling
+from codegen.ir.tiling import KernelName, Tiling
 from codegen.kernels import tiled
 from codegen.kernels.geometry import Streams, geometry_of, phase_weights
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
@@ -33,9 +33,10 @@ def divided(draw: st.DrawFn) -> tuple[LayerSpec, Tiling]:
         spec = Linear(channels, kernels)
     several = draw(st.sampled_from([n for n in (1, 2, 4) if groups % n == 0]))
     if several > 1:
-        return spec, Tiling(4, 4, draw(extents), several * kernels, several * channels, 2)
+        return spec, Tiling("conv2d", 4, 4, draw(extents), several * kernels, several * channels, 2)
     most = channels + 2 if groups == 1 else channels
-    return spec, Tiling(4, 4, draw(extents), draw(st.integers(1, kernels)), draw(st.integers(1, most)), 2)
+    kernel: KernelName = "linear" if isinstance(spec, Linear) else "conv2d"
+    return spec, Tiling(kernel, 4, 4, draw(extents), draw(st.integers(1, kernels)), draw(st.integers(1, most)), 2)
 
 
 def numbered(spec: LayerSpec) -> Weights:
@@ -96,7 +97,7 @@ def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[Laye
 
 
 def test_channels_and_kernels_beyond_the_layers_own_are_zero() -> None:
-    spec, tiling = Conv2d(3, 8, 8, 5, 1, 1), Tiling(8, 4, 1, 4, 2, 2)
+    spec, tiling = Conv2d(3, 8, 8, 5, 1, 1), Tiling("conv2d", 8, 4, 1, 4, 2, 2)
     made = values(tiled(spec, tiling), numbered(spec))
     # Two streams of four kernels, two chunks of two channels; slots go by channel, then by kernel.
     assert made.weights.tolist() == [
@@ -108,7 +109,7 @@ def test_channels_and_kernels_beyond_the_layers_own_are_zero() -> None:
 
 
 def test_streams_of_several_groups_have_no_slots_for_channels_of_other_groups() -> None:
-    spec, tiling = Conv2d(4, 8, 8, 8, 1, 1, groups=4), Tiling(8, 4, 1, 4, 2, 2)
+    spec, tiling = Conv2d(4, 8, 8, 8, 1, 1, groups=4), Tiling("conv2d", 8, 4, 1, 4, 2, 2)
     made = values(tiled(spec, tiling), numbered(spec))
     assert made.weights.tolist() == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
     assert slots(tiled(spec, tiling)).sums.tolist() == [0, 1, 2, 3]
@@ -131,10 +132,10 @@ def test_a_tap_is_where_the_rows_that_use_it_meet_their_kernel_rows(layer: tuple
 
 
 def test_a_statement_is_a_row_of_a_channel_or_a_few_channels_of_a_pointwise_layer() -> None:
-    rows = taps(tiled(Conv2d(8, 8, 8, 4, 3, 5), Tiling(8, 4, 2, 4, 2, 2)))
+    rows = taps(tiled(Conv2d(8, 8, 8, 4, 3, 5), Tiling("conv2d", 8, 4, 2, 4, 2, 2)))
     assert {len(statement) for statement in rows} == {5}
     assert len(rows) == 2 * 4
-    pointwise = taps(tiled(Linear(40, 4), Tiling(32, 1, 1, 4, 10, 2)))
+    pointwise = taps(tiled(Linear(40, 4), Tiling("linear", 32, 1, 1, 4, 10, 2)))
     assert [len(statement) for statement in pointwise] == [POINTWISE_CHANNELS] * 2 + [10 % POINTWISE_CHANNELS]
 
 

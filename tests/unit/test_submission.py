@@ -20,7 +20,7 @@ from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 
 OPTIONS = BuildOptions(("sm_90",))
-TILING = Tiling(32, 1, 1, 2, 8, 2)
+TILING = Tiling("conv2d", 32, 1, 1, 2, 8, 2)
 
 
 def submitted(net: Checkpoint, options: BuildOptions = OPTIONS, name: str = "net") -> NewJob:

@@ -27,7 +27,7 @@ from tests.unit.farmyard import PlayedClock, PlayedExecutor
 
 SETTINGS = load_settings({})
 RETRY_POLICY = RetryPolicy(SETTINGS, "13.0.88")
-TILING = Tiling(8, 8, 1, 4, 3, 2)
+TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
 TEMPLATES = tuple(TemplateRequest(SMALL, TILING, f"compute_{i}0", f"{i}" * 64, 10 * i) for i in (7, 8))
 
 

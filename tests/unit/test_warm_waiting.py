@@ -14,7 +14,7 @@ from farm.worker.messages import TemplateRequest
 from tests.samples import SMALLER
 from tests.unit.farmyard import PlayedExecutor
 
-TEMPLATE = TemplateRequest(SMALLER, Tiling(8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
+TEMPLATE = TemplateRequest(SMALLER, Tiling("conv2d", 8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
 MISSING = [replace(TEMPLATE, key=f"{i:02}" * 32) for i in range(5)]
 
 

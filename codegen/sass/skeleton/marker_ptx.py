@@ -136,8 +136,8 @@ class Marked:
     def of(template: Template, demand: Demand = DEMANDS[0]) -> Marked:
         """Raises MachineCodeError for what the assembler does not do, with the reason."""
         spec, tiling = template.spec, template.tiling
-        if tiling.form != "rolled":
-            raise MachineCodeError("a template of the full form")
+        if tiling.form != "rolled" or tiling.reads_table:
+            raise MachineCodeError("a full template, or one of weights in a table")
         form, layer = template.rolled, tiled(spec, tiling)
         turn, tail = texts(form.turn), texts(form.tail)
         loads = [_load(turn[line]) for line in form.load_lines.tolist()]

@@ -41,7 +41,7 @@ INDEX_THREADS = 256
 
 def listed_tiling(group: int, threads: int, neurons: int) -> Tiling:
     """Of a compiled layer whose columns are listed."""
-    return Tiling(threads, 1, 1, group, min(neurons, CHUNK_CHANNELS), stages=0, listed=True)
+    return Tiling("direct_global", threads, 1, 1, group, min(neurons, CHUNK_CHANNELS), stages=0, listed=True)
 
 
 def tilings_of(challenge: Challenge, checkpoint: Checkpoint) -> list[Tiling]:

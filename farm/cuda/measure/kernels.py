@@ -14,7 +14,7 @@ from codegen.errors import CodegenError
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Part, Tiling
-from codegen.kernels import is_newest, template_cost, tiled
+from codegen.kernels import needs_clusters, template_cost, tiled
 from codegen.keys import cubin_key, template_key
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
@@ -165,7 +165,7 @@ class KernelPool:
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
             parts = choose_parts(spec, tiling, nonzeros)
-            newest = is_newest(spec, tiling) or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
+            newest = needs_clusters(tiling) or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
             virtual = virtual_arch(self._arch, clusters=newest)
             key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
@@ -247,9 +247,7 @@ class KernelPool:
     ) -> CubinFacts:
         if not wanted():
             raise NotBuiltError(GIVEN_UP)
-        options = ptxas_options(
-            self._optimisation, clusters=template.tiling.cluster > 1 and template.tiling.form == "rolled"
-        )
+        options = ptxas_options(self._optimisation, clusters=template.tiling.splits_streams)
         version = self._toolchain.ptxas_version
         key = cubin_key(template.key, weights, part, self._arch, options, version, made_by=assembler)
         request = CubinRequest(

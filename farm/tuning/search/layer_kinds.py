@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.ir.layer_spec import LayerSpec, Linear
+from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import tiled
 from codegen.sass.qualification import Assembler
@@ -132,7 +132,7 @@ def _kind(
 ) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_output
-    tables = [each for each in found if each.form == "table" and not isinstance(spec, Linear)]
+    tables = [each for each in found if each.kernel == "table_conv2d"]
     others = [each for each in found if each not in tables] if tables else found
     ranked = _in_both_orders(spec, spread(others))
     ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
@@ -156,7 +156,7 @@ def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
     found: list[Tiling] = []
     for i, tiling in enumerate(tilings):
         found.append(tiling)
-        if i < BY_PLACE and not isinstance(spec, Linear) and tiling.stages and tiling.cluster == 1:
+        if i < BY_PLACE and tiling.kernel == "conv2d" and tiling.cluster == 1:
             other = replace(tiling, order="place" if tiling.order == "group" else "group")
             found += [other] * (tiled(spec, tiling).streams.count > 1)
     return list(dict.fromkeys(found))
