@@ -49,7 +49,7 @@ class Geometry:
 
     operator: Operator
     channels: int
-    kernels: int
+    output_channels: int
     size: tuple[int, ...] = ()
     """Of the input: width, or height and width; of a MatMul the dimensions between batch and channels."""
     window: tuple[int, ...] = ()
@@ -90,17 +90,17 @@ class Geometry:
     def weights_shape(self) -> tuple[int, ...]:
         """As ONNX has it."""
         if self.operator == "Conv":
-            return self.kernels, self.channels // self.group, *self.window
+            return self.output_channels, self.channels // self.group, *self.window
         if self.operator == "ConvTranspose":
-            return self.channels, self.kernels // self.group, *self.window
-        return (self.kernels, self.channels) if self.transposed_weights else (self.channels, self.kernels)
+            return self.channels, self.output_channels // self.group, *self.window
+        return (self.output_channels, self.channels) if self.transposed_weights else (self.channels, self.output_channels)
 
     @property
     def result_shape(self) -> tuple[int, ...]:
         """Of the operator's output."""
         if not self.convolves:
-            return self.batch, *self.size, self.kernels
-        return self.batch, self.kernels, *(self._result_size(axis) for axis in range(len(self.size)))
+            return self.batch, *self.size, self.output_channels
+        return self.batch, self.output_channels, *(self._result_size(axis) for axis in range(len(self.size)))
 
     @property
     def final_shape(self) -> tuple[int, ...]:
