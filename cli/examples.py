@@ -44,7 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "farm tune model.onnx --layer conv1 --budget 5min --force",
         "farm tune --op all",
     ),
-    "admit": ("farm admit", "farm admit --layers 10000 --budget 5min"),
+    "qualify": ("farm qualify", "farm qualify --layers 10000 --budget 5min"),
     "doctor": ("farm doctor", "farm doctor --archs"),
 }
 """By command; `farm` is the program's own help."""

@@ -28,7 +28,7 @@ from cli.commands.fetch import fetch
 from cli.commands.inspect import inspect
 from cli.commands.logs import logs
 from cli.commands.plan import plan
-from cli.commands.qualify import admit
+from cli.commands.qualify import qualify
 from cli.commands.report import report
 from cli.commands.run import run_bundle
 from cli.commands.serve import serve
@@ -107,7 +107,7 @@ app.add_typer(bundle_app, name="bundle", rich_help_panel=RESULTS)
 _add("tune", tune, SPEED)
 app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)
 app.add_typer(bench_app, name="bench", rich_help_panel=SPEED)
-_add("admit", admit, OPERATION)
+_add("qualify", qualify, OPERATION)
 _add("doctor", doctor, OPERATION)
 _add("workers", workers, OPERATION)
 _add("stats", stats, OPERATION)

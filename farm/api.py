@@ -16,7 +16,7 @@ from codegen.frontend.model_file import read_model
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
-from codegen.sass.qualification import NOTHING_ADMITTED
+from codegen.sass.qualification import NO_QUALIFICATIONS
 from codegen.target.arch import check_archs
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
@@ -62,6 +62,7 @@ from farm.worker.cache_lookup import known_toolchain, unasked_toolchain
 
 if TYPE_CHECKING:
     from farm.bundle.model import CompiledModel
+    from farm.qualification.qualify import QualificationOutcome, QualificationPlan, QualificationProgress
     from farm.reports import doctor
     from farm.reports.forecast import Forecast
     from farm.reports.metrics import MetricsServer
@@ -171,8 +172,8 @@ class Farm:
         recache = self._settings.recache
         rankings = KeptRankings(self._store, writes=False, recache=recache)
         jobs = self._new_jobs(checkpoints, options, name, None, toolchain, rankings)
-        admissions = self._ledger.admissions.known()
-        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, admissions=admissions)
+        qualifications = self._ledger.qualifications.known()
+        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, qualifications=qualifications)
 
     def warm(
         self,
@@ -207,10 +208,10 @@ class Farm:
         options = replace(options, archs=check_archs(options.archs, toolchain))
         book = replace(self.tuning_book(options.archs) if options.tuning else NO_RECORDS, ranking=rankings)
 
-        admissions = self._ledger.admissions.known() if options.assembler == "auto" else NOTHING_ADMITTED
+        qualifications = self._ledger.qualifications.known() if options.assembler == "auto" else NO_QUALIFICATIONS
 
         def is_direct(spec: LayerSpec, tiling: Tiling, arch: str) -> bool:
-            return assembler_of(options, spec, tiling, arch, toolchain, admissions)[0] == "direct"
+            return assembler_of(options, spec, tiling, arch, toolchain, qualifications)[0] == "direct"
 
         namespace = self._settings.namespace
         common = partial(new_job, options=options, namespace=namespace, store=store, book=book, is_direct=is_direct)
@@ -426,6 +427,17 @@ class Farm:
         template = self._ledger.key_fields(results[0].template_key) or {}
         cubin = self._ledger.key_fields(results[0].cubin_key) or {}
         return {"nvcc": template["compiler"], "ptxas": cubin["assembler"]}
+
+    def qualify(
+        self, plan: QualificationPlan, progress: QualificationProgress, *, local: bool = False
+    ) -> QualificationOutcome:
+        """Qualifies the direct assembler on a GPU of the cluster or, with `local`, of this machine.
+
+        Raises DeviceError and NoWorkerError without a GPU, UsageError for an unsupported architecture.
+        """
+        from farm.qualification.qualify import qualify
+
+        return qualify(self._settings, self._ledger, plan, progress, local=local)
 
     def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
         """Contents of the store, and the keys and blobs that jobs in the ledger refer to."""

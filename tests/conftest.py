@@ -24,14 +24,14 @@ settings.load_profile("farm")
 
 
 @pytest.fixture
-def shipped_admissions() -> None:
-    """What ships with the project, whichever assembler it is of."""
+def shipped_qualifications() -> None:
+    """Uses the shipped qualification records, stale or not."""
 
 
 @pytest.fixture(autouse=True)
-def _nothing_admitted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who assembles what must not depend on whether the shipped records are of the assembler as it is just now."""
-    if "shipped_admissions" not in request.fixturenames:
+def _nothing_qualified(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the shipped records: the choice of assembler must not depend on whether they are stale."""
+    if "shipped_qualifications" not in request.fixturenames:
         monkeypatch.setattr("farm.ledger.qualification.shipped_records", lambda: ())
         monkeypatch.setattr("farm.reports.doctor.shipped_records", lambda: ())
 

@@ -1,4 +1,4 @@
-"""`farm admit`: is code that is assembled without ptxas the same as ptxas's on a GPU?"""
+"""`farm qualify`: compare directly assembled code with ptxas code on a GPU."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farm.qualification.qualify import Outcome
+    from farm.qualification.qualify import QualificationOutcome
 
-MOST_REASONS = 5
-"""Why layers were left to ptxas, the commonest first."""
-MOST_WRONG = 20
+MAX_REASONS = 5
+"""Reasons shown for layers left to ptxas, most frequent first."""
+MAX_WRONG = 20
 
 
-def admit(
-    layers: Annotated[
-        int, typer.Option("--layers", metavar="N", min=1, help="Layers to draw of each data type.")
-    ] = 2000,
+def qualify(
+    layers: Annotated[int, typer.Option("--layers", metavar="N", min=1, help="Layers to draw per data type.")] = 2000,
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="DURATION", help="Stop after this long, as in 90s.")
     ] = None,
@@ -38,35 +36,38 @@ def admit(
         int, typer.Option("--first", metavar="N", min=0, help="Number of the first layer: another range has others.")
     ] = 0,
     data_type: Annotated[
-        str, typer.Option("--data-type", metavar="TYPE,...", help="Data types to try: float32, float16, bfloat16.")
+        str, typer.Option("--data-type", metavar="TYPE,...", help="Data types to compare: float32, float16, bfloat16.")
     ] = "float32,float16,bfloat16",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the records to a JSON file too.")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Where both cubins of layers that differ are put.")
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep both cubins of layers that differ here.")
     ] = None,
     jobs: Compilers = None,
     local: Local = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compare code assembled without ptxas with ptxas's on a GPU, bit for bit, and admit it if it is the same."""
+    """Compare directly assembled code with ptxas code on a GPU, bit for bit, and qualify it if no output differs."""
     from cli.progress.gpu_bar import WorkBar
-    from cli.progress.qualify import ShownTrial
+    from cli.progress.qualify import ShownQualification
+    from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.qualification.qualify import admit as admit_gpu
-    from farm.qualification.run import TrialPlan
+    from farm.qualification.qualify import QualificationPlan
 
     seconds = None if budget is None else seconds_of("--budget", budget, least=1)
     settings = load_settings(overrides={"jobs": jobs})
-    plan = TrialPlan(layers, first, seconds, data_types_of(data_type))
+    plan = QualificationPlan(layers, first, seconds, data_types_of(data_type))
     _check_places(output, keep)
-    with WorkBar(stderr(), "making the first layers", quiet=quiet or as_json) as bar:
+    with (
+        Farm.open(settings) as farm,
+        WorkBar(stderr(), "building the first layers", quiet=quiet or as_json) as bar,
+    ):
         try:
-            outcome = admit_gpu(settings, plan, ShownTrial(bar, keep), local=local)
+            outcome = farm.qualify(plan, ShownQualification(bar, keep), local=local)
         except KeyboardInterrupt:
-            bar.line("interrupted: nothing is recorded; --budget 10min ends a trial and records what it found")
+            bar.line("interrupted: nothing is recorded. --budget 10min stops in time and records the result.")
             raise
     if as_json:
         print_json(_json(outcome))
@@ -74,63 +75,70 @@ def admit(
         _print(outcome)
     if output is not None:
         _write(output, outcome)
-    if any(tried.wrong for tried in outcome.tried.values()):
+    if any(tally.wrong for tally in outcome.tallies.values()):
         return JOB_FAILED
-    return OK if all(_admits(outcome, data_type) for data_type in outcome.tried) else UNFINISHED
+    return OK if all(_qualifies(outcome, data_type) for data_type in outcome.tallies) else UNFINISHED
 
 
-def _admits(outcome: Outcome, data_type: str) -> bool:
+def _qualifies(outcome: QualificationOutcome, data_type: str) -> bool:
     return any(record.passed for record in outcome.records if record.data_type == data_type)
 
 
 def _check_places(output: Path | None, keep: Path | None) -> None:
-    """Before minutes are spent. Raises UsageError."""
+    """Raises UsageError before minutes are spent on the GPU."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise UsageError(f"--output {output}: it cannot be written: name a file, in a folder that exists")
     if keep is not None and keep.exists() and not keep.is_dir():
         raise UsageError(f"--keep {keep}: it is a file: name a folder")
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: QualificationOutcome) -> None:
     from farm.qualification.files import document_of
 
     write_output(path, (json.dumps(document_of(outcome.records), indent=2) + "\n").encode(), f"--output {path}")
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: QualificationOutcome) -> None:
     console, started = stdout(), outcome.started
     console.print(_table(outcome, console.width))
-    for tried in outcome.tried.values():
-        for reason, count in tried.refused.most_common(MOST_REASONS):
+    for tally in outcome.tallies.values():
+        for reason, count in tally.refused.most_common(MAX_REASONS):
             console.print(Text(f"  {counted(count, 'layer')} left to ptxas: {reason}"), soft_wrap=True)
-        for line in tried.wrong[:MOST_WRONG]:
+        for line in tally.wrong[:MAX_WRONG]:
             console.print(Text(f"  {line}", style="red"), soft_wrap=True)
-        if len(tried.wrong) > MOST_WRONG:
-            console.print(Text(f"  and {len(tried.wrong) - MOST_WRONG:,} more", style="red"))
-    if all(_admits(outcome, data_type) for data_type in outcome.tried):
-        text = f"admitted: farm compile assembles {started.arch} without ptxas {started.ptxas} from now on"
+        if len(tally.wrong) > MAX_WRONG:
+            console.print(Text(f"  and {len(tally.wrong) - MAX_WRONG:,} more", style="red"))
+    if all(_qualifies(outcome, data_type) for data_type in outcome.tallies):
+        text = f"qualified: farm compile now assembles {started.arch} directly, without ptxas {started.ptxas}"
         console.print(Text(text, style="green"), soft_wrap=True)
 
 
-def _table(outcome: Outcome, width: int) -> Table:
-    from farm.qualification.record import LEAST_LAYERS
+def _table(outcome: QualificationOutcome, width: int) -> Table:
+    from farm.qualification.record import MIN_LAYERS
 
     table = plain_table(width)
     for name in ("DATA TYPE", "SHAPES", "LAYERS", "OUTPUTS", "LEFT TO PTXAS", "NOT BUILT", "WRONG", "RESULT"):
         table.add_column(name, justify="left" if name in ("DATA TYPE", "RESULT") else "right")
-    for data_type, tried in outcome.tried.items():
-        if tried.wrong:
-            result = Text("FAIL: ptxas goes on doing it", style="red")
-        elif _admits(outcome, data_type):
+    for data_type, tally in outcome.tallies.items():
+        if tally.wrong:
+            result = Text("FAIL: stays with ptxas", style="red")
+        elif _qualifies(outcome, data_type):
             result = Text("PASS", style="green")
         else:
-            result = Text(f"no difference, but {LEAST_LAYERS:,} layers are needed", style="yellow")
-        numbers = tried.shapes, tried.layers, tried.outputs, tried.refused.total(), len(tried.failed), len(tried.wrong)
+            result = Text(f"no difference, but {MIN_LAYERS:,} layers are needed", style="yellow")
+        numbers = (
+            tally.shapes,
+            tally.layers,
+            tally.outputs,
+            tally.refused.total(),
+            len(tally.not_built),
+            len(tally.wrong),
+        )
         table.add_row(data_type, *(f"{number:,}" for number in numbers), result)
     return table
 
 
-def _json(outcome: Outcome) -> dict[str, Any]:
+def _json(outcome: QualificationOutcome) -> dict[str, Any]:
     started = outcome.started
     return {
         "gpu": started.gpu,
@@ -140,17 +148,17 @@ def _json(outcome: Outcome) -> dict[str, Any]:
         "data_types": [
             {
                 "data_type": data_type,
-                "admitted": _admits(outcome, data_type),
-                "shapes": tried.shapes,
-                "layers": tried.layers,
-                "outputs": tried.outputs,
-                "left_to_ptxas": dict(tried.refused.most_common()),
-                "not_built": list(tried.failed),
-                "wrong": list(tried.wrong),
-                "ptxas_seconds": tried.ptxas_seconds,
-                "direct_seconds": tried.direct_seconds,
+                "qualified": _qualifies(outcome, data_type),
+                "shapes": tally.shapes,
+                "layers": tally.layers,
+                "outputs": tally.outputs,
+                "left_to_ptxas": dict(tally.refused.most_common()),
+                "not_built": list(tally.not_built),
+                "wrong": list(tally.wrong),
+                "ptxas_seconds": tally.ptxas_seconds,
+                "direct_seconds": tally.direct_seconds,
             }
-            for data_type, tried in outcome.tried.items()
+            for data_type, tally in outcome.tallies.items()
         ],
         "records": [record.to_json() for record in outcome.records],
     }

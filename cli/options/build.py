@@ -42,7 +42,7 @@ AssemblerName = Annotated[
     typer.Option(
         "--assembler",
         metavar="auto|ptxas|direct|patch",
-        help="Who makes machine code; auto: directly, without ptxas, where a GPU has admitted it; patch: "
+        help="Who makes machine code; auto: directly, without ptxas, where a GPU has qualified it; patch: "
         "ptxas once for a mask, whose other checkpoints are put into the same code.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""What `farm admit` shows while it works: the shape at hand on the bar, a line now and then where there is none."""
+"""Progress of `farm qualify`: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from pathlib import Path
 
 from cli.progress.gpu_bar import WorkBar
 from farm.errors import UsageError
-from farm.qualification.qualify import TrialProgress
-from farm.qualification.run import Started, Tried, TriedShape
+from farm.qualification.qualify import QualificationProgress, ShapeResult, Started, Tally
 
 LINE_SECONDS = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
-class ShownTrial(TrialProgress):
-    """Shows one call of `farm admit`, and keeps the cubins of layers that differ."""
+class ShownQualification(QualificationProgress):
+    """Shows a qualification run and keeps the cubins of layers that differ."""
 
     def __init__(self, bar: WorkBar, keep: Path | None) -> None:
         self._bar = bar
         self._keep = keep
-        self._all = Tried()
+        self._all = Tally()
         self._total = 0
         self._told_at = time.monotonic()
 
     def waiting(self, reason: str) -> None:
-        """See TrialProgress."""
+        """See QualificationProgress."""
         self._bar.line(reason)
 
     def started(self, started: Started) -> None:
-        """See TrialProgress."""
+        """See QualificationProgress."""
         self._total = started.layers
         self._bar.update(total=started.layers)
         types = " and ".join(started.data_types)
         self._bar.line(f"{started.gpu} ({started.arch}), ptxas {started.ptxas}: {started.layers:,} layers of {types}")
 
-    def tried(self, shape: TriedShape) -> None:
-        """See TrialProgress."""
-        self._all += shape.tried
-        for line in (*shape.tried.wrong, *shape.tried.failed):
+    def shape_done(self, shape: ShapeResult) -> None:
+        """See QualificationProgress."""
+        self._all += shape.tally
+        for line in (*shape.tally.wrong, *shape.tally.not_built):
             self._bar.line(line)
         for name, data in shape.evidence:
             self._keep_file(name, data)

@@ -1,7 +1,7 @@
-"""Who turns a kernel into machine code: ptxas, or the assembler of this folder where its code has been admitted.
+"""Qualification: the choice between ptxas and the direct assembler, and the GPU results that permit the latter.
 
-An architecture is admitted for a version of ptxas and a data type once a GPU of it has run many layers both ways, bit
-for bit alike, with the very sources of the assembler that are here.
+An architecture is qualified for a version of ptxas and a data type once a GPU of it has run many layers assembled both
+ways, with bit-identical outputs, by exactly the assembler sources in this package.
 """
 
 from __future__ import annotations
@@ -14,73 +14,74 @@ from codegen.ir.layer_spec import Conv2d, DataType, LayerSpec, is_bounded, is_ga
 from codegen.ir.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
-"""What a person asks for; `auto` is direct where it is admitted."""
+"""The assembler that a user asks for; `auto` is direct where it is qualified, else ptxas."""
 Assembler = Literal["ptxas", "direct", "patch"]
-"""patch: values written into what ptxas made of the mask, once for all checkpoints with it (`value_patch.py`)."""
+"""patch: weight values written into code that ptxas made once per mask (`value_patch.py`)."""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
 
-ADMITTED_LEVEL = 3
-"""The optimisation level of ptxas that direct code is compared with."""
-ARCHITECTURES = ("sm_90",)
-"""Whose rules the assembler knows."""
+QUALIFIED_LEVEL = 3
+"""Optimisation level of the ptxas code that direct code is compared with."""
+SUPPORTED_ARCHS = ("sm_90",)
+"""Architectures that the direct assembler supports."""
 
 
 def assembler_named(name: object) -> Assembler:
-    """As a record or a row has it; what is older than the assemblers was made by ptxas."""
+    """The assembler that a record or row names; records without a name are of ptxas."""
     return name if name in ("direct", "patch") else "ptxas"
 
 
 ASSEMBLED: Mapping[Assembler, str] = {
     "ptxas": "ptxas",
     "direct": "assembled directly in",
-    "patch": "put into its mask's code in",
+    "patch": "values patched in",
 }
-"""Words before the time that it took."""
+"""Phrase before the build time in messages."""
 
 
 @dataclass(frozen=True)
-class Admission:
-    """What a GPU of this architecture found when it ran direct code beside that of this version of ptxas."""
+class Qualification:
+    """Result of running direct code beside ptxas code on a GPU of an architecture, for one data type."""
 
     arch: str
     ptxas: str
+    """Version."""
     data_type: DataType
     sources: str
-    """Digest of the assembler's sources, as `codegen.keys.assembler_digest` gives it."""
+    """Digest of the assembler's sources, from `codegen.keys.assembler_digest`."""
     passed: bool
-    """Whether there were enough layers and no difference."""
+    """Whether enough layers were compared and no output differed."""
 
 
 @dataclass(frozen=True)
-class Admissions:
-    """What is known of direct code; one GPU that found a difference counts more than any that found none."""
+class Qualifications:
+    """All known results; a single failure outweighs any number of passes."""
 
-    known: frozenset[Admission] = frozenset()
+    known: frozenset[Qualification] = frozenset()
     sources: str = ""
-    """Digest of the sources that are here."""
+    """Digest of the sources of the installed assembler."""
 
-    def of(self, arch: str, ptxas: str, data_type: DataType) -> frozenset[Admission]:
-        """Those that hold for the assembler that is here."""
-        wanted = {Admission(arch, ptxas, data_type, self.sources, passed) for passed in (True, False)}
+    def of(self, arch: str, ptxas: str, data_type: DataType) -> frozenset[Qualification]:
+        """Results that apply to the installed assembler."""
+        wanted = {Qualification(arch, ptxas, data_type, self.sources, passed) for passed in (True, False)}
         return self.known & wanted
 
-    def refusal(self, arch: str, ptxas: str, data_type: DataType) -> str:
-        """Why direct code is not admitted, with the way out; empty if it is."""
+    def unqualified_reason(self, arch: str, ptxas: str, data_type: DataType) -> str:
+        """Why direct code is not qualified, with the way out; empty if it is qualified."""
         of_type = [each for each in self.known if each.arch == arch and each.data_type == data_type]
-        now = self.of(arch, ptxas, data_type)
-        what = f"{data_type} of {arch} is not admitted for ptxas {ptxas}"
-        if any(not each.passed for each in now):
-            return f"{what}: a GPU found differences, as farm admit tells"
-        if now:
+        current = self.of(arch, ptxas, data_type)
+        fact, way_out = f"{data_type} on {arch} is not qualified for ptxas {ptxas}", "run farm qualify on such a GPU"
+        if any(not each.passed for each in current):
+            return f"{fact}: a GPU found wrong outputs; {way_out} to see which"
+        if current:
             return ""
         if any(each.passed and each.ptxas == ptxas for each in of_type):
-            return f"{what}: it was with another version of the assembler, so run farm admit on such a GPU"
+            return f"{fact}: the assembler has changed since; {way_out}"
         if others := sorted({each.ptxas for each in of_type if each.passed and each.sources == self.sources}):
-            return f"{what}, but for {', '.join(others)}: run farm admit on such a GPU"
-        return f"{what}: run farm admit on such a GPU"
+            return f"{fact}, only for {', '.join(others)}; {way_out}"
+        return f"{fact}; {way_out}"
 
 
-NOTHING_ADMITTED = Admissions()
+NO_QUALIFICATIONS = Qualifications()
 
 
 def assembler_for(
@@ -89,45 +90,52 @@ def assembler_for(
     tiling: Tiling,
     arch: str,
     ptxas: str,
-    admissions: Admissions = NOTHING_ADMITTED,
+    qualifications: Qualifications = NO_QUALIFICATIONS,
     *,
-    optimisation: int = ADMITTED_LEVEL,
+    optimisation: int = QUALIFIED_LEVEL,
 ) -> tuple[Assembler, str]:
-    """Who assembles a layer for an architecture, and why not whom was asked for: empty where it does."""
+    """The assembler of a layer for an architecture, and why it is not the requested one: empty if it is."""
     if choice == "ptxas":
         return "ptxas", ""
     if choice == "patch":
-        if tiling.form != "rolled" or tiling.reads_table or is_bounded(spec) or tiling.cluster > 1:
-            what = "a layer whose inputs have bounds" if tiling.form == "rolled" else f"a {tiling.form} template"
-            what = "a table template" if tiling.reads_table else what
-            what = "a kernel with clusters" if tiling.cluster > 1 else what
-            return "ptxas", f"{what} cannot be patched"
+        if tiling.cluster > 1:
+            return "ptxas", "a kernel with clusters cannot be patched"
+        if tiling.reads_table:
+            return "ptxas", "a table template cannot be patched"
+        if tiling.form != "rolled":
+            return "ptxas", f"a {tiling.form} template cannot be patched"
+        if is_bounded(spec):
+            return "ptxas", "a layer with input bounds cannot be patched"
         return "patch", ""
-    if reason := unknown(spec, tiling, arch):
+    if reason := unsupported_reason(spec, tiling, arch):
         return "ptxas", reason
-    if choice == "auto" and optimisation != ADMITTED_LEVEL:
-        return "ptxas", f"direct code is admitted at -O{ADMITTED_LEVEL}, not at -O{optimisation}"
-    if choice == "auto" and (reason := admissions.refusal(arch, ptxas, spec.data_type)):
+    if choice == "auto" and optimisation != QUALIFIED_LEVEL:
+        return "ptxas", f"direct code is qualified at -O{QUALIFIED_LEVEL}, not at -O{optimisation}"
+    if choice == "auto" and (reason := qualifications.unqualified_reason(arch, ptxas, spec.data_type)):
         return "ptxas", reason
     return "direct", ""
 
 
-def claimed_types(arch: str) -> tuple[DataType, ...]:
-    """The data types that the assembler does on an architecture."""
+def supported_data_types(arch: str) -> tuple[DataType, ...]:
+    """Data types that the direct assembler supports on an architecture."""
     tiling, spec = Tiling("conv2d", 8, 4, 1, 4, 2, 2), Conv2d(2, 8, 8, 4, 3, 3)
-    return tuple(each for each in get_args(DataType) if not unknown(replace(spec, data_type=each), tiling, arch))
+    typed = {each: replace(spec, data_type=each) for each in get_args(DataType)}
+    return tuple(each for each, of_type in typed.items() if not unsupported_reason(of_type, tiling, arch))
 
 
-def unknown(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
-    """What of a layer the assembler is known not to do, in words; empty if it may do it."""
-    if arch not in ARCHITECTURES:
-        return f"the assembler knows {', '.join(ARCHITECTURES)}, not {arch}"
+def unsupported_reason(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
+    """Why the direct assembler does not support a layer; empty if it may support it.
+
+    It may still raise MachineCodeError for a layer that passes this check.
+    """
+    if arch not in SUPPORTED_ARCHS:
+        return f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not {arch}"
     if is_gated(spec) and spec.data_type == "float16":
-        return "the assembler knows no gates of float16, which a layer's input is multiplied by"
+        return "the direct assembler does not support float16 channel gates"
     if tiling.kernel == "direct_global":
-        return "the assembler knows inputs in shared memory, not those that come straight from global memory"
+        return "the direct assembler does not support direct global loads"
     if tiling.reads_table:
-        return "its weights are a table, and ptxas makes the kernel that reads it in milliseconds"
+        return "weight-table kernels are left to ptxas, which builds them in milliseconds"
     if tiling.form != "rolled":
-        return "the assembler knows rolled templates, not full ones"
+        return f"the direct assembler does not support {tiling.form} templates"
     return ""

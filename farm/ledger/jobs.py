@@ -14,7 +14,7 @@ from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, why_none
 from farm.ledger.job_states import held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
-from farm.ledger.qualification import AdmissionTable
+from farm.ledger.qualification import QualificationTable
 from farm.ledger.retention import Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.running import RunningJobs
@@ -57,9 +57,9 @@ class Ledger:
         return TuningTable(self._database)
 
     @property
-    def admissions(self) -> AdmissionTable:
-        """Admission records, which belong to no job either."""
-        return AdmissionTable(self._database)
+    def qualifications(self) -> QualificationTable:
+        """Qualification records, which belong to no job either."""
+        return QualificationTable(self._database)
 
     @property
     def retention(self) -> Retention:

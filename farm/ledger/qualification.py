@@ -1,4 +1,4 @@
-"""The queries of admission records: one row for each architecture, version of ptxas, data type, assembler and GPU."""
+"""Queries of qualification records: one row per architecture, ptxas version, data type, assembler and GPU."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from typing import Any
 
 from sqlalchemy import and_, select
 
-from codegen.sass.qualification import Admissions
+from codegen.sass.qualification import Qualifications
 from farm.ledger.database import Database
-from farm.ledger.tables import admissions
+from farm.ledger.tables import qualifications
 from farm.qualification.files import shipped_records
-from farm.qualification.record import LEAST_LAYERS, AdmissionRecord, admissions_of, record_of_json
+from farm.qualification.record import MIN_LAYERS, QualificationRecord, qualifications_of, record_of_json
 
 _KEY = ("arch", "ptxas", "data_type", "sources", "gpu")
-_COLUMNS = tuple(column.name for column in admissions.columns if column.name not in _KEY)
+_COLUMNS = tuple(column.name for column in qualifications.columns if column.name not in _KEY)
 
 
-class AdmissionTable:
-    """Admission records. Raises LedgerError where the database cannot be used."""
+class QualificationTable:
+    """Qualification records. Raises LedgerError where the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def records(self) -> list[AdmissionRecord]:
-        """All of them; what another version wrote is left out."""
-        query = select(admissions).order_by(admissions.c.arch, admissions.c.data_type, admissions.c.tried_at)
+    def records(self) -> list[QualificationRecord]:
+        """All readable records; rows of another version's format are skipped."""
+        table = qualifications.c
+        query = select(qualifications).order_by(table.arch, table.data_type, table.finished_at)
         with self._database.reading() as connection:
             found = [_record_of_row(row) for row in connection.execute(query)]
         return [record for record in found if record is not None]
 
-    def known(self) -> Admissions:
-        """What they and those that ship with the project say to the assembler that is here."""
-        return admissions_of([*self.records(), *shipped_records()])
+    def known(self) -> Qualifications:
+        """Results of the records here and those shipped with the project, for the installed assembler."""
+        return qualifications_of([*self.records(), *shipped_records()])
 
-    def put(self, records: Iterable[AdmissionRecord]) -> None:
-        """Writes records in the place of those of the same key, but none that says nothing in that of one that does."""
-        telling: list[dict[str, Any]] = []
-        others: list[dict[str, Any]] = []
+    def put(self, records: Iterable[QualificationRecord]) -> None:
+        """Inserts records, replacing rows of equal key; an inconclusive record never replaces a conclusive one."""
+        conclusive: list[dict[str, Any]] = []
+        inconclusive: list[dict[str, Any]] = []
         for each in records:
-            row = {**each.to_json(), "tried_at": each.tried_at.timestamp()}
-            (others if each.admission is None else telling).append(row)
-        says_nothing = and_(admissions.c.wrong == 0, admissions.c.layers < LEAST_LAYERS)
+            row = {**each.to_json(), "finished_at": each.finished_at.timestamp()}
+            (inconclusive if each.qualification is None else conclusive).append(row)
+        is_inconclusive = and_(qualifications.c.wrong == 0, qualifications.c.layers < MIN_LAYERS)
         with self._database.writing() as connection:
-            for rows, where in ((telling, None), (others, says_nothing)):
+            for rows, where in ((conclusive, None), (inconclusive, is_inconclusive)):
                 if rows:
-                    statement = self._database.insert_or_replace(admissions, _KEY, _COLUMNS, where=where)
+                    statement = self._database.insert_or_replace(qualifications, _KEY, _COLUMNS, where=where)
                     connection.execute(statement, rows)
 
 
-def _record_of_row(row: Any) -> AdmissionRecord | None:
+def _record_of_row(row: Any) -> QualificationRecord | None:
+    finished_at = datetime.fromtimestamp(row.finished_at, UTC).isoformat()
     try:
-        return record_of_json({**row._mapping, "tried_at": datetime.fromtimestamp(row.tried_at, UTC).isoformat()})
+        return record_of_json({**row._mapping, "finished_at": finished_at})
     except ValueError:
         return None

@@ -199,8 +199,8 @@ tuning = Table(
     Index(None, "arch"),
 )
 
-admissions = Table(
-    "admissions",
+qualifications = Table(
+    "qualifications",
     metadata,
     Column("arch", String(16), nullable=False),
     Column("ptxas", String(32), nullable=False),
@@ -214,7 +214,7 @@ admissions = Table(
     Column("outputs", BigInteger, nullable=False),
     Column("refused", BigInteger, nullable=False),
     Column("wrong", BigInteger, nullable=False),
-    Column("tried_at", Double, nullable=False),
+    Column("finished_at", Double, nullable=False),
     PrimaryKeyConstraint("arch", "ptxas", "data_type", "sources", "gpu"),
 )
 

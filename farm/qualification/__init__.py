@@ -1,1 +1,1 @@
-"""Admission records: which GPUs ran code without ptxas, and found it to be the same."""
+"""Qualification of the direct assembler: its code runs beside ptxas code on a GPU, compared bit by bit."""

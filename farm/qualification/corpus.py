@@ -1,4 +1,7 @@
-"""The corpus: shapes drawn by number, each with many masks and values, those at their edges first."""
+"""The qualification corpus: numbered random shapes, each with many masks and values, edge cases first.
+
+A shape and its layers depend on the shape's number and data type alone, so a run can be repeated or extended.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import TilingError
-from codegen.ir.checkpoint import Weights
-from codegen.ir.dtypes import from_float32
+from codegen.ir.checkpoint import FloatArray, Weights
+from codegen.ir.dtypes import PRECISIONS, from_float32, to_float32
 from codegen.ir.layer_spec import (
     AddResidual,
     Clip,
@@ -32,31 +35,31 @@ from codegen.ir.layer_spec import (
     Step,
     Swish,
     Tanh,
+    is_bounded,
 )
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.model_zoo import prune
 from codegen.selection.choose import choose_tiling, ranked_tilings
 from codegen.verification.compare import random_input
-from farm.qualification.values import drawn_biases, drawn_bounds, drawn_values
 
-LAYERS_OF_SHAPE = 40
-"""Layers of one shape: they share a template and a skeleton, which take longer to make than their cubins."""
-MOST_WEIGHTS = 1024
-"""Of a drawn shape: ptxas takes a tenth of a second for most such layers."""
-MOST_SPLIT_WEIGHTS = 3072
-"""Of a shape whose channels are split over the blocks of a cluster: each has a stream of its own."""
+LAYERS_PER_SHAPE = 40
+"""Layers of one shape share a template and a skeleton, which take longer to build than the cubins."""
+MAX_WEIGHTS = 1024
+"""Most weights of a shape; ptxas takes a tenth of a second for most layers of this size."""
+MAX_SPLIT_WEIGHTS = 3072
+"""Most weights of a shape split over the blocks of a cluster, where each block has its own instruction stream."""
 SPLIT_EVERY = 3
-"""Of so many float32 and float16 shapes one has its channels split over the blocks of a cluster."""
+"""One float32 or float16 shape in this many splits its channels over the blocks of a cluster."""
 GATED_EVERY = 5
-"""Of so many shapes, but for float16, one has its input multiplied by gates."""
+"""One float32 or bfloat16 shape in this many has channel gates."""
 BOUNDED_EVERY = 5
-"""Of so many float32 shapes one has bounds for its input, as a normalisation before a layer leads to."""
+"""One float32 shape in this many has input bounds, as a normalisation before a layer leads to."""
 POOLED_EVERY = 4
-"""Of so many shapes one has a max pool behind it."""
+"""One shape in this many ends with a max pool."""
 WIDE_EVERY = 8
-"""Of so many shapes that is one whose windows overlap."""
-MOST_ELEMENTS = 200_000
-"""Of a batch's input or output."""
+"""One shape in this many ends with a max pool whose windows overlap."""
+MAX_ELEMENTS = 200_000
+"""Most elements of a batch's input or output."""
 STEPS: tuple[Step, ...] = (
     AddResidual(),
     Clip(low=0.0),
@@ -77,7 +80,7 @@ SPARSITIES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 
 @dataclass(frozen=True)
 class Shape:
-    """A template to be tried: LAYERS_OF_SHAPE layers have it. What is drawn for it depends on its number alone."""
+    """One template of the corpus, with its batch; it has LAYERS_PER_SHAPE layers, numbered variants from 0."""
 
     number: int
     spec: LayerSpec
@@ -86,24 +89,24 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """As in `float32 17`."""
+        """Name in messages, such as `float32 17`."""
         return f"{self.spec.data_type} {self.number}"
 
     def layer_name(self, variant: int) -> str:
-        """As in `float32 17:3 (one weight)`."""
+        """Name of a layer in messages, such as `float32 17:2 (one weight)`."""
         return f"{self.name}:{variant} ({mask_name(variant)})"
 
     def weights(self, variant: int) -> Weights:
-        """Of its layer of this number, from 0 up to LAYERS_OF_SHAPE."""
+        """Weights, biases and input bounds of a layer."""
         rng = np.random.default_rng((self.number, variant))
         mask = np.asarray(_masks()[variant][1](self, rng), dtype=bool)
-        kernel = np.where(mask, drawn_values(self.spec, rng), np.float32(0))
-        return Weights(kernel, drawn_biases(self.spec, rng), drawn_bounds(self.spec, rng))
+        kernel = np.where(mask, _draw_weights(self.spec, rng), np.float32(0))
+        return Weights(kernel, _draw_biases(self.spec, rng), _draw_bounds(self.spec, rng))
 
     def input(self) -> NDArray[Any]:
-        """[batch, ...]: normal values; in some shapes with zeros of both signs, infinities, NaN or subnormal ones."""
+        """Input [batch, ...]: normal values; some shapes mix in signed zeros, infinities and NaN, or subnormals."""
         x = random_input(self.spec, self.batch, self.number)
-        rng = np.random.default_rng((self.number, LAYERS_OF_SHAPE))
+        rng = np.random.default_rng((self.number, LAYERS_PER_SHAPE))
         odd = {0: (0.0, -0.0), 1: (np.inf, -np.inf, np.nan), 2: (1e-40, -1e-44, 6e-8)}.get(int(rng.integers(8)))
         if odd is not None:
             chosen = from_float32(rng.choice(np.array(odd, np.float32), x.shape), self.spec.data_type)
@@ -111,13 +114,13 @@ class Shape:
         return np.ascontiguousarray(x)
 
 
-def numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[int, DataType]]:
-    """Endless: what `drawn_shape` takes, from `first` on, a shape of each data type in turn."""
+def shape_numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[tuple[int, DataType]]:
+    """Endless arguments of `draw_shape`, from number `first`, each number with every data type."""
     return ((number, data_type) for number in count(first) for data_type in data_types)
 
 
-def drawn_shape(number: int, data_type: DataType) -> Shape | None:
-    """The shape of a number; None if no tiling fits it."""
+def draw_shape(number: int, data_type: DataType) -> Shape | None:
+    """The shape of a number and data type; None if no tiling fits it."""
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
     split = data_type != "bfloat16" and number % SPLIT_EVERY == 1
     spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
@@ -128,7 +131,7 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
     elif not split and number % POOLED_EVERY == 3:
         spec = _pooled_spec(rng, data_type, wide=number % WIDE_EVERY == WIDE_EVERY - 1)
     batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
-    batch = max(1, min(batch, MOST_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
+    batch = max(1, min(batch, MAX_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
     density = float(rng.choice([0.05, 0.2, 0.6]))
     nonzeros = np.full(spec.output_channels, max(1, round(density * spec.weights_count / spec.output_channels)))
@@ -149,7 +152,7 @@ def drawn_shape(number: int, data_type: DataType) -> Shape | None:
 
 def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     kind, epilogue = rng.random(), _epilogue(rng)
-    weights = int(np.exp(rng.uniform(np.log(24), np.log(MOST_WEIGHTS))))
+    weights = int(np.exp(rng.uniform(np.log(24), np.log(MAX_WEIGHTS))))
     if kind < 0.25:
         inputs = int(np.clip(np.exp(rng.uniform(np.log(4), np.log(600))), 1, weights))
         return Linear(inputs, max(1, weights // inputs), epilogue, data_type)
@@ -159,10 +162,10 @@ def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     groups = int(rng.choice([1, 1, 1, 2, 4]))
     each = max(1, weights // (rows * columns))
     channels = groups * int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16, 24, 32]))
-    kernels = groups * max(1, min(64, round(each / channels)))
+    outputs = groups * max(1, min(64, round(each / channels)))
     stride, pads = _pair(rng, (1, 1, 2, 3)), tuple(int(pad) for pad in rng.integers(0, 3, 4))
     padding = (min(pads[0], rows - 1), min(pads[1], columns - 1), min(pads[2], rows - 1), min(pads[3], columns - 1))
-    size = (channels, height, width, kernels, rows, columns)
+    size = (channels, height, width, outputs, rows, columns)
     if kind < 0.4:
         more = (int(rng.integers(stride[0])), int(rng.integers(stride[1])))
         cut = (0, 0, min(rows, height) // 2, min(columns, width) // 2)
@@ -171,47 +174,47 @@ def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
 
 
 def _split_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
-    """A convolution that has tilings with clusters, of at least one quad of channels a block."""
+    """A convolution with cluster tilings: at least four channels per block."""
     height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 9, 11, 14, 16], 2))
     rows, columns = (int(size) for size in rng.choice([1, 1, 2, 3, 3, 3], 2))
     channels = int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128]))
-    weights = int(np.exp(rng.uniform(np.log(256), np.log(MOST_SPLIT_WEIGHTS))))
-    kernels = int(np.clip(round(weights / (channels * rows * columns)), 1, 64))
+    weights = int(np.exp(rng.uniform(np.log(256), np.log(MAX_SPLIT_WEIGHTS))))
+    outputs = int(np.clip(round(weights / (channels * rows * columns)), 1, 64))
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
-    size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
+    size, padding = (channels, height, width, outputs, rows, columns), (top, left, bottom, right)
     return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng), data_type)
 
 
 def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -> LayerSpec:
-    """A 1x1 convolution, of a map and channels that have tilings with clusters if it is to be split."""
+    """A 1x1 convolution with channel gates; with `split`, large enough for cluster tilings."""
     height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 9, 11, 14, 16], 2))
     groups = 1 if split else int(rng.choice([1, 1, 1, 2, 3]))
     channels = groups * int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128] if split else [1, 3, 5, 8, 12, 16, 24, 40]))
-    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_SPLIT_WEIGHTS if split else MOST_WEIGHTS))))
-    kernels = groups * int(np.clip(round(weights / channels), 1, 64))
-    size, stride = (channels, height, width, kernels, 1, 1), _pair(rng, (1, 1, 1, 2))
+    weights = int(np.exp(rng.uniform(np.log(64), np.log(MAX_SPLIT_WEIGHTS if split else MAX_WEIGHTS))))
+    outputs = groups * int(np.clip(round(weights / channels), 1, 64))
+    size, stride = (channels, height, width, outputs, 1, 1), _pair(rng, (1, 1, 1, 2))
     return Conv2d(*size, stride, groups=groups, epilogue=_epilogue(rng), data_type=data_type, gated=True)
 
 
 def _bounded_spec(rng: np.random.Generator, *, split: bool) -> LayerSpec:
-    """A 1x1 convolution of float32, of a map and channels that have tilings with clusters if it is to be split."""
+    """A float32 1x1 convolution with input bounds; with `split`, large enough for cluster tilings."""
     sizes = [4, 5, 7, 8, 9, 11, 14, 16] if split else [1, 4, 5, 7, 8, 11, 14, 16, 28, 33]
     height, width = (int(size) for size in rng.choice(sizes, 2))
     channels = int(rng.choice([8, 16, 24, 32, 48, 64, 96, 128] if split else [1, 3, 5, 8, 12, 16, 24, 40, 64]))
-    weights = int(np.exp(rng.uniform(np.log(64), np.log(MOST_SPLIT_WEIGHTS if split else MOST_WEIGHTS))))
+    weights = int(np.exp(rng.uniform(np.log(64), np.log(MAX_SPLIT_WEIGHTS if split else MAX_WEIGHTS))))
     size = (channels, height, width, int(np.clip(round(weights / channels), 1, 64)), 1, 1)
     return Conv2d(*size, epilogue=_epilogue(rng), bounded=True)
 
 
 def _pooled_spec(rng: np.random.Generator, data_type: DataType, *, wide: bool) -> LayerSpec:
-    """A convolution with a max pool as its last step, of 3x3 windows if that is to be wide."""
+    """A convolution that ends with a max pool; with `wide`, of 3x3 windows."""
     height, width = (int(size) for size in rng.choice([4, 5, 7, 8, 11, 14, 16, 23, 28], 2))
     rows, columns = (int(size) for size in rng.choice([2, 3, 3, 3, 4], 2))
     channels = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16]))
-    weights = int(np.exp(rng.uniform(np.log(24), np.log(MOST_WEIGHTS))))
-    kernels = max(1, min(64, round(weights / (channels * rows * columns))))
+    weights = int(np.exp(rng.uniform(np.log(24), np.log(MAX_WEIGHTS))))
+    outputs = max(1, min(64, round(weights / (channels * rows * columns))))
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
-    size, padding = (channels, height, width, kernels, rows, columns), (top, left, bottom, right)
+    size, padding = (channels, height, width, outputs, rows, columns), (top, left, bottom, right)
     before: Step = (Clip(low=0.0), Clip(low=0.0, high=6.0), LeakyRelu(0.1))[int(rng.integers(3))]
     alone = rng.random() >= 0.8
     beside = (int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2))) if wide else None
@@ -221,7 +224,7 @@ def _pooled_spec(rng: np.random.Generator, data_type: DataType, *, wide: bool) -
 
 
 def _dilation(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[int, int]:
-    """Of channels, height, width, kernels, rows, columns."""
+    """Dilation for a size (channels, height, width, output channels, rows, columns)."""
     _, height, width, _, rows, columns = size
     down, across = _pair(rng, (1, 1, 1, 2))
     fits = (rows - 1) * down < height and (columns - 1) * across < width
@@ -239,11 +242,11 @@ def _epilogue(rng: np.random.Generator) -> tuple[Step, ...]:
 
 
 Mask = Callable[[Shape, np.random.Generator], NDArray[Any]]
-"""Which weights of a shape are not zero."""
+"""Draws the non-zero positions of a shape's weights."""
 
 
 def mask_name(variant: int) -> str:
-    """Of the layers of this number, in words."""
+    """Name of a variant's mask."""
     return _masks()[variant][0]
 
 
@@ -258,13 +261,13 @@ def _masks() -> tuple[tuple[str, Mask], ...]:
         ("one share of the channels left", lambda shape, rng: ~_without_share(shape, rng)),
         ("one K group empty", _without_group),
         ("one K group left", lambda shape, rng: ~_without_group(shape, rng)),
-        ("kernels pruned", _without_kernels),
-        ("one position of the kernel left", _one_position),
+        ("output channels pruned", _without_outputs),
+        ("one filter position left", _one_position),
         ("two of four", _two_of_four),
     )
     drawn = tuple(
         (f"sparsity {SPARSITIES[i % len(SPARSITIES)]}", _pruned_to(SPARSITIES[i % len(SPARSITIES)]))
-        for i in range(LAYERS_OF_SHAPE - len(edges))
+        for i in range(LAYERS_PER_SHAPE - len(edges))
     )
     return edges + drawn
 
@@ -283,7 +286,7 @@ def _without_chunk(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
 
 
 def _without_share(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
-    """Of the blocks of a cluster one has nothing to do; where there is none, half of the channels is empty."""
+    """Leaves one block of the cluster without weights; without a cluster, empties half of the channels."""
     mask = np.ones(shape.spec.weights_shape, dtype=bool)
     size = -(-mask.shape[1] // max(2, shape.tiling.cluster))
     first = size * int(rng.integers(-(-mask.shape[1] // size)))
@@ -298,7 +301,7 @@ def _without_group(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
     return mask
 
 
-def _without_kernels(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
+def _without_outputs(shape: Shape, rng: np.random.Generator) -> NDArray[Any]:
     mask = rng.random(shape.spec.weights_shape) < 0.5
     mask[rng.random(len(mask)) < 0.5] = False
     return mask
@@ -321,3 +324,38 @@ def _pruned_to(sparsity: float) -> Mask:
         return kept
 
     return mask
+
+
+def _draw_weights(spec: LayerSpec, rng: np.random.Generator) -> FloatArray:
+    """Weight values: normal; some layers have few values, one value, or every magnitude of the data type."""
+    normal = rng.standard_normal(spec.weights_shape, dtype=np.float32)
+    kind = rng.random()
+    if kind < 0.2:
+        normal = rng.choice(np.array([-1, 1, 0.5, -2, 0.25, 3], np.float32), spec.weights_shape)
+    elif kind < 0.25:
+        normal = np.full(spec.weights_shape, normal.flat[0])
+    elif kind < 0.4:
+        precision = PRECISIONS[spec.data_type]
+        least, most = np.log2(precision.smallest_subnormal), np.log2(precision.largest) - 2
+        normal = np.sign(normal) * np.exp2(rng.uniform(least, most, spec.weights_shape)).astype(np.float32)
+    values = to_float32(from_float32(normal.astype(np.float32), spec.data_type), spec.data_type)
+    return np.where(values == 0, np.float32(1), values)
+
+
+def _draw_bounds(spec: LayerSpec, rng: np.random.Generator) -> FloatArray | None:
+    """Input bounds [channels, 2], normal and extreme, for none to all channels; None for a layer without bounds."""
+    if not is_bounded(spec):
+        return None
+    shape = (spec.channels, 2)
+    odd = rng.choice(np.array([0.0, -0.0, 1e-40, -1e-44, 3e38, -3e38], np.float32), shape)
+    values = np.sort(np.where(rng.random(shape) < 0.2, odd, rng.standard_normal(shape, dtype=np.float32)), axis=1)
+    exists = rng.random(shape) < rng.choice([0.0, 0.3, 0.6, 1.0], 2)
+    return np.where(exists, values, np.array([-np.inf, np.inf])).astype(np.float32)
+
+
+def _draw_biases(spec: LayerSpec, rng: np.random.Generator) -> FloatArray:
+    """Bias values: normal; in some layers half or all of them are signed zeros."""
+    normal, zeros = rng.standard_normal(spec.output_channels, dtype=np.float32), rng.choice([0.0, 0.5, 1.0])
+    zero = np.array([0.0, -0.0], np.float32)[rng.integers(0, 2, spec.output_channels)]
+    values = np.where(rng.random(spec.output_channels) < zeros, zero, normal)
+    return to_float32(from_float32(values, spec.data_type), spec.data_type)

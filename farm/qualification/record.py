@@ -1,4 +1,4 @@
-"""AdmissionRecord: what a GPU found when it ran layers both ways. A frozen value, JSON and back."""
+"""QualificationRecord: the result of one qualification run on a GPU; a frozen value with a JSON form."""
 
 from __future__ import annotations
 
@@ -9,80 +9,80 @@ from typing import Any, get_args
 
 from codegen.ir.layer_spec import DataType
 from codegen.keys import assembler_digest
-from codegen.sass.qualification import Admission, Admissions
+from codegen.sass.qualification import Qualification, Qualifications
 
-LEAST_LAYERS = 1000
-"""Fewer admit nothing: what was wrong so far was seen in one layer of twenty, at least in one of hundreds."""
+MIN_LAYERS = 1000
+"""Layers that a pass needs: past defects showed in one layer of twenty, at the rarest in one of hundreds."""
 
 
 @dataclass(frozen=True)
-class AdmissionRecord:
-    """One trial of a data type on a GPU."""
+class QualificationRecord:
+    """Result of one qualification run for a data type on a GPU."""
 
     arch: str
     ptxas: str
     """Version."""
     data_type: DataType
     sources: str
-    """Digest of the assembler's sources (`assembler_digest`): with others the record is stale."""
+    """Digest of the assembler's sources (`assembler_digest`); the record is stale for any other digest."""
     gpu: str
-    """Its name, as the driver has it."""
+    """Name reported by the driver."""
     driver: str
-    """The CUDA version that it serves at most."""
+    """Newest CUDA version that the driver supports."""
     first: int
-    """Number of the first layer that was drawn."""
+    """Number of the first layer drawn."""
     layers: int
-    """Compared, with all their outputs."""
+    """Layers compared, each with all its outputs."""
     shapes: int
     outputs: int
     refused: int
-    """Layers that were drawn and that the assembler left to ptxas."""
+    """Layers drawn that the assembler left to ptxas."""
     wrong: int
-    """Layers of which an output differed, or with which the assembler broke."""
-    tried_at: datetime
+    """Layers with a differing output, or on which the assembler crashed."""
+    finished_at: datetime
 
     @property
     def passed(self) -> bool:
-        """Whether it admits."""
-        return not self.wrong and self.layers >= LEAST_LAYERS
+        """Whether enough layers were compared and none was wrong."""
+        return not self.wrong and self.layers >= MIN_LAYERS
 
     @property
-    def admission(self) -> Admission | None:
-        """None of a trial that was too short to say anything."""
+    def qualification(self) -> Qualification | None:
+        """The result for the assembler; None if too few layers were compared to tell."""
         if not self.passed and not self.wrong:
             return None
-        return Admission(self.arch, self.ptxas, self.data_type, self.sources, self.passed)
+        return Qualification(self.arch, self.ptxas, self.data_type, self.sources, self.passed)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values; `record_of_json` is its inverse."""
-        return {**asdict(self), "tried_at": self.tried_at.isoformat(timespec="seconds")}
+        """Plain JSON values; `record_of_json` is the inverse."""
+        return {**asdict(self), "finished_at": self.finished_at.isoformat(timespec="seconds")}
 
 
-def admissions_of(records: Iterable[AdmissionRecord]) -> Admissions:
-    """What they say to the assembler that is here."""
-    return Admissions(frozenset(each for record in records if (each := record.admission)), assembler_digest())
+def qualifications_of(records: Iterable[QualificationRecord]) -> Qualifications:
+    """Results of these records, for the installed assembler."""
+    return Qualifications(frozenset(each for record in records if (each := record.qualification)), assembler_digest())
 
 
 _COUNTS = ("first", "layers", "shapes", "outputs", "refused", "wrong")
-_KEYS = frozenset(each.name for each in fields(AdmissionRecord))
+_KEYS = frozenset(each.name for each in fields(QualificationRecord))
 
 
-def record_of_json(value: Any) -> AdmissionRecord:
-    """Reads what `to_json` wrote. Raises ValueError, in words, for anything else."""
+def record_of_json(value: Any) -> QualificationRecord:
+    """Reads the output of `to_json`. Raises ValueError, with the reason, for anything else."""
     if not isinstance(value, Mapping):
-        raise ValueError("it is not an object")
+        raise ValueError("not an object")
     if wrong := _KEYS ^ value.keys():
-        raise ValueError(f"{', '.join(sorted(wrong))}: it lacks that, or has it and should not")
-    for name in _KEYS - {"tried_at"}:
+        raise ValueError(f"missing or unexpected: {', '.join(sorted(wrong))}")
+    for name in _KEYS - {"finished_at"}:
         kind = int if name in _COUNTS else str
         if not isinstance(value[name], kind) or isinstance(value[name], bool):
-            raise ValueError(f"its {name} {value[name]!r} is not {'a number' if kind is int else 'a text'}")
+            raise ValueError(f"{name} {value[name]!r} is not {'an integer' if kind is int else 'a string'}")
     if value["data_type"] not in get_args(DataType):
-        raise ValueError(f"its data_type {value['data_type']!r} is not known")
+        raise ValueError(f"unknown data_type {value['data_type']!r}")
     try:
-        moment = datetime.fromisoformat(value["tried_at"])
+        moment = datetime.fromisoformat(value["finished_at"])
     except (TypeError, ValueError):
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise ValueError(f"its tried_at {value['tried_at']!r} is not a time with its zone")
-    return AdmissionRecord(**{**value, "tried_at": moment})
+        raise ValueError(f"finished_at {value['finished_at']!r} is not a time with a time zone")
+    return QualificationRecord(**{**value, "finished_at": moment})

@@ -15,7 +15,7 @@ from codegen.ir.layer_spec import Conv2d
 from codegen.ir.tiling import Tiling
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
-from codegen.sass.qualification import ARCHITECTURES, claimed_types
+from codegen.sass.qualification import SUPPORTED_ARCHS, supported_data_types
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
@@ -93,14 +93,14 @@ def _assembler(settings: Settings) -> str:
     """What is assembled without ptxas, and why the rest is not."""
     ledger, ptxas = open_ledger(settings), _tools(settings).ptxas_version
     try:
-        records, known = [*ledger.admissions.records(), *shipped_records()], ledger.admissions.known()
+        records, known = [*ledger.qualifications.records(), *shipped_records()], ledger.qualifications.known()
     finally:
         ledger.close()
     told = []
-    for arch in ARCHITECTURES:
-        for data_type in claimed_types(arch):
-            reason = known.refusal(arch, ptxas, data_type)
-            gpus = {each.gpu: each.layers for each in records if each.admission in known.of(arch, ptxas, data_type)}
+    for arch in SUPPORTED_ARCHS:
+        for data_type in supported_data_types(arch):
+            reason = known.unqualified_reason(arch, ptxas, data_type)
+            gpus = {each.gpu: each.layers for each in records if each.qualification in known.of(arch, ptxas, data_type)}
             seen = ", ".join(f"{layers:,} layers on {gpu}" for gpu, layers in gpus.items())
             told.append(reason or f"{arch} {data_type} without ptxas {ptxas} (the same in {seen})")
     return "; ".join([*told, "all else by ptxas"])

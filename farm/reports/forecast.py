@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LIKELY_ROWS
 from codegen.kernels import tiled
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions
+from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
@@ -100,11 +100,11 @@ def forecast(
     store: Store,
     *,
     recache: bool,
-    admissions: Admissions = NOTHING_ADMITTED,
+    qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Forecast:
     """The forecast for the jobs of these checkpoints; with `recache`, the contents of the store are ignored."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
-    todo = plan([(job, job.builds) for job in jobs], toolchain, admissions)
+    todo = plan([(job, job.builds) for job in jobs], toolchain, qualifications)
     there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
     streams = {
         (job.id, build.id): _streams(build, model)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.errors import CodegenError
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions
+from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
 from farm.config.units import format_seconds
@@ -76,9 +76,9 @@ class HeldJobs:
             self._held_jobs[job_id] = held
             if held.job.tries > 1:
                 self._ledger.forget_results(job_id, holder=self._coordinator)
-            admissions = self._admissions([held])
+            qualifications = self._qualifications([held])
             for build in list(held.builds.values()):
-                for arch, reason in no_longer_whole(build, held.job.options, toolchain, admissions):
+                for arch, reason in no_longer_whole(build, held.job.options, toolchain, qualifications):
                     self._cut(held, build.id, arch, reason)
             begun.append(held)
         try:
@@ -98,12 +98,12 @@ class HeldJobs:
 
     def _plan(self, held_jobs: Sequence[HeldJob], toolchain: Toolchain) -> Plan:
         work = [(held.job, list(held.builds.values())) for held in held_jobs]
-        return plan(work, toolchain, self._admissions(held_jobs))
+        return plan(work, toolchain, self._qualifications(held_jobs))
 
-    def _admissions(self, held_jobs: Sequence[HeldJob]) -> Admissions:
+    def _qualifications(self, held_jobs: Sequence[HeldJob]) -> Qualifications:
         """The records of qualification, if a job uses the assembler `auto`."""
         asked = any(held.job.options.assembler == "auto" for held in held_jobs)
-        return self._ledger.admissions.known() if asked else NOTHING_ADMITTED
+        return self._ledger.qualifications.known() if asked else NO_QUALIFICATIONS
 
     def _can_be_planned(self, held: HeldJob, toolchain: Toolchain) -> bool:
         try:
@@ -174,7 +174,7 @@ class HeldJobs:
             if (held := self._held_jobs.get(target.job)) is not None:
                 build = self._cut(held, target.build, target.arch, reason)
                 held.left += len(build.parts_of(target.arch)) - 1
-                plans.append(plan_of(held.job, build, target.arch, toolchain, self._admissions([held])))
+                plans.append(plan_of(held.job, build, target.arch, toolchain, self._qualifications([held])))
                 self._ledger.record_keys("cubin", plans[-1].cubin_fields)
                 self._progress.cut(held.job, build, plans[-1])
         self._to_cut = []

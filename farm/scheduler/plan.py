@@ -10,7 +10,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import needs_clusters, template_cost
 from codegen.keys import TemplateKey, cubin_key, template_key
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, assembler_for
+from codegen.sass.qualification import NO_QUALIFICATIONS, Assembler, Qualifications, assembler_for
 from codegen.selection.code_size import average_instructions
 from codegen.selection.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.target.arch import virtual_arch
@@ -51,11 +51,11 @@ class Plan:
 def plan(
     work: Iterable[tuple[Job | NewJob, Sequence[Build]]],
     toolchain: Toolchain,
-    admissions: Admissions = NOTHING_ADMITTED,
+    qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Plan:
     """Plan the builds of several jobs together, so that a shared template or cubin is built once.
 
-    `admissions` say which layers `--assembler auto` assembles directly. The cubins of one part for several
+    `qualifications` say which layers `--assembler auto` assembles directly. The cubins of one part for several
     architectures stay adjacent, so that a worker rewrites the template once for all of them. Raises ArchError for an
     architecture that the toolchain does not know.
     """
@@ -81,7 +81,7 @@ def plan(
             for (number, part), arch in _parts(build, job.options):
                 virtual = virtual_arch(arch, clusters=clusters)
                 of_template, template = template_of(build.spec, build.tiling, virtual)
-                assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, admissions)
+                assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, qualifications)
                 of_cubin = cubin_key(
                     template.key,
                     build.weights,
@@ -127,27 +127,32 @@ def plan(
 
 
 def assembler_of(
-    options: BuildOptions, spec: LayerSpec, tiling: Tiling, arch: str, toolchain: Toolchain, admissions: Admissions
+    options: BuildOptions,
+    spec: LayerSpec,
+    tiling: Tiling,
+    arch: str,
+    toolchain: Toolchain,
+    qualifications: Qualifications,
 ) -> tuple[Assembler, str]:
     """The assembler of a layer for an architecture, and why it is not the requested one (empty if it is)."""
     version, level = toolchain.ptxas_version, options.optimisation
-    return assembler_for(options.assembler, spec, tiling, arch, version, admissions, optimisation=level)
+    return assembler_for(options.assembler, spec, tiling, arch, version, qualifications, optimisation=level)
 
 
 def no_longer_whole(
-    build: Build, options: BuildOptions, toolchain: Toolchain, admissions: Admissions
+    build: Build, options: BuildOptions, toolchain: Toolchain, qualifications: Qualifications
 ) -> tuple[tuple[str, str], ...]:
     """Architectures for which a layer planned as one cubin must be split, since ptxas assembles it now, and why."""
     found = [
-        (arch, assembler_of(options, build.spec, build.tiling, arch, toolchain, admissions)) for arch in build.whole
+        (arch, assembler_of(options, build.spec, build.tiling, arch, toolchain, qualifications)) for arch in build.whole
     ]
     return tuple((arch, reason) for arch, (assembler, reason) in found if assembler != "direct")
 
 
-def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, admissions: Admissions) -> Plan:
+def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, qualifications: Qualifications) -> Plan:
     """Plan one build for one of its architectures."""
     only = replace(job, options=replace(job.options, archs=(arch,)))
-    return plan([(only, [replace(build, choices=())])], toolchain, admissions)
+    return plan([(only, [replace(build, choices=())])], toolchain, qualifications)
 
 
 def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Part], str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import ToolError
-from codegen.sass.qualification import Admissions
+from codegen.sass.qualification import Qualifications
 from codegen.verification.compare import Verification
 from farm.bench.layers.benchmark import CaseMeasured, Plan
 from farm.bench.layers.contenders import GENERATED
@@ -64,7 +64,7 @@ def tuning(
     cases: Sequence[StoredCase],
     known: Sequence[TuningRecord],
     plan: TunePlan,
-    admissions: Admissions,
+    qualifications: Qualifications,
 ) -> Generator[TuningEvent, None, None]:
     """In place of `tuning_work`."""
     rig = PlayedRig(lambda tiling: 10.0, gpu=gpus_here())
@@ -76,7 +76,7 @@ def benchmark(
     cases: Sequence[StoredCase],
     plan: Plan,
     records: Sequence[TuningRecord],
-    admissions: Admissions,
+    qualifications: Qualifications,
 ) -> Generator[Results | CaseMeasured, None, None]:
     """In place of `benchmark_work`: the time of a layer is the number of its weights that are not zero."""
     yield Results({"gpu": gpus_here()}, plan.to_json())

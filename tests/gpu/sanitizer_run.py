@@ -16,10 +16,10 @@ import argparse
 import os
 import sys
 
-from codegen.sass.qualification import claimed_types
+from codegen.sass.qualification import supported_data_types
 from farm.cuda.device import Device
-from farm.qualification.both_ways import Makers
-from farm.qualification.gpu import GpuBench
+from farm.qualification.build import BuildPool
+from farm.qualification.comparator import GpuComparator
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, any_toolchain
 
@@ -41,22 +41,22 @@ def odd_layers(device: Device) -> bool:
 
 
 def direct_layers(device: Device, shapes: int, first: int) -> bool:
-    """Layers of `farm admit`, with ptxas's code beside the direct one."""
+    """Runs both builds of layers of the qualification corpus."""
     layers = differing = refused = 0
-    with Makers(os.cpu_count() or 1, device.arch, any_toolchain(), LIMITS) as makers:
-        begun = [
-            makers.begin(number, data_type, DIRECT_VARIANTS)
+    with BuildPool(os.cpu_count() or 1, device.arch, any_toolchain(), LIMITS) as builder:
+        builds = [
+            builder.submit(number, data_type, DIRECT_VARIANTS)
             for number in range(first, first + shapes)
-            for data_type in claimed_types(device.arch)
+            for data_type in supported_data_types(device.arch)
         ]
-        for future in begun:
-            made = future.result()
-            refused += made.refused.total()
-            if made.shape is not None:
-                for each in GpuBench(device).compare(made.shape, made.layers):
+        for future in builds:
+            built = future.result()
+            refused += built.refused.total()
+            if built.shape is not None:
+                for each in GpuComparator(device).compare(built.shape, built.layers):
                     layers += 1
                     differing += each.differing > 0
-                print(f"{made.shape.name}: {made.shape.spec}, {len(made.layers)} layers run", flush=True)
+                print(f"{built.shape.name}: {built.shape.spec}, {len(built.layers)} layers run", flush=True)
     print(f"{layers} direct layers, {differing} that differ from ptxas's, {refused} left to ptxas")
     return layers > 0 and not differing
 

@@ -33,9 +33,9 @@ FARM_LAYERS = (
     ("scheduler", "torch", "verify.onnxruntime_reference"),
     ("jobs", "bundle"),
     ("verify",),
-    ("bench",),
+    ("bench", "qualification"),
     ("maintenance", "reports"),
-    ("api", "tuning.search", "qualification"),
+    ("api", "tuning.search"),
     ("testing",),
 )
 """From the bottom up: a module or package of farm/ imports from lower lines only. A module's own line counts before its

@@ -21,11 +21,11 @@ from farm.config.settings import Settings
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
-from farm.qualification.record import AdmissionRecord
+from farm.qualification.record import QualificationRecord
 from farm.store import open_store
 from farm.store.contract import blob_digest
-from tests.admission_samples import admission
 from tests.bundle_samples import validator
+from tests.qualification_samples import qualified
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, Tools
 
@@ -113,35 +113,35 @@ def test_full_templates_are_left_to_ptxas(farm: Farm, capsys: pytest.CaptureFixt
     [job] = farm.compile([checkpoint(layer("conv1", spec=SMALLER))], replace(DIRECT, form="full"))
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["inspect", job.id]) == 0
-    assert "machine code by ptxas: the assembler knows rolled templates, not full ones\n" in capsys.readouterr().out
+    assert "machine code by ptxas: the direct assembler does not support full templates\n" in capsys.readouterr().out
 
 
-def test_unasked_ptxas_makes_the_code_until_a_gpu_has_admitted_another(
+def test_ptxas_is_the_default_until_a_gpu_has_qualified_direct_code(
     farm: Farm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [job] = farm.compile([NET], BuildOptions(("sm_90",)))
     assert {result.assembler for result in farm.inspect(job.id).results} == {"ptxas"}
     assert run(["inspect", job.id]) == 0
     version = farm.toolchain.ptxas_version
-    reason = f"float32 of sm_90 is not admitted for ptxas {version}: run farm admit on such a GPU"
+    reason = f"float32 on sm_90 is not qualified for ptxas {version}; run farm qualify on such a GPU"
     assert f"machine code by ptxas: {reason}\n" in capsys.readouterr().out
     checks = {check.name: check for check in farm.doctor()}
     assert checks["assembler"].ok
     assert reason in checks["assembler"].text
 
 
-def test_what_a_gpu_admitted_is_assembled_directly_unasked_and_the_rest_says_why_not(
+def test_qualified_code_is_assembled_directly_by_default_and_the_rest_says_why_not(
     farm: Farm, settings: Settings, tools: Tools, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = farm.toolchain.ptxas_version
-    admit(settings, admission(ptxas=version))
+    record(settings, qualified(ptxas=version))
     [job] = farm.compile([NET], BuildOptions(("sm_80", "sm_90")))
     made = {(result.arch, result.assembler, result.fallback) for result in farm.inspect(job.id).results}
-    assert made == {("sm_90", "direct", ""), ("sm_80", "ptxas", "the assembler knows sm_90, not sm_80")}
+    assert made == {("sm_90", "direct", ""), ("sm_80", "ptxas", "the direct assembler supports sm_90, not sm_80")}
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
     assert "2 of 4 cubins assembled directly, the others by ptxas\n" in shown
-    assert "2 by ptxas: the assembler knows sm_90, not sm_80\n" in shown
+    assert "2 by ptxas: the direct assembler supports sm_90, not sm_80\n" in shown
     told = next(check.text for check in farm.doctor() if check.name == "assembler")
     assert told.startswith(f"sm_90 float32 without ptxas {version} (the same in 5,000 layers on NVIDIA Made-Up); ")
     tools.calls()
@@ -153,18 +153,18 @@ def test_what_a_gpu_admitted_is_assembled_directly_unasked_and_the_rest_says_why
 def test_once_the_assembler_has_changed_ptxas_is_back_and_the_job_and_the_doctor_say_so(
     farm: Farm, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    admit(settings, admission(ptxas=farm.toolchain.ptxas_version, sources="0" * 64))
+    record(settings, qualified(ptxas=farm.toolchain.ptxas_version, sources="0" * 64))
     [job] = farm.compile([NET], BuildOptions(("sm_90",)))
     assert {result.assembler for result in farm.inspect(job.id).results} == {"ptxas"}
     assert run(["inspect", job.id]) == 0
-    reason = "it was with another version of the assembler, so run farm admit on such a GPU"
+    reason = "the assembler has changed since; run farm qualify on such a GPU"
     assert reason in capsys.readouterr().out
     assert reason in next(check.text for check in farm.doctor() if check.name == "assembler")
 
 
-def admit(settings: Settings, *records: AdmissionRecord) -> None:
+def record(settings: Settings, *records: QualificationRecord) -> None:
     ledger = open_ledger(settings)
-    ledger.admissions.put(records)
+    ledger.qualifications.put(records)
     ledger.close()
 
 

@@ -97,11 +97,11 @@ def test_it_is_cut_when_the_job_runs_if_ptxas_is_to_make_it_by_then(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submission = farm.submit([NET], BOTH)
-    monkeypatch.setattr("farm.scheduler.plan.assembler_for", lambda *_, **__: ("ptxas", "no longer admitted"))
+    monkeypatch.setattr("farm.scheduler.plan.assembler_for", lambda *_, **__: ("ptxas", "no longer qualified"))
     [job] = farm.run([each.id for each in submission.jobs])
     assert (job.status, job.done, job.total) == (Status.SUCCEEDED, 8, 8), job.reason
     assert parts_made(farm.inspect(job.id), "sm_90") == [[(0, "ptxas"), (1, "ptxas")]] * 2
-    assert "conv1 sm_90: 2 cubins instead of one: no longer admitted" in [each.text for each in farm.logs(job.id)]
+    assert "conv1 sm_90: 2 cubins instead of one: no longer qualified" in [each.text for each in farm.logs(job.id)]
 
 
 def test_the_forecast_counts_it_once(farm: Farm) -> None:

@@ -245,10 +245,10 @@ def test_half_of_many_packed_products_go_to_the_tensor_cores_unit() -> None:
 
 def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
     gated = GATE_CASES["float16 gates, image pairs, added up in float32"]
-    with pytest.raises(MachineCodeError, match="knows no gates of float16"):
+    with pytest.raises(MachineCodeError, match="does not support float16 channel gates"):
         make_skeleton(shared_template(gated.spec, gated.tiling), ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
-    with pytest.raises(MachineCodeError, match="the assembler knows sm_90, not sm_80"):
+    with pytest.raises(MachineCodeError, match="the direct assembler supports sm_90, not sm_80"):
         make_skeleton(plain, "sm_80", find_toolchain())
 
 

@@ -12,7 +12,7 @@ from codegen.sass.assemble.assembler import make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.opcodes import FMUL, LDS
-from codegen.sass.qualification import unknown
+from codegen.sass.qualification import unsupported_reason
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
@@ -102,6 +102,6 @@ def test_another_gate_is_found_by_the_emulator() -> None:
 
 def test_gates_of_float16_are_left_to_ptxas_with_the_reason() -> None:
     [case, *_] = [case for case in GATE_CASES.values() if case.spec.data_type == "float16"]
-    assert "gates of float16" in unknown(case.spec, case.tiling, ARCH)
-    with pytest.raises(MachineCodeError, match="gates of float16"):
+    assert "float16 channel gates" in unsupported_reason(case.spec, case.tiling, ARCH)
+    with pytest.raises(MachineCodeError, match="float16 channel gates"):
         make_skeleton(template_of(case), ARCH, find_toolchain())

@@ -31,7 +31,7 @@ from farm.cuda.measure.layer_data import set_count
 from farm.cuda.measure.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases
 from farm.errors import UsageError
 from farm.qualification.files import shipped_records
-from farm.qualification.record import admissions_of
+from farm.qualification.record import qualifications_of
 from farm.testing import laptop_settings
 from tests.samples import checkpoint, fixed_toolchain, layer
 
@@ -242,7 +242,7 @@ def test_an_interrupted_run_is_gone_on_with_where_it_was(monkeypatch: pytest.Mon
     assert results.environment["peaks"]["flops"] == 2 * 128 * 100 * 1e9
 
 
-@pytest.mark.usefixtures("shipped_admissions")
+@pytest.mark.usefixtures("shipped_qualifications")
 def test_kernels_are_measured_as_farm_compile_makes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cases = small_cases()
     _, device = session_of(monkeypatch, cases)
@@ -260,7 +260,7 @@ def test_kernels_are_measured_as_farm_compile_makes_them(monkeypatch: pytest.Mon
         results = benchmark.benchmark(laptop_settings(tmp_path), cases, plan, lambda *_: None)
         assert results.options["assembler"] == plan.assembler
     assert [each["assembler"] for each in asked] == ["auto", "ptxas"]
-    assert asked[0]["admissions"] == admissions_of(shipped_records())
+    assert asked[0]["qualifications"] == qualifications_of(shipped_records())
 
 
 def test_sets_of_data_outgrow_the_l2_cache() -> None:

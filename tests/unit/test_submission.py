@@ -12,7 +12,7 @@ from codegen.errors import TilingError
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LIKELY_ROWS, Conv2d, Linear
 from codegen.ir.tiling import Part, Tiling
-from codegen.sass.qualification import CHOICES, AssemblerChoice, unknown
+from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_reason
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
 from farm.jobs.submission import dense_warnings, new_job
@@ -145,4 +145,4 @@ def test_whoever_asks_for_the_direct_assembler_gets_no_tiling_that_it_leaves_to_
         chosen[assembler] = build.tiling
     assert chosen["ptxas"].cluster > 1
     assert chosen["direct"] == chosen["ptxas"]
-    assert not unknown(spec, chosen["direct"], "sm_90")
+    assert not unsupported_reason(spec, chosen["direct"], "sm_90")

@@ -19,7 +19,7 @@ from codegen.ptx.template import Template
 from codegen.sass.assemble.link import Frame, GroupValues, splice
 from codegen.sass.assemble.weight_code import streams
 from codegen.sass.cubin import CubinFile
-from codegen.sass.qualification import unknown
+from codegen.sass.qualification import unsupported_reason
 from codegen.sass.skeleton.marker_ptx import APART, DEMANDS, LAST_DEMAND, Marked
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify.hazards import prove
@@ -43,7 +43,7 @@ def make_skeleton(
 
     Raises MachineCodeError if the assembler can do nothing with it, with the reason, and what `assemble` raises.
     """
-    if reason := unknown(template.spec, template.tiling, arch):
+    if reason := unsupported_reason(template.spec, template.tiling, arch):
         raise MachineCodeError(reason)
     running: list[Cubin] = []
     others: list[Cubin] = []

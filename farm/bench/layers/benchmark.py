@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.ir.tiling import Accumulator
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, AssemblerChoice
+from codegen.sass.qualification import NO_QUALIFICATIONS, AssemblerChoice, Qualifications
 from codegen.toolchain.tools import find_toolchain
 from farm.bench.environment import environment
 from farm.bench.layers.contenders import PEERS
@@ -100,8 +100,8 @@ def benchmark(
     number = len(cases) - len(left)
     with open_gpu(settings, local=local, notice=notice) as gpu:
         sent = stored_cases(left, open_store(settings)) if gpu.is_remote else left
-        records, admissions = _known(settings)
-        work = partial(benchmark_work, cases=sent, plan=plan, records=records, admissions=admissions)
+        records, qualifications = _known(settings)
+        work = partial(benchmark_work, cases=sent, plan=plan, records=records, qualifications=qualifications)
         for event in gpu.run(work):
             match event:
                 case Results():
@@ -122,7 +122,7 @@ def benchmark_work(
     cases: Sequence[Case | StoredCase],
     plan: Plan,
     records: Sequence[TuningRecord],
-    admissions: Admissions = NOTHING_ADMITTED,
+    qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Generator[Results | CaseMeasured, None, None]:
     """Tells first where it measures, without measurements yet, then every case. Raises DeviceError without a GPU."""
     with Device() as device:
@@ -143,7 +143,7 @@ def benchmark_work(
             with_ptx=plan.with_ptx,
             book=TuningBook.of(records, shipped_records()) if plan.tuning else NO_RECORDS,
             assembler=plan.assembler,
-            admissions=admissions,
+            qualifications=qualifications,
         ) as pool:
             session = Session(device, pool, rules)
             yield Results(environment(facts, peaks, toolchain, session.versions()), plan.to_json())
@@ -152,11 +152,11 @@ def benchmark_work(
                 yield CaseMeasured(case.key, tuple(measured))
 
 
-def _known(settings: Settings) -> tuple[list[TuningRecord], Admissions]:
+def _known(settings: Settings) -> tuple[list[TuningRecord], Qualifications]:
     """What the ledger knows: tilings, and which machine code needs no ptxas."""
     ledger = open_ledger(settings)
     try:
-        return ledger.tuning.records(), ledger.admissions.known()
+        return ledger.tuning.records(), ledger.qualifications.known()
     finally:
         ledger.close()
 

@@ -18,7 +18,7 @@ from codegen.kernels import needs_clusters, template_cost, tiled
 from codegen.keys import cubin_key, template_key
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, Assembler, AssemblerChoice, assembler_for
+from codegen.sass.qualification import NO_QUALIFICATIONS, Assembler, AssemblerChoice, Qualifications, assembler_for
 from codegen.selection.choose import choose_parts
 from codegen.selection.code_size import fits_one_cubin
 from codegen.selection.cost_model import predict_microseconds
@@ -87,11 +87,11 @@ class KernelPool:
         with_ptx: bool = False,
         book: TuningBook = NO_RECORDS,
         assembler: AssemblerChoice = "ptxas",
-        admissions: Admissions = NOTHING_ADMITTED,
+        qualifications: Qualifications = NO_QUALIFICATIONS,
     ) -> None:
         """`book` has the records that tilings come from where a layer has one.
 
-        `admissions` say for whom `assembler` auto needs no ptxas, as for `farm compile`.
+        `qualifications` say for whom `assembler` auto needs no ptxas, as for `farm compile`.
         """
         self._settings = settings
         self._store = store
@@ -101,7 +101,7 @@ class KernelPool:
         self._book = book
         self._with_ptx = with_ptx
         self._assembler: AssemblerChoice = assembler
-        self._admissions = admissions
+        self._qualifications = qualifications
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
         self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
@@ -139,8 +139,8 @@ class KernelPool:
     def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
         """Who makes a layer's machine code."""
         version, level = self._toolchain.ptxas_version, self._optimisation
-        choice, admissions = self._assembler, self._admissions
-        return assembler_for(choice, spec, tiling, self._arch, version, admissions, optimisation=level)[0]
+        choice, qualifications = self._assembler, self._qualifications
+        return assembler_for(choice, spec, tiling, self._arch, version, qualifications, optimisation=level)[0]
 
     def submit(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator
-from codegen.sass.qualification import NOTHING_ADMITTED, Admissions, AssemblerChoice
+from codegen.sass.qualification import NO_QUALIFICATIONS, AssemblerChoice, Qualifications
 from codegen.selection.choose import misfit_of
 from codegen.toolchain.tools import find_toolchain
 from farm.bench.layers.stored_case import StoredCase, loaded_cases, stored_cases
@@ -142,8 +142,8 @@ def tune(
     try:
         with open_gpu(settings, local=local, notice=progress.waiting) as gpu:
             sent = stored_cases(cases, open_store(settings)) if gpu.is_remote else cases
-            known, admissions = ledger.tuning.records(), ledger.admissions.known()
-            work = partial(tuning_work, cases=sent, known=known, plan=plan, admissions=admissions)
+            known, qualifications = ledger.tuning.records(), ledger.qualifications.known()
+            work = partial(tuning_work, cases=sent, known=known, plan=plan, qualifications=qualifications)
             return follow(gpu.run(work), ledger.tuning, progress)
     finally:
         ledger.close()
@@ -154,7 +154,7 @@ def tuning_work(
     cases: Sequence[Case | StoredCase],
     known: Sequence[TuningRecord],
     plan: TunePlan,
-    admissions: Admissions = NOTHING_ADMITTED,
+    qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Generator[TuningEvent, None, None]:
     """`tune_on` the GPU of the machine where it runs. Raises DeviceError without one."""
     with Device() as device:
@@ -167,7 +167,7 @@ def tuning_work(
             device.arch,
             plan.optimisation,
             assembler=plan.assembler,
-            admissions=admissions,
+            qualifications=qualifications,
         ) as pool:
             ranker = SideBySide(settings.jobs)
             yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan, shipped_records(), ranker)

@@ -19,7 +19,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tables = ("marks", "flights", "coordinators", "admissions", "tuning", "keys", "template_runs")
+    tables = ("marks", "flights", "coordinators", "qualifications", "tuning", "keys", "template_runs")
     for table in (*tables, "events", "results", "builds", "jobs", "submissions"):
         op.drop_table(table)
 
@@ -178,7 +178,7 @@ def _create_record_tables() -> None:
     )
     op.create_index(op.f("ix_tuning_arch"), "tuning", ["arch"])
     op.create_table(
-        "admissions",
+        "qualifications",
         sa.Column("arch", sa.String(16), nullable=False),
         sa.Column("ptxas", sa.String(32), nullable=False),
         sa.Column("data_type", sa.String(16), nullable=False),
@@ -191,8 +191,8 @@ def _create_record_tables() -> None:
         sa.Column("outputs", sa.BigInteger(), nullable=False),
         sa.Column("refused", sa.BigInteger(), nullable=False),
         sa.Column("wrong", sa.BigInteger(), nullable=False),
-        sa.Column("tried_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("arch", "ptxas", "data_type", "sources", "gpu", name=op.f("pk_admissions")),
+        sa.Column("finished_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("arch", "ptxas", "data_type", "sources", "gpu", name=op.f("pk_qualifications")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Both ways: the layers of a shape by ptxas and assembled directly, made in a process of its own."""
+"""Builds each layer of a shape twice, with ptxas and with the direct assembler, in worker processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from codegen.kernels import launch_of
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
-from codegen.sass.qualification import ADMITTED_LEVEL
+from codegen.sass.qualification import QUALIFIED_LEVEL
 from codegen.selection.choose import choose_parts
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble, ptxas_options, skeleton_options
 from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.executors.subprocess_start import end_with
-from farm.qualification.corpus import LAYERS_OF_SHAPE, Shape, drawn_shape
+from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape, draw_shape
 
 Kernels = tuple[tuple[bytes, Launch], ...]
-"""Cubin and launch of each part of a layer, or of the whole."""
+"""Cubin and launch of each part of a layer."""
 
 
 @dataclass(frozen=True)
-class MadeLayer:
-    """A layer's kernels, made both ways."""
+class LayerPair:
+    """Both builds of a layer."""
 
     variant: int
     ptxas: Kernels
@@ -42,47 +42,47 @@ class MadeLayer:
 
 
 @dataclass(frozen=True)
-class MadeShape:
-    """What became of a shape's layers."""
+class BuiltShape:
+    """Builds of a shape's layers, and why others have none."""
 
     number: int
     data_type: DataType
     shape: Shape | None = None
-    """None: no tiling fits it."""
-    layers: tuple[MadeLayer, ...] = ()
+    """None if no tiling fits it."""
+    layers: tuple[LayerPair, ...] = ()
     refused: Counter[str] = field(default_factory=Counter)
-    """Layers that were left to ptxas, by reason."""
-    broken: tuple[str, ...] = ()
-    """Layers at which the assembler broke, which it never may: it does a layer, or refuses it."""
-    failed: tuple[str, ...] = ()
-    """Layers that nvcc or ptxas did not make, which says nothing of the assembler."""
+    """Number of layers that the assembler left to ptxas, by reason."""
+    crashed: tuple[str, ...] = ()
+    """Layers on which the assembler raised anything but MachineCodeError, with the traceback: always a bug."""
+    not_built: tuple[str, ...] = ()
+    """Layers that nvcc or ptxas failed to build, with the error; no fault of the assembler."""
     ptxas_seconds: float = 0.0
     direct_seconds: float = 0.0
 
 
-def make_both(
+def build_shape(
     number: int, data_type: DataType, variants: int, arch: str, toolchain: Toolchain, limits: ToolLimits
-) -> MadeShape:
-    """The first `variants` layers of a shape."""
-    shape = drawn_shape(number, data_type)
+) -> BuiltShape:
+    """Builds the first `variants` layers of a shape with both assemblers."""
+    shape = draw_shape(number, data_type)
     if shape is None:
-        return MadeShape(number, data_type)
+        return BuiltShape(number, data_type)
     clusters = shape.tiling.cluster > 1
-    options = ptxas_options(ADMITTED_LEVEL, clusters=clusters)
+    options = ptxas_options(QUALIFIED_LEVEL, clusters=clusters)
     try:
         virtual = virtual_arch(arch, clusters=clusters)
         template = make_template(shape.spec, shape.tiling, virtual, toolchain, limits)
         skeleton = make_skeleton(template, arch, toolchain, skeleton_options(options, clusters=clusters), limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)
     except MachineCodeError as error:
-        return MadeShape(number, data_type, shape, refused=Counter({_reason(error): variants}))
+        return BuiltShape(number, data_type, shape, refused=Counter({_reason(error): variants}))
     except CodegenError as error:
-        return MadeShape(number, data_type, shape, failed=(f"{shape.name}: {error}",))
-    except Exception:  # noqa: BLE001 - whatever it is, a job would have crashed
-        return MadeShape(number, data_type, shape, broken=(f"{shape.name}: {traceback.format_exc()}",))
-    layers: list[MadeLayer] = []
+        return BuiltShape(number, data_type, shape, not_built=(f"{shape.name}: {error}",))
+    except Exception:  # noqa: BLE001 - any of them would crash a job
+        return BuiltShape(number, data_type, shape, crashed=(f"{shape.name}: {traceback.format_exc()}",))
+    layers: list[LayerPair] = []
     refused: Counter[str] = Counter()
-    broken, failed = [], []
+    crashed, not_built = [], []
     ptxas_seconds = direct_seconds = 0.0
     for variant in range(variants):
         name, weights = shape.layer_name(variant), shape.weights(variant)
@@ -94,17 +94,17 @@ def make_both(
             refused[_reason(error)] += 1
             continue
         except Exception:  # noqa: BLE001 - as above
-            broken.append(f"{name}: {traceback.format_exc()}")
+            crashed.append(f"{name}: {traceback.format_exc()}")
             continue
         try:
             kernels = [rewrite(template, weights, part) for part in parts]
             by_ptxas = [assemble(kernel.ptx, arch, toolchain, options, limits) for kernel in kernels]
         except CodegenError as error:
-            failed.append(f"{name}: {error}")
+            not_built.append(f"{name}: {error}")
             continue
         launches = [kernel.launch for kernel in kernels]
         layers.append(
-            MadeLayer(
+            LayerPair(
                 variant,
                 tuple((cubin.data, launch) for cubin, launch in zip(by_ptxas, launches, strict=True)),
                 ((direct.data, launch_of(shape.spec, shape.tiling, whole)),),
@@ -112,21 +112,29 @@ def make_both(
         )
         ptxas_seconds += sum(cubin.seconds for cubin in by_ptxas)
         direct_seconds += direct.seconds
-    return MadeShape(
-        number, data_type, shape, tuple(layers), refused, tuple(broken), tuple(failed), ptxas_seconds, direct_seconds
+    return BuiltShape(
+        number,
+        data_type,
+        shape,
+        layers=tuple(layers),
+        refused=refused,
+        crashed=tuple(crashed),
+        not_built=tuple(not_built),
+        ptxas_seconds=ptxas_seconds,
+        direct_seconds=direct_seconds,
     )
 
 
 def _reason(error: MachineCodeError) -> str:
-    """Without the word's number, so that reasons can be counted."""
+    """The error without the word's address, so that equal reasons are counted together."""
     return re.sub(r"^word \d+ has", "a word has", str(error))
 
 
-class Makers:
-    """Processes that make shapes, as many as the settings' jobs. Use it in a `with` block: after it they are gone."""
+class BuildPool:
+    """Processes that build shapes; used in a `with` block, which ends by terminating them."""
 
     def __init__(self, processes: int, arch: str, toolchain: Toolchain, limits: ToolLimits) -> None:
-        # A process that is forked from one with a GPU may hang.
+        # Spawned: a process forked from one with a CUDA context may hang.
         self._pool = ProcessPoolExecutor(processes, get_context("spawn"), end_with, (os.getpid(),))
         self._arch, self._toolchain, self._limits = arch, toolchain, limits
 
@@ -136,13 +144,13 @@ class Makers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        processes = list((self._pool._processes or {}).values())  # the pool itself would wait for what they do
+        processes = list((self._pool._processes or {}).values())  # shutdown would wait for running builds
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
         for process in processes:
             process.join()
 
-    def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
-        """A shape that is to be made."""
-        return self._pool.submit(make_both, number, data_type, variants, self._arch, self._toolchain, self._limits)
+    def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
+        """Queues the build of a shape."""
+        return self._pool.submit(build_shape, number, data_type, variants, self._arch, self._toolchain, self._limits)

@@ -1,4 +1,4 @@
-"""`farm admit` with the real tools, on a GPU that the emulator of machine code plays."""
+"""Qualification with the real tools; the SASS emulator stands in for the GPU."""
 
 from __future__ import annotations
 
@@ -35,24 +35,30 @@ from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.operands import operands
-from codegen.sass.qualification import claimed_types
+from codegen.sass.qualification import supported_data_types
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import ToolLimits, find_toolchain
 from codegen.verification.compare import poisoned, random_gate, random_residual, verify_layer
-from farm.qualification.both_ways import Kernels, MadeLayer, MadeShape, Makers, make_both
+from farm.qualification.build import BuildPool, BuiltShape, Kernels, LayerPair, build_shape
+from farm.qualification.comparator import Comparison, count_differing
 from farm.qualification.corpus import (
     BOUNDED_EVERY,
     GATED_EVERY,
-    LAYERS_OF_SHAPE,
+    LAYERS_PER_SHAPE,
     POOLED_EVERY,
     SPLIT_EVERY,
     Shape,
-    drawn_shape,
+    draw_shape,
     mask_name,
 )
-from farm.qualification.gpu import Compared, differing
-from farm.qualification.qualify import TrialProgress, follow
-from farm.qualification.run import Started, TrialPlan, TriedShape, try_on
+from farm.qualification.qualify import (
+    QualificationPlan,
+    QualificationProgress,
+    ShapeResult,
+    Started,
+    collect_outcome,
+    compare_shapes,
+)
 from tests.templates import shared_template
 
 SHAPE = 2
@@ -65,15 +71,15 @@ BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE = 9, 4
 LIMITS = ToolLimits(120)
 
 
-class EmulatedBench:
+class EmulatedComparator:
     """Runs machine code on the CPU."""
 
     name, arch, driver = "NVIDIA Made-Up", "sm_90", "13.0"
 
-    def compare(self, shape: Shape, layers: Sequence[MadeLayer]) -> Iterator[Compared]:
+    def compare(self, shape: Shape, layers: Sequence[LayerPair]) -> Iterator[Comparison]:
         for layer in layers:
             by_ptxas, direct = (self._output(shape, kernels) for kernels in (layer.ptxas, layer.direct))
-            yield Compared(layer.variant, by_ptxas.size, differing(by_ptxas, direct))
+            yield Comparison(layer.variant, by_ptxas.size, count_differing(by_ptxas, direct))
 
     def _output(self, shape: Shape, kernels: Kernels) -> NDArray[Any]:
         output = poisoned(shape.spec, shape.batch)
@@ -91,108 +97,109 @@ class EmulatedBench:
         return output
 
 
-class Made:
-    """Gives a shape that was made before, changed or not, for every number."""
+class FixedBuilder:
+    """Returns one prepared shape for every number."""
 
-    def __init__(self, made: MadeShape) -> None:
-        self.made = made
+    def __init__(self, built: BuiltShape) -> None:
+        self.built = built
         self.asked: list[tuple[int, int]] = []
 
-    def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
+    def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
         self.asked.append((number, variants))
-        future: Future[MadeShape] = Future()
-        future.set_result(replace(self.made, data_type=data_type))
+        future: Future[BuiltShape] = Future()
+        future.set_result(replace(self.built, data_type=data_type))
         return future
 
 
 @pytest.fixture(scope="module")
-def made() -> MadeShape:
+def built() -> BuiltShape:
     """All layers with odd masks, and two others."""
-    return make_both(SHAPE, "float32", 12, "sm_90", find_toolchain(), LIMITS)
+    return build_shape(SHAPE, "float32", 12, "sm_90", find_toolchain(), LIMITS)
 
 
-def tried(made: MadeShape, bench: EmulatedBench | None = None) -> TriedShape:
-    events = list(try_on(bench or EmulatedBench(), Made(made), TrialPlan(layers=1), "13.0", ahead=1))
+def result_of(built: BuiltShape, comparator: EmulatedComparator | None = None) -> ShapeResult:
+    gpu, plan = comparator or EmulatedComparator(), QualificationPlan(layers=1)
+    events = list(compare_shapes(gpu, FixedBuilder(built), plan, "13.0", ahead=1))
     assert isinstance(events[0], Started)
-    assert isinstance(events[-1], TriedShape)
+    assert isinstance(events[-1], ShapeResult)
     return events[-1]
 
 
-def test_layers_with_odd_masks_give_the_same_bits_both_ways(made: MadeShape) -> None:
-    assert [mask_name(layer.variant) for layer in made.layers][:5] == [
+def test_layers_with_odd_masks_give_the_same_bits_both_ways(built: BuiltShape) -> None:
+    assert [mask_name(layer.variant) for layer in built.layers][:5] == [
         "no zero",
         "no weight",
         "one weight",
         "one chunk empty",
         "one chunk left",
     ]
-    found = tried(made)
-    assert found.tried.layers == 12
-    assert found.tried.outputs > 500
-    assert found.tried.wrong == ()
+    found = result_of(built)
+    assert found.tally.layers == 12
+    assert found.tally.outputs > 500
+    assert found.tally.wrong == ()
     assert found.evidence == ()
 
 
 def test_one_float32_shape_of_three_is_split_over_clusters_and_its_layers_give_the_same_bits_both_ways() -> None:
-    shapes = [each for number in range(30) if (each := drawn_shape(number, "float32"))]
+    shapes = [each for number in range(30) if (each := draw_shape(number, "float32"))]
     assert {shape.number for shape in shapes if shape.tiling.cluster > 1} == {
         shape.number for shape in shapes if shape.number % SPLIT_EVERY == 1
     }
-    made = make_both(SPLIT_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert made.shape is not None
-    assert made.shape.tiling.cluster > 1
-    masks = {mask_name(layer.variant) for layer in made.layers}
+    built = build_shape(SPLIT_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert built.shape is not None
+    assert built.shape.tiling.cluster > 1
+    masks = {mask_name(layer.variant) for layer in built.layers}
     assert {"one share of the channels empty", "one share of the channels left"} <= masks
-    assert len(made.layers) == 8
-    assert tried(made).tried.wrong == ()
+    assert len(built.layers) == 8
+    assert result_of(built).tally.wrong == ()
 
 
 def test_one_shape_of_four_has_a_pool_and_its_layers_give_the_same_bits_both_ways() -> None:
     for data_type in get_args(DataType):
-        shapes = [each for number in range(30) if (each := drawn_shape(number, data_type))]
+        shapes = [each for number in range(30) if (each := draw_shape(number, data_type))]
         split = {each.number for each in shapes if each.tiling.cluster > 1 or is_gated(each.spec)}
         assert {each.number for each in shapes if is_pooled(each.spec)} == {
             each.number for each in shapes if each.number % POOLED_EVERY == 3 and each.number not in split
         }
-    made = make_both(POOLED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert made.shape is not None
-    assert is_pooled(made.shape.spec)
-    assert len(made.layers) == 8
-    assert tried(made).tried.wrong == ()
+    built = build_shape(POOLED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert built.shape is not None
+    assert is_pooled(built.shape.spec)
+    assert len(built.layers) == 8
+    assert result_of(built).tally.wrong == ()
 
 
 def test_one_shape_of_five_has_gates_and_its_layers_give_the_same_bits_both_ways() -> None:
     numbers: dict[DataType, set[int]] = {"float32": set(), "bfloat16": set()}
     for data_type, gated in numbers.items():
-        shapes = [each for number in range(30) if (each := drawn_shape(number, data_type))]
+        shapes = [each for number in range(30) if (each := draw_shape(number, data_type))]
         gated |= {shape.number for shape in shapes if is_gated(shape.spec)}
         assert gated == {shape.number for shape in shapes if shape.number % GATED_EVERY == 0}
-    assert any(shape.tiling.cluster > 1 for number in numbers["float32"] if (shape := drawn_shape(number, "float32")))
-    made = make_both(GATED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert made.shape is not None
-    assert is_gated(made.shape.spec)
-    assert len(made.layers) == 8
-    assert tried(made).tried.wrong == ()
+    assert any(shape.tiling.cluster > 1 for number in numbers["float32"] if (shape := draw_shape(number, "float32")))
+    built = build_shape(GATED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+    assert built.shape is not None
+    assert is_gated(built.shape.spec)
+    assert len(built.layers) == 8
+    assert result_of(built).tally.wrong == ()
 
 
 def test_one_float32_shape_of_five_has_bounds_and_its_layers_give_the_same_bits_both_ways() -> None:
-    shapes = [each for number in range(30) if (each := drawn_shape(number, "float32"))]
+    shapes = [each for number in range(30) if (each := draw_shape(number, "float32"))]
     bounded = [each for each in shapes if is_bounded(each.spec)]
     assert bounded == [each for each in shapes if each.number % BOUNDED_EVERY == BOUNDED_EVERY - 1]
     assert {each.tiling.cluster > 1 for each in bounded} == {True, False}
     for number in (BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE):
-        made = make_both(number, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-        assert made.shape in bounded
-        assert len(made.layers) == 8
-        assert tried(made).tried.wrong == ()
+        built = build_shape(number, "float32", 8, "sm_90", find_toolchain(), LIMITS)
+        assert built.shape in bounded
+        assert len(built.layers) == 8
+        assert result_of(built).tally.wrong == ()
 
 
-def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(made: MadeShape) -> None:
-    right, other = made.layers[0], made.layers[2]
-    found = tried(replace(made, layers=(made.layers[1], replace(right, direct=other.direct))))
-    assert len(found.tried.wrong) == 1
-    assert "float32 2:0 (no zero)" in found.tried.wrong[0]
-    assert "outputs differ" in found.tried.wrong[0]
+def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(built: BuiltShape) -> None:
+    right, other = built.layers[0], built.layers[2]
+    found = result_of(replace(built, layers=(built.layers[1], replace(right, direct=other.direct))))
+    assert len(found.tally.wrong) == 1
+    assert "float32 2:0 (no zero)" in found.tally.wrong[0]
+    assert "outputs differ" in found.tally.wrong[0]
     assert dict(found.evidence) == {
         "float32-2-0-no-zero.ptxas.part1.cubin": right.ptxas[0][0],
         "float32-2-0-no-zero.direct.part1.cubin": other.direct[0][0],
@@ -201,44 +208,45 @@ def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(made: MadeSh
 
 def test_outputs_that_neither_kernel_writes_are_a_difference() -> None:
     nothing = np.full(4, -1, np.int32).view(np.float32)
-    assert differing(nothing, nothing) == 4
+    assert count_differing(nothing, nothing) == 4
     nan = np.full(4, np.nan, np.float32)
-    assert differing(nan, nan) == 0
-    assert differing(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
+    assert count_differing(nan, nan) == 0
+    assert count_differing(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
 
 
-def test_a_gpu_that_stops_ends_the_trial_with_the_layer_it_ran(made: MadeShape) -> None:
-    class Stopping(EmulatedBench):
-        def compare(self, shape: Shape, layers: Sequence[MadeLayer]) -> Iterator[Compared]:
-            yield Compared(layers[0].variant, 10, 0)
+def test_a_gpu_that_stops_ends_the_run_and_names_its_layer(built: BuiltShape) -> None:
+    class Stopping(EmulatedComparator):
+        def compare(self, shape: Shape, layers: Sequence[LayerPair]) -> Iterator[Comparison]:
+            yield Comparison(layers[0].variant, 10, 0)
             raise DeviceError("conv2d did not run: illegal address")
 
-    source = Made(made)
-    events = list(try_on(Stopping(), source, TrialPlan(layers=240), "13.0", ahead=1))
+    source = FixedBuilder(built)
+    events = list(compare_shapes(Stopping(), source, QualificationPlan(layers=240), "13.0", ahead=1))
     assert len(events) == 2
-    assert isinstance(events[1], TriedShape)
-    assert events[1].tried.wrong == ("float32 2:1 (no weight): conv2d did not run: illegal address",)
-    assert events[1].tried.layers == 1
+    assert isinstance(events[1], ShapeResult)
+    assert events[1].tally.wrong == ("float32 2:1 (no weight): conv2d did not run: illegal address",)
+    assert events[1].tally.layers == 1
 
 
-def test_a_trial_draws_as_many_layers_as_it_is_asked_for_from_the_number_it_is_asked_for(made: MadeShape) -> None:
-    source = Made(replace(made, layers=()))
-    list(try_on(EmulatedBench(), source, TrialPlan(layers=90, first=10 * LAYERS_OF_SHAPE), "13.0", ahead=2))
-    types = len(claimed_types("sm_90"))
+def test_a_run_draws_the_range_of_layers_in_its_plan(built: BuiltShape) -> None:
+    source = FixedBuilder(replace(built, layers=()))
+    plan = QualificationPlan(layers=90, first=10 * LAYERS_PER_SHAPE)
+    list(compare_shapes(EmulatedComparator(), source, plan, "13.0", ahead=2))
+    types = len(supported_data_types("sm_90"))
     assert source.asked == [*[(10, 40)] * types, *[(11, 40)] * types, *[(12, 10)] * types]
 
 
-def test_a_trial_of_some_data_types_draws_no_others(made: MadeShape) -> None:
-    source = Made(replace(made, layers=()))
-    plan = TrialPlan(layers=24, data_types=("float32",))
-    started, *_ = try_on(EmulatedBench(), source, plan, "13.0", ahead=2)
+def test_a_run_of_some_data_types_draws_no_others(built: BuiltShape) -> None:
+    source = FixedBuilder(replace(built, layers=()))
+    plan = QualificationPlan(layers=24, data_types=("float32",))
+    started, *_ = compare_shapes(EmulatedComparator(), source, plan, "13.0", ahead=2)
     assert isinstance(started, Started)
     assert started.data_types == ("float32",)
     assert source.asked == [(0, 24)]
 
 
 def test_the_layers_of_a_number_are_always_the_same() -> None:
-    first, again = drawn_shape(SHAPE, "float32"), drawn_shape(SHAPE, "float32")
+    first, again = draw_shape(SHAPE, "float32"), draw_shape(SHAPE, "float32")
     assert first is not None
     assert first == again
     assert first.weights(14).to_bytes() == again.weights(14).to_bytes() != first.weights(15).to_bytes()
@@ -246,8 +254,8 @@ def test_the_layers_of_a_number_are_always_the_same() -> None:
 
 
 def test_a_drawn_layer_has_the_mask_that_it_is_named_for() -> None:
-    shape = next(each for number in range(1, 99) if (each := drawn_shape(number, "float32")) and _has_parts(each))
-    weights = {mask_name(variant): shape.weights(variant) for variant in range(LAYERS_OF_SHAPE)}
+    shape = next(each for number in range(1, 99) if (each := draw_shape(number, "float32")) and _has_parts(each))
+    weights = {mask_name(variant): shape.weights(variant) for variant in range(LAYERS_PER_SHAPE)}
     assert weights["no zero"].sparsity == 0
     assert weights["no weight"].nonzeros == 0
     assert weights["one weight"].nonzeros == 1
@@ -261,13 +269,13 @@ def _has_parts(shape: Shape) -> bool:
     return shape.spec.output_channels > shape.tiling.group_outputs > 1 and shape.tiling.cluster == 1
 
 
-def test_a_layer_in_parts_for_ptxas_is_tried_as_the_one_cubin_that_jobs_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = next(each for number in range(1, 99) if (each := drawn_shape(number, "float32")) and _has_parts(each))
+def test_a_layer_in_parts_for_ptxas_is_compared_with_one_direct_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = next(each for number in range(1, 99) if (each := draw_shape(number, "float32")) and _has_parts(each))
     count = stream_count(shape.spec, shape.tiling)
-    monkeypatch.setattr("farm.qualification.both_ways.choose_parts", lambda *_: (Part(0, 1), Part(1, count)))
-    made = make_both(shape.number, "float32", 1, "sm_90", find_toolchain(), LIMITS)
-    assert [(len(each.ptxas), len(each.direct)) for each in made.layers] == [(2, 1)]
-    assert not any(each.differing for each in EmulatedBench().compare(shape, made.layers))
+    monkeypatch.setattr("farm.qualification.build.choose_parts", lambda *_: (Part(0, 1), Part(1, count)))
+    built = build_shape(shape.number, "float32", 1, "sm_90", find_toolchain(), LIMITS)
+    assert [(len(each.ptxas), len(each.direct)) for each in built.layers] == [(2, 1)]
+    assert not any(each.differing for each in EmulatedComparator().compare(shape, built.layers))
 
 
 def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,23 +286,25 @@ def test_what_the_assembler_refuses_is_counted_and_what_breaks_it_is_a_failure(m
         raise IndexError("of an array")
 
     arguments = (SHAPE, "float32", 3, "sm_90", find_toolchain(), LIMITS)
-    monkeypatch.setattr("farm.qualification.both_ways.DirectAssembler.assemble", refuse)
-    assert dict(make_both(*arguments).refused) == {"a word has the opcode 0x827, which is not known here": 3}
-    monkeypatch.setattr("farm.qualification.both_ways.DirectAssembler.assemble", break_down)
-    broken = make_both(*arguments)
-    assert len(broken.broken) == 3
-    assert "IndexError: of an array" in broken.broken[0]
-    outcome = follow(
-        try_on(EmulatedBench(), Made(broken), TrialPlan(layers=1), "13.0", ahead=1), TrialPlan(), TrialProgress()
+    monkeypatch.setattr("farm.qualification.build.DirectAssembler.assemble", refuse)
+    assert dict(build_shape(*arguments).refused) == {"a word has the opcode 0x827, which is not known here": 3}
+    monkeypatch.setattr("farm.qualification.build.DirectAssembler.assemble", break_down)
+    broken = build_shape(*arguments)
+    assert len(broken.crashed) == 3
+    assert "IndexError: of an array" in broken.crashed[0]
+    outcome = collect_outcome(
+        compare_shapes(EmulatedComparator(), FixedBuilder(broken), QualificationPlan(layers=1), "13.0", ahead=1),
+        QualificationPlan(),
+        QualificationProgress(),
     )
     assert [record.passed for record in outcome.records] == [False]
 
 
-def test_processes_that_make_shapes_are_gone_with_the_trial() -> None:
-    with Makers(2, "sm_90", find_toolchain(), LIMITS) as makers:
+def test_build_processes_end_with_the_run() -> None:
+    with BuildPool(2, "sm_90", find_toolchain(), LIMITS) as builder:
         for number in range(1, 9):
-            makers.begin(number, "float32")
-        pids = list(makers._pool._processes or {})
+            builder.submit(number, "float32")
+        pids = list(builder._pool._processes or {})
         assert pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -339,11 +349,12 @@ def test_the_activation_of_a_float16_channel_without_weights_is_left_to_ptxas() 
         assembler.assemble(weights, Part(0, 1))
 
 
-def test_a_trial_ends_when_its_time_is_up_whatever_is_still_being_made() -> None:
-    class Never(Made):
-        def begin(self, number: int, data_type: DataType, variants: int = LAYERS_OF_SHAPE) -> Future[MadeShape]:
+def test_a_run_ends_when_its_time_is_up_even_while_shapes_are_built() -> None:
+    class Never(FixedBuilder):
+        def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
             return Future()
 
-    source = Never(MadeShape(0, "float32"))
-    [started] = try_on(EmulatedBench(), source, TrialPlan(layers=240, seconds=0.01), "13.0", ahead=2)
+    source = Never(BuiltShape(0, "float32"))
+    plan = QualificationPlan(layers=240, seconds=0.01)
+    [started] = compare_shapes(EmulatedComparator(), source, plan, "13.0", ahead=2)
     assert isinstance(started, Started)

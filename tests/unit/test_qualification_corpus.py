@@ -1,15 +1,15 @@
-"""What is drawn for the layers of a trial."""
+"""The qualification corpus draws values at the edges of each feature."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from farm.qualification.corpus import BOUNDED_EVERY, drawn_shape
+from farm.qualification.corpus import BOUNDED_EVERY, draw_shape
 
 
 def test_bounds_are_drawn_of_few_and_of_all_channels_and_no_lowest_is_above_its_highest() -> None:
     numbers = range(BOUNDED_EVERY - 1, 100, BOUNDED_EVERY)
-    drawn = [shape.weights(0).bounds for number in numbers if (shape := drawn_shape(number, "float32"))]
+    drawn = [shape.weights(0).bounds for number in numbers if (shape := draw_shape(number, "float32"))]
     bounds = [each for each in drawn if each is not None]
     assert len(bounds) == len(drawn)
     shares = np.array([np.isfinite(each).mean(axis=0) for each in bounds])

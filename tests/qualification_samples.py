@@ -1,4 +1,4 @@
-"""Admission records for tests."""
+"""Qualification records for tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from codegen.keys import assembler_digest
-from farm.qualification.record import AdmissionRecord
+from farm.qualification.record import QualificationRecord
 from tests.samples import fixed_toolchain
 
 
-def admission(**changes: Any) -> AdmissionRecord:
-    """One of this assembler that admits, but for the changes."""
-    record = AdmissionRecord(
+def qualified(**changes: Any) -> QualificationRecord:
+    """A passing record of the installed assembler, with changes."""
+    record = QualificationRecord(
         arch="sm_90",
         ptxas=fixed_toolchain().ptxas_version,
         data_type="float32",
@@ -26,6 +26,6 @@ def admission(**changes: Any) -> AdmissionRecord:
         outputs=10_000_000,
         refused=300,
         wrong=0,
-        tried_at=datetime(2026, 11, 22, 12, tzinfo=UTC),
+        finished_at=datetime(2026, 11, 22, 12, tzinfo=UTC),
     )
     return replace(record, **changes)

@@ -1,0 +1,143 @@
+"""Only what a GPU has qualified, with exactly these assembler sources, is assembled directly by default."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from codegen.ir.layer_spec import Conv2d, DataType
+from codegen.ir.tiling import Tiling
+from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
+from codegen.sass.qualification import Assembler, AssemblerChoice, assembler_for
+from codegen.source_digest import code_of
+from farm.errors import UsageError
+from farm.qualification import files
+from farm.qualification.files import document_of, read_records
+from farm.qualification.record import MIN_LAYERS, QualificationRecord, qualifications_of, record_of_json
+from tests.qualification_samples import qualified
+from tests.samples import fixed_toolchain
+
+TILING = Tiling("conv2d", 10, 10, 1, 4, 4, 2)
+PTXAS = fixed_toolchain().ptxas_version
+
+
+def assembler_with(
+    *records: QualificationRecord,
+    choice: AssemblerChoice = "auto",
+    arch: str = "sm_90",
+    ptxas: str = PTXAS,
+    data_type: DataType = "float32",
+    optimisation: int = 3,
+) -> tuple[Assembler, str]:
+    spec = Conv2d(8, 12, 12, 8, 3, 3, data_type=data_type)
+    return assembler_for(choice, spec, TILING, arch, ptxas, qualifications_of(records), optimisation=optimisation)
+
+
+def test_qualified_code_is_assembled_directly_by_default() -> None:
+    assert assembler_with(qualified()) == ("direct", "")
+    assert assembler_with(qualified(), choice="ptxas") == ("ptxas", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ptxas": "13.1.2"}, f"not qualified for ptxas {PTXAS}, only for 13.1.2; run farm qualify"),
+        ({"sources": "0" * 64}, "the assembler has changed since; run farm qualify"),
+        ({"wrong": 1}, "a GPU found wrong outputs"),
+        ({"layers": MIN_LAYERS - 1}, f"float32 on sm_90 is not qualified for ptxas {PTXAS}; run farm qualify"),
+        ({"arch": "sm_80"}, "run farm qualify"),
+        ({"data_type": "float16"}, "run farm qualify"),
+    ],
+)
+def test_any_other_record_qualifies_nothing_and_the_reason_names_the_way_out(
+    changes: dict[str, Any], reason: str
+) -> None:
+    assembler, found = assembler_with(qualified(**changes))
+    assert assembler == "ptxas"
+    assert reason in found
+
+
+def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
+    assert assembler_with(qualified(), qualified(gpu="NVIDIA Other", wrong=2))[0] == "ptxas"
+    assert assembler_with(qualified(), qualified(gpu="NVIDIA Other", wrong=2, sources="0" * 64))[0] == "direct"
+
+
+def test_no_record_qualifies_an_unsupported_architecture() -> None:
+    assert assembler_with(qualified(arch="sm_80"), arch="sm_80") == (
+        "ptxas",
+        "the direct assembler supports sm_90, not sm_80",
+    )
+
+
+def test_code_is_qualified_only_at_the_compared_optimisation_level() -> None:
+    assert assembler_with(qualified(), optimisation=1) == (
+        "ptxas",
+        "direct code is qualified at -O3, not at -O1",
+    )
+    assert assembler_with(qualified(), optimisation=1, choice="direct") == ("direct", "")
+
+
+def test_the_digest_covers_the_assembler_alone() -> None:
+    found = {str(path) for path in source_files(ASSEMBLER_SOURCES)}
+    assert {"sass/assemble/weight_code.py", "sass/verify/hazards.py", "sass/skeleton/reader.py"} <= found
+    assert found < {str(path) for path in source_files(MACHINE_SOURCES)}
+    assert all(name.startswith("sass/") for name in found)
+    assert len(assembler_digest()) == 64
+
+
+def test_code_makes_a_record_stale_and_comments_do_not() -> None:
+    plain = 'def f(x):\n    return "# no comment" + x\n'
+    documented = 'def f(x):  # why\n    """What f is,\n    in two lines."""\n\n    return "# no comment" + x\n'
+    assert code_of('"""What it is."""\n' + documented) == code_of(plain)
+    assert code_of(plain.replace("+ x", "+ x + x")) != code_of(plain)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x = '#'", 'x = "it\'s # one"', r"x = '\'# one'", 'x = f"{y:#x}"', "x = '''a\n# b\n'''", r"x = r'\\'", "x = (y)"],
+)
+def test_what_looks_like_a_comment_within_a_string_is_code(line: str) -> None:
+    assert code_of(f"{line}  # why\nz = x  # 'too'\n") == f"{line}\nz = x"
+
+
+def test_a_record_comes_back_from_its_file() -> None:
+    records = (qualified(), qualified(data_type="float16", gpu="NVIDIA Other"))
+    text = json.dumps(document_of(records))
+    assert set(read_records(text, "a.json")) == set(records)
+    assert document_of(reversed(records)) == document_of(records)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": 3}, "gpu 3 is not a string"),
+        ({"layers": "many"}, "layers 'many' is not an integer"),
+        ({"data_type": "int8"}, "unknown data_type 'int8'"),
+        ({"finished_at": "2026-11-22"}, "not a time with a time zone"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_an_invalid_record_is_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    value = qualified().to_json() | change
+    with pytest.raises(ValueError, match=reason):
+        record_of_json(value)
+    document = json.dumps({"schema_version": 1, "records": [value]})
+    with pytest.raises(UsageError, match=r"a\.json: invalid record.*farm qualify --output"):
+        read_records(document, "a.json")
+
+
+@pytest.mark.usefixtures("shipped_qualifications")
+def test_a_shipped_record_qualifies_this_assembler_or_is_stale() -> None:
+    """Stale records never fail: a changed assembler is qualified anew on a GPU when the change is done."""
+    records = files.shipped_records()
+    stale = [record for record in records if record.sources != assembler_digest()]
+    for record in records:
+        made_by, reason = assembler_with(*records, arch=record.arch, ptxas=record.ptxas, data_type=record.data_type)
+        assert made_by == ("direct" if record.passed and record not in stale else "ptxas")
+        assert ("the assembler has changed" in reason) == (record in stale and record.passed)
+    if stale:
+        pytest.skip(
+            f"qualifications.json is of another assembler: farm qualify -o farm/qualification/{files.SHIPPED} on a GPU"
+        )
