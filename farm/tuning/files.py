@@ -39,9 +39,9 @@ def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
     if not isinstance(header, dict) or "schema_version" not in header:
         raise UsageError(f"{name} holds no tuning records: its first line has no schema_version; {_WAY_OUT}")
     if header != {"schema_version": SCHEMA_VERSION}:
+        found = header["schema_version"]
         raise UsageError(
-            f"{name} has another format (schema_version {header['schema_version']!r}): this program reads JSON lines of version "
-            f"{SCHEMA_VERSION}; export it again with this version of farm"
+            f"{name} has schema_version {found!r}, not {SCHEMA_VERSION}: export it again with this version of farm"
         )
     records = []
     for number, line in enumerate(lines[1:], 2):
