@@ -24,7 +24,7 @@ SCHEMA = 6
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 _LAYER_SOURCES = ("ir/", "kernels/")
-GENERATOR_SOURCES = (*_LAYER_SOURCES, "ptx/full_form.py", "ptx/template.py")
+GENERATOR_SOURCES = (*_LAYER_SOURCES, "ptx/full_form.py", "ptx/template.py", "ptx/template_lines.py")
 """Sources that shape a template: everything `make_template` imports, CUDA sources included.
 
 The modules that start tools are not among them: versions and flags are fields of their own, and tools see no

@@ -1,8 +1,8 @@
-"""The paper's sparse code generation on a fully unrolled template (Dong et al. 2020, Algorithm 2).
+"""Full form: the paper's sparse code generation on a fully unrolled template (Dong et al. 2020, Algorithm 2).
 
 One walk over the instructions with two maps: `values` from a placeholder to the real weight, `same_as` from a register
-to the register (or constant) it equals. It takes plain `fmaf` code, where a deleted multiply-add leaves its addend to
-be used in its place, and so is also the way in for operator templates from elsewhere.
+to the register or constant it equals. It takes plain `fmaf` code: the addend of a deleted multiply-add replaces its
+result. Templates of kernels written elsewhere can therefore be rewritten too.
 """
 
 from __future__ import annotations
@@ -10,22 +10,41 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from codegen.errors import TemplateError
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Tiling
+from codegen.kernels import canonical
 from codegen.kernels.placeholders import immediate
+from codegen.kernels.weight_stream import full_placeholders
 
 _INSTRUCTION = re.compile(r"^(?P<guard>@!?%\w+\s+)?(?P<opcode>[a-z][\w.]*)\s+(?P<operands>[^;]*);$")
 _OPERAND = re.compile(r"%\w+|0f[0-9A-F]{8}")
 
 
+@dataclass(frozen=True)
+class FullForm:
+    """A template of the full form: the text, in which every weight and bias has a placeholder of its own."""
+
+    ptx: str
+
+    def check(self, spec: LayerSpec, tiling: Tiling) -> None:
+        """Raises TemplateError unless every weight and bias has its placeholder where `substitute` can replace it."""
+        placeholders = np.concatenate([each.ravel() for each in full_placeholders(canonical(spec))])
+        substitute(self.ptx, {bits: bits for bits in placeholders.tolist()}, tiling.rows)
+
+
 def substitute(ptx: str, values: Mapping[int, int], uses: int = 1) -> tuple[str, int, int]:
-    """Gives the PTX with the weights in it, and how many multiply-adds were kept and deleted.
+    """The PTX with the weights in it, and the numbers of multiply-adds kept and deleted.
 
-    `values` maps the bits of every placeholder to the bits of its weight; 0 and -0.0 delete. The source must be in SSA
-    form where an addend of a deleted instruction is concerned: one that is assigned twice is copied by `mov` instead.
+    `values` maps the bits of every placeholder to the bits of its weight; 0 and -0.0 delete the instruction. An addend
+    of a deleted instruction that is assigned twice is copied by `mov` rather than renamed.
 
-    Raises TemplateError unless each placeholder is used by exactly `uses` instructions, as a factor of an unguarded
-    multiply-add or product or as a term of a sum: anything else would become a kernel of other weights.
+    Raises TemplateError unless exactly `uses` instructions use each placeholder, as a factor of an unguarded
+    multiply-add or product or as a term of a sum: any other use would compute with other weights.
     """
     weights = {
         immediate(key): (None if value in (0, 0x80000000) else immediate(value)) for key, value in values.items()
@@ -88,13 +107,13 @@ def substitute(ptx: str, values: Mapping[int, int], uses: int = 1) -> tuple[str,
 
 
 def _takes(opcode: str, operands: str, found: list[str]) -> bool:
-    """Whether the instruction has one placeholder, and that as a factor or, of an addition, as a term."""
+    """Whether the instruction has one placeholder, as a factor of a product or a term of a sum."""
     parts = [operand.strip() for operand in operands.split(",")]
     return opcode.startswith(("fma.", "mul.", "add.")) and len(found) == 1 and found[0] in parts[:2]
 
 
 def _addend(opcode: str, operands: str, placeholder: str) -> str:
-    """What an instruction equals when its weight is zero: fma x*0+c is c, add c+0 is c, mul x*0 is zero."""
+    """Operand that the result equals when the weight is zero: c for fma x*0+c and for add c+0, zero for mul x*0."""
     parts = [operand.strip() for operand in operands.split(",")]
     if opcode.startswith("fma."):
         return parts[2]

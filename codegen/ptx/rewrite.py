@@ -1,8 +1,8 @@
 """Template + weights -> kernel: real weights in, instructions of zero weights out, in time linear in the weights.
 
-Rolled form: the loop is unrolled once per chunk of channels and K group, each copy with its own weights; which lines
-a copy keeps and which digits it gets are computed for all copies at once. Full form: full_form.py. Of the form
-with a table the weights are the table's numbers.
+Rolled form: the loop is unrolled once per chunk of channels and K group, each copy with its own weights. The lines that
+each copy keeps and the digits it gets are computed for all copies at once. Full form: full_form.py. With a table the
+weights become the table's numbers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from codegen.ir.tiling import Part
 from codegen.kernels import TABLE_KERNELS, AnyTiled, tiled
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
 from codegen.ptx.data_table import declared
-from codegen.ptx.full_form import substitute
-from codegen.ptx.template import Lines, RolledForm, Template
+from codegen.ptx.full_form import FullForm, substitute
+from codegen.ptx.template import Lines, RolledForm, TableForm, Template
 
 _HEX = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), dtype=np.uint16)
 """Each byte as two digits."""
@@ -35,14 +35,14 @@ _DIGITS = np.dtype("V8")
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """PTX for one set of weights, with what was kept and deleted."""
+    """PTX for one set of weights, with the numbers of instructions kept and deleted."""
 
     ptx: bytes
     launch: Launch
     fmas_kept: int
-    """In all streams together; a thread runs those of one K group."""
+    """In all K groups together; a thread runs those of one."""
     fmas_deleted: int
-    """FMAs of the dense layer that are gone."""
+    """Multiply-adds of the dense layer that were deleted."""
     loads_deleted: int
     """Shared-memory loads all of whose weights are zero."""
 
@@ -50,7 +50,7 @@ class Kernel:
 def rewrite(template: Template, weights: Weights, part: Part | None = None) -> Kernel:
     """Puts the weights into the template; -0.0 is zero. The kernel has the K groups of the part, or all of them.
 
-    Raises ValueError if the shapes differ, or a template of the full form is asked for a part.
+    Raises ValueError if the shapes differ, or a part is asked for of a template that becomes one kernel.
     """
     layer = tiled(template.spec, template.tiling)
     spec = layer.spec
@@ -58,21 +58,31 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         raise ValueError(f"weights {'with' if weights.bounds is not None else 'without'} bounds for {spec}")
     if weights.kernel.shape not in (template.spec.weights_shape, spec.weights_shape):
         raise ValueError(f"weights {weights.kernel.shape} for a template of {template.spec.weights_shape}")
-    count = layer.streams.count
-    part = part or Part(0, count)
-    if (layer.tiling.form == "full" or layer.tiling.reads_table) and part != Part(0, count):
-        raise ValueError("a full template, and one of weights in a table, is one kernel: leave out the part")
-    if layer.tiling.form == "full":
-        ptx, kept, deleted = substitute(template.ptx, full_values(spec, weights), layer.tiling.rows)
-        return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
-    if (table_kernel := TABLE_KERNELS.get(layer.tiling.kernel)) is not None:
-        before, after = template.around_table()
-        kept = weights.nonzeros
-        text = b"".join([before.encode("ascii"), declared(table_kernel.table(layer, weights)), after.encode("ascii")])
-        return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
-    if layer.tiling.order == "place" and part != Part(0, count):
-        raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")
-    form = template.rolled
+    whole = Part(0, layer.streams.count)
+    part = part or whole
+    match template.form:
+        case RolledForm() as form:
+            if layer.tiling.order == "place" and part != whole:
+                raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")
+            return _rolled_kernel(form, layer, weights, part)
+        case _ if part != whole:
+            raise ValueError("a full template, and one of weights in a table, is one kernel: leave out the part")
+        case FullForm() as form:
+            ptx, kept, deleted = substitute(form.ptx, full_values(spec, weights), layer.tiling.rows)
+            return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
+        case TableForm() as form:
+            return _table_kernel(form, layer, weights)
+
+
+def _table_kernel(form: TableForm, layer: AnyTiled, weights: Weights) -> Kernel:
+    kept, table = weights.nonzeros, declared(TABLE_KERNELS[layer.tiling.kernel].table(layer, weights))
+    text = b"".join([form.before.encode("ascii"), table, form.after.encode("ascii")])
+    return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
+
+
+def _rolled_kernel(form: RolledForm, layer: AnyTiled, weights: Weights, part: Part) -> Kernel:
+    """The kernel of a part's K groups."""
+    spec = layer.spec
     every = values(layer, weights)
     chosen = slice(part.first, part.end)
     turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds[chosen])
@@ -80,7 +90,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
     if may_have_constants(spec) and spec.data_type != "float16" and layer.tiling.cluster == 1:
         zeros = _unknown_zeros(layer, form, every.weights[chosen])
         tails = [before + tail for before, tail in zip(zeros, tails, strict=True)]
-    head, tails = form.closed(tails) if layer.tiling.listed else (form.head, tails)
+    head, tails = form.closed(tails)
     parts: list[bytes | memoryview] = [form.head_from(part.first, head).encode("ascii")]
     _dispatch(
         parts,
@@ -90,8 +100,8 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         lambda group: (turns[group - part.first], tails[group - part.first]),
     )
     parts.append(b"}\n")
-    kernels = int(every.exists[chosen].sum()) // layer.geometry.phase_count
-    dense = kernels * layer.tiling.rows * weights.kernel[0].size
+    channels = int(every.exists[chosen].sum()) // layer.geometry.phase_count
+    dense = channels * layer.tiling.rows * weights.kernel[0].size
     return Kernel(
         ptx=b"".join(parts),
         launch=layer.launch_of(part),
@@ -104,7 +114,7 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
 def _turns(
     form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32], bounds: NDArray[np.float32]
 ) -> tuple[Sequence[bytes | memoryview], int, int]:
-    """Every group's copies of the loop; and how many FMAs were kept and loads left out."""
+    """[groups]: the copies of the loop; and the numbers of multiply-adds kept and loads deleted."""
     groups, copies, count = weights.shape
     values = bits(layer.spec, weights)
     nonzero = (weights != 0) & (values != 0)
@@ -113,7 +123,7 @@ def _turns(
     keep[:, :, form.weight_line] = nonzero
     keep[:, :, form.load_lines] = used
     if len(form.accumulate_lines):
-        row, number = form.accumulate_sums.T
+        row, number = form.accumulate_numbers.T
         keep[:, :, form.accumulate_lines] = added_up_after(layer, nonzero)[:, :, row * layer.sums + number]
     of_line = bounds[:, :, form.bound_inputs, form.bound_sides]
     if len(form.input_lines):
@@ -139,28 +149,30 @@ def _turns(
 
 
 def added_up_after(layer: AnyTiled, nonzero: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[groups, chunks, sums]: after which chunks float16 sums are added to float32 ones, where that is done at all.
+    """[groups, chunks, accumulators]: whether a packed accumulator is added to its float32 ones after a chunk.
 
-    `nonzero` [groups, chunks, slots] says which products there are.
+    `nonzero` [groups, chunks, slots] are the products that exist.
     """
     sums = slots(layer).sums
     return _full(_by_owner(np.add, nonzero.astype(np.int32), sums, int(sums.max()) + 1), PRODUCTS_TOGETHER)
 
 
 def may_have_constants(spec: LayerSpec) -> bool:
-    """Whether an output channel without weights goes through an activation that ptxas would compute itself: with
-    another last bit than a GPU, which approximates exponential and reciprocal.
+    """Whether ptxas would compute the activation of an output channel without weights itself.
+
+    Its last bit would differ: a GPU approximates exponential and reciprocal.
     """
     before = takewhile(lambda step: not isinstance(step, AddResidual), spec.epilogue)
     return any(isinstance(step, Sigmoid | Swish | Gelu | Tanh | Mish) for step in before)
 
 
 def _unknown_zeros(layer: AnyTiled, form: RolledForm, weights: NDArray[np.float32]) -> list[bytes]:
-    """What makes the sums zero that a K group of these [groups, copies, slots] has no product for, so that ptxas cannot
-    tell: they are the sign of the number of images.
+    """[groups]: lines that set accumulators without a product to a zero that ptxas does not know as a constant.
+
+    The zero is the sign of the number of images. `weights` are [groups, copies, slots].
     """
     numbers = slots(layer).sums
-    registers = dict(zip(numbers.tolist(), form.sum_of_slot, strict=True))
+    registers = dict(zip(numbers.tolist(), form.accumulator_of_slot, strict=True))
     touched = np.logical_or.reduce(_by_owner(np.logical_or, weights != 0, numbers, len(registers)), axis=1)
     launch = layer.launch
     images = f"{launch.kernel}_param_{launch.arguments.index('images')}"
@@ -194,7 +206,7 @@ def _put_bounds(
 
 
 def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64], owners: int) -> NDArray[Any]:
-    """[..., slots] to [..., owners]: the values of an owner's slots combined. Every owner has slots."""
+    """Combines the values [..., slots] of each owner's slots: [..., owners]. Every owner has at least one slot."""
     order = np.argsort(owner, kind="stable")
     first = np.searchsorted(owner[order], np.arange(owners))
     result: NDArray[Any] = combine.reduceat(values[:, :, order], first, axis=2)
@@ -202,11 +214,11 @@ def _by_owner(combine: np.ufunc, values: NDArray[Any], owner: NDArray[np.int64],
 
 
 def _full(products: NDArray[np.int32], most: int) -> NDArray[np.bool_]:
-    """[groups, copies, sums]: after which copies a sum that has products would have more than so many with the next."""
+    """[groups, copies, accumulators]: whether the next copy would give a non-empty one more than `most` products."""
     result = np.zeros(products.shape, dtype=np.bool_)
     held = np.zeros_like(products[:, 0])
     following = np.roll(products, -1, axis=1)
-    following[:, -1] = most  # at the end, whatever it holds
+    following[:, -1] = most  # the last copy always ends an accumulator
     for copy in range(products.shape[1]):
         held += products[:, copy]
         result[:, copy] = (held > 0) & (held + following[:, copy] > most)
@@ -215,15 +227,15 @@ def _full(products: NDArray[np.int32], most: int) -> NDArray[np.bool_]:
 
 
 def _tails(form: RolledForm, biases: NDArray[np.float32], exists: NDArray[np.bool_]) -> list[bytes]:
-    """Every group's epilogue: stores of the kernels that exist, bias additions where the bias is not zero."""
+    """Every group's epilogue: stores of the output channels that exist, additions of the biases that are not zero."""
     tails = []
     for bias, present in zip(biases, exists, strict=True):
         keep = np.ones((1, len(form.tail)), dtype=np.bool_)
-        keep[0, form.store_lines] = present[form.store_sums]
-        added = bias[form.bias_sums] != 0
+        keep[0, form.store_lines] = present[form.store_numbers]
+        added = bias[form.bias_numbers] != 0
         keep[0, form.bias_lines] = added
         text, starts, lines = _pick(form.tail, keep)
-        digits = bias[form.bias_sums][added].view(np.uint32)
+        digits = bias[form.bias_numbers][added].view(np.uint32)
         _patch(text, starts[np.isin(lines, form.bias_lines)] + form.bias_columns[added], digits)
         tails.append(text.tobytes())
     return tails
@@ -251,7 +263,7 @@ def _dispatch(
     high: int,
     stream: Callable[[int], Iterable[bytes | memoryview]],
 ) -> None:
-    """A binary tree of branches on the group, each group's stream at its leaf: log2(groups) branches to any."""
+    """A binary tree of branches on the K group's number, with each group's code at its leaf."""
     if high - low == 1:
         parts.extend(stream(low))
         return

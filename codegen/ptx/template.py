@@ -1,18 +1,19 @@
-"""The template of a shape: dense PTX with a placeholder for every weight, made once by nvcc and kept.
+"""Template of a shape: dense PTX with a placeholder for every weight, made once by nvcc and kept.
 
-A template is its PTX text, and that text describes itself: its first line says for which spec, tiling and virtual
-architecture it was made. Parsing finds what the rewriter needs and checks all that the rewriter relies on.
+A template is its PTX text. Its first line says for which spec, tiling and virtual architecture it was made. Its form,
+rolled, full or with a table, holds the parts that the rewriter needs; reading a template checks them.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,27 @@ from codegen.errors import TemplateError, TilingError, ToolError
 from codegen.ir.layer_spec import LayerSpec, is_bounded, is_gated, prepares_inputs, spec_from_json
 from codegen.ir.tiling import Tiling
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT
-from codegen.kernels.weight_stream import full_placeholders, slots, taps
-from codegen.ptx.full_form import substitute
+from codegen.kernels.weight_stream import slots, taps
+from codegen.ptx.full_form import FullForm
+from codegen.ptx.template_lines import (
+    Accumulation,
+    Bias,
+    Body,
+    Bound,
+    Branch,
+    FirstGroup,
+    GateLoad,
+    Group,
+    Label,
+    Line,
+    Load,
+    MultiplyAdd,
+    PreparedInput,
+    Store,
+    TableAddress,
+    Turn,
+    read_line,
+)
 from codegen.toolchain.temp_folders import ScratchFolder
 from codegen.toolchain.tools import Toolchain, ToolLimits, run_tool
 
@@ -46,7 +66,7 @@ def make_template(
         try:
             run_tool(command(scratch), limits=limits, scratch=scratch)
         except ToolError as error:
-            # The folder goes: by hand it is made again, in the directory where the command is pasted.
+            # The folder is deleted: the command makes it again, where it is pasted.
             sources = [sys.executable, "-m", "codegen.ptx.template", json.dumps(about), "template"]
             error.command = f"{shlex.join(sources)} && {shlex.join(command('template'))}"
             raise
@@ -55,13 +75,13 @@ def make_template(
 
 
 def write_sources(spec: LayerSpec, tiling: Tiling, folder: Path) -> None:
-    """The headers that the operator's .cu includes, for this shape."""
+    """Writes the headers that the kernel's .cu includes for this shape."""
     for name, text in kernels.tiled(spec, tiling).sources().items():
         (folder / name).write_text(text)
 
 
 def canonical(ptx: str) -> str:
-    """The PTX without what changes from run to run or says nothing: the compiler's comments and empty lines."""
+    """The PTX without the compiler's comments and empty lines, which may change from run to run."""
     lines = (line.strip() for line in ptx.splitlines())
     kept = (line for line in lines if line and (not line.startswith("//") or line.startswith("// farm.")))
     return "\n".join(kept) + "\n"
@@ -85,50 +105,50 @@ class Template:
         try:
             about = json.loads(first.removeprefix(HEADER))
             template = Template(ptx, spec_from_json(about["spec"]), Tiling(**about["tiling"]), about["virtual_arch"])
-            if template.tiling.reads_table:
-                template.around_table()
-            elif template.tiling.form == "full":
-                template.check_full()
-            else:
-                template.rolled.check(template)
+            template.form.check(template.spec, template.tiling)
         except (KeyError, TypeError, ValueError, TilingError) as error:
             raise TemplateError(f"not a template of this version: {type(error).__name__}: {error}") from None
         return template
 
     @cached_property
+    def form(self) -> RolledForm | FullForm | TableForm:
+        """The parts that the rewriter needs. Raises TemplateError if the text lacks them."""
+        if self.tiling.reads_table:
+            return TableForm.parse(self.ptx)
+        return RolledForm.parse(self.ptx) if self.tiling.form == "rolled" else FullForm(self.ptx)
+
+    @property
     def rolled(self) -> RolledForm:
-        """The parts of a rolled template."""
-        return RolledForm.parse(self.ptx)
+        """The form of a rolled template. Raises TemplateError for a template of another form."""
+        if not isinstance(self.form, RolledForm):
+            raise TemplateError("a full template, and one of weights in a table, has no loop")
+        return self.form
 
-    def check_full(self) -> None:
-        """Every weight and bias has its placeholder where it can be put in: put back for themselves, all find it."""
-        placeholders = np.concatenate([each.ravel() for each in full_placeholders(kernels.canonical(self.spec))])
-        substitute(self.ptx, {bits: bits for bits in placeholders.tolist()}, self.tiling.rows)
 
-    def around_table(self) -> tuple[str, str]:
-        """The text before and behind the place of the table. Raises TemplateError if the kernel takes no such."""
-        if len(_TABLE.findall(self.ptx)) != 1 or self.ptx.count(_ENTRY) != 1:
+@dataclass(frozen=True)
+class TableForm:
+    """A template whose weights are a table: its text before and after the place of the table's declaration."""
+
+    before: str
+    after: str
+
+    @staticmethod
+    def parse(ptx: str) -> TableForm:
+        """Raises TemplateError unless one kernel takes the table's address once."""
+        lines = ptx.splitlines(keepends=True)
+        places = [i for i, line in enumerate(lines) if isinstance(read_line(line.removesuffix("\n")), TableAddress)]
+        if len(places) != 1 or ptx.count(_ENTRY) != 1:
             raise TemplateError("a template of weights in a table has one kernel, which takes the table's address once")
-        before, entry, after = _TABLE.sub(r"\1farm_table; // farm.table", self.ptx).partition(_ENTRY)
-        return before, entry + after
+        # From compute_90 on the address is 0: there nvcc has ptxas read its PTX, which does not declare the table yet.
+        lines[places[0]] = f"{lines[places[0]].partition(',')[0]},farm_table; // farm.table\n"
+        before, entry, after = "".join(lines).partition(_ENTRY)
+        return TableForm(before, entry + after)
+
+    def check(self, spec: LayerSpec, tiling: Tiling) -> None:
+        """Nothing: parsing has checked it."""
 
 
 _ENTRY = ".visible .entry "
-_TABLE = re.compile(r"^(mov\.u64 %rd\d+,)(?:farm_table|0); // farm\.table$", re.MULTILINE)
-"""From compute_90 on nvcc has ptxas read its PTX, in which the table is not declared yet."""
-_LABEL = re.compile(r"^(\$\w+):$")
-_BRANCH = re.compile(r"\bbra\b")
-_LOAD = re.compile(r"^ld\.(?:shared|global\.nc)(?:\.v[24])?\.[fub]32\s+(%[fr]\d+|\{[^}]*\}),")
-_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
-_INPUT = re.compile(r"^(?:mov\.f32 x(\d+),(%f\d+)|mul\.rn\.f(?:32|16x2) x(\d+),(%[fr]\d+),g\3);$")
-_GATES = re.compile(r"^ld\.shared.* // farm\.gates (\d+) (\d+)$")
-_BOUND = re.compile(r"^mov\.f32 b,0f([0-9A-F]{8}); .*// farm\.(low|high) (\d+)$")
-_PACKED_FMA = re.compile(r"^mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+|x\d+),w,(%r\d+);$")
-_ACCUMULATE = re.compile(r"^\{.*\} // farm\.accumulate (\d+) (\d+)$")
-_FIRST_GROUP = re.compile(r"^(mov\.u32 %r\d+,)0; // farm\.first_group$", re.MULTILINE)
-_TURN = re.compile(r"^mov\.u32 (%r\d+),%r\d+; // farm\.turn (%r\d+)$", re.MULTILINE)
-_BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
-_STORE = re.compile(r"^\{.*st\.global.*\} // farm\.store (\d+)$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,19 +158,23 @@ class Lines:
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    strings: list[str]
+    """Each line, without its line feed."""
+    typed: list[Line | None]
+    """The meaning of each line."""
 
     @staticmethod
-    def of(lines: list[str]) -> Lines:
+    def of(lines: list[str], typed: list[Line | None]) -> Lines:
         lengths = np.array([len(line) + 1 for line in lines], dtype=np.int64)
         text = np.frombuffer("".join(f"{line}\n" for line in lines).encode("ascii"), dtype=np.uint8)
-        return Lines(text, np.cumsum(lengths) - lengths, lengths)
+        return Lines(text, np.cumsum(lengths) - lengths, lengths, lines, typed)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @cached_property
     def pieces(self) -> NDArray[np.object_]:
-        """[lines]: each as bytes."""
+        """[lines]: each line as bytes, with its line feed."""
         ends = self.starts + self.lengths
         data, pieces = self.text.tobytes(), np.empty(len(self), dtype=np.object_)
         pieces[:] = [data[start:end] for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)]
@@ -161,23 +185,26 @@ class Lines:
 class RolledForm:
     """A rolled template cut at its loop: what stands before it, one turn of it, what follows it.
 
-    `weight_line[slot]` is the line of the turn that multiplies with the placeholder of that slot, `immediate_column`
-    the column of its eight hex digits, `sum_of_slot` the register that is added to, `load_of_slot` an index into
-    `load_lines`: the load which feeds it.
-    Inputs of bounded and gated layers have lines of their own, `input_lines`; `input_of_slot` is which of them a slot
-    multiplies with. There are `bound_lines` for the bounds of the inputs `bound_inputs`, the lowest (0) and the highest
-    (1) as `bound_sides` say, and `gate_lines`, which load the gates of the inputs: `gate_of_input` is an index into
-    them. `accumulate_lines` add up what a chunk gave the sums (row, number) `accumulate_sums`. `bias_lines`
-    and `store_lines` belong to the sums `bias_sums`, `store_sums` of a row.
+    `weight_line[slot]` is the line of the turn that multiplies by the placeholder of that slot, `immediate_column` the
+    column of its eight hex digits, `accumulator_of_slot` the register that is added to, `load_of_slot` an index into
+    `load_lines`: the load of its multiplicand.
+    Inputs of bounded and gated layers have lines of their own, `input_lines`; `input_of_slot` is the index of a slot's
+    input. `bound_lines` hold the bounds of the inputs `bound_inputs`, lowest (0) or highest (1) as `bound_sides` say.
+    `gate_lines` load the gates of the inputs: `gate_of_input` is an index into them. `accumulate_lines` add the packed
+    accumulators (row, number) `accumulate_numbers` to those of float32. `bias_lines` and `store_lines` belong to the
+    accumulators `bias_numbers` and `store_numbers` of a row.
     """
 
     head: str
     group_register: str
+    first_group: FirstGroup
+    column_turn: Turn | None
+    """Of a kernel with listed columns."""
     turn: Lines
     tail: Lines
     weight_line: NDArray[np.int64]
     immediate_column: NDArray[np.int64]
-    sum_of_slot: list[str]
+    accumulator_of_slot: list[str]
     load_lines: NDArray[np.int64]
     load_of_slot: NDArray[np.int64]
     input_lines: NDArray[np.int64]
@@ -189,87 +216,92 @@ class RolledForm:
     gate_lines: NDArray[np.int64]
     gate_of_input: NDArray[np.int64]
     accumulate_lines: NDArray[np.int64]
-    accumulate_sums: NDArray[np.int64]
+    accumulate_numbers: NDArray[np.int64]
     bias_lines: NDArray[np.int64]
     bias_columns: NDArray[np.int64]
-    bias_sums: NDArray[np.int64]
+    bias_numbers: NDArray[np.int64]
     store_lines: NDArray[np.int64]
-    store_sums: NDArray[np.int64]
+    store_numbers: NDArray[np.int64]
 
     @staticmethod
     def parse(ptx: str) -> RolledForm:
-        """Finds the loop, its placeholders and loads, and the epilogue."""
-        lines = ptx.splitlines()
-        labels = [i for i, line in enumerate(lines) if _LABEL.match(line)]
-        branches = [
-            i for i, line in enumerate(lines) if _BRANCH.search(line) and not line.startswith("{")
-        ]  # a loop in a line stays in it
-        groups = [i for i, line in enumerate(lines) if line.startswith("// farm.group ")]
+        """Finds the loop, its placeholders and loads, and the epilogue. Raises TemplateError if one is missing."""
+        texts = ptx.splitlines()
+        lines = [read_line(line) for line in texts]
+        labels, branches, groups = _of(Label, lines), _of(Branch, lines), _of(Group, lines)
         if len(labels) != 1 or len(branches) != 1 or len(groups) != 1:
             raise TemplateError(
                 f"a rolled template has one loop and one group, this one {len(labels)} labels, "
                 f"{len(branches)} branches and {len(groups)} groups: the operator's .cu needs control flow removed"
             )
-        label, branch, group = labels[0], branches[0], groups[0]
-        if not (group < label < branch and lines[branch].endswith(f"{lines[label][:-1]};")):
+        [(label, loop)], [(branch, closing)], [(group, number)] = labels, branches, groups
+        if not (group < label < branch and closing.target == loop.name):
             raise TemplateError("a rolled template's group comes before its loop, and its branch closes the loop")
-        turn = [line for line in lines[label + 1 : branch] if not line.startswith(".pragma")]
-        tail = lines[branch + 1 :]
-        if "ret;" not in tail:
+        head = texts[:label]
+        first_groups, column_turns = _of(FirstGroup, lines[:label]), _of(Turn, lines[:label])
+        if len(first_groups) != 1:
+            raise TemplateError("expected exactly one farm.first_group marker")
+        if len(column_turns) > 1:
+            raise TemplateError("expected at most one farm.turn marker")
+        in_turn = [i for i in range(label + 1, branch) if not texts[i].startswith(".pragma")]
+        turn = Lines.of([texts[i] for i in in_turn], [lines[i] for i in in_turn])
+        if "ret;" not in texts[branch + 1 :]:
             raise TemplateError("a rolled template ends in 'ret' after its loop")
-        slots, immediate_column, sources, sums = _weights(turn)
+        after = slice(branch + 1, texts.index("ret;", branch + 1) + 1)
+        tail = Lines.of(texts[after], lines[after])
+        weights = _weights(turn)
         # Neighbouring inputs may come in one vector load: it stays if any of its registers is used.
-        gates = [(i, int(m[1]), int(m[2])) for i, line in enumerate(turn) if (m := _GATES.match(line))]
-        ungated = {i: line for i, line in enumerate(turn) if not _GATES.match(line)}
-        loads = [(i, re.findall(r"%[fr]\d+", match[1])) for i, line in ungated.items() if (match := _LOAD.match(line))]
-        load_index = {register: index for index, (_, registers) in enumerate(loads) for register in registers}
-        inputs = {int(m[1] or m[3]): (i, m[2] or m[4]) for i, line in enumerate(turn) if (m := _INPUT.match(line))}
+        loads, gates = _of(Load, turn.typed), _of(GateLoad, turn.typed)
+        load_index = {register: index for index, (_, load) in enumerate(loads) for register in load.registers}
+        inputs = {each.number: (i, each.source) for i, each in _of(PreparedInput, turn.typed)}
         if sorted(inputs) != list(range(len(inputs))):
             raise TemplateError("the inputs of the loop are not consecutive: the compiler dropped some")
-        bounds = [(i, m) for i, line in enumerate(turn) if (m := _BOUND.match(line))]
-        of_slots = [int(register[1:]) for register in sources if register.startswith("x")]
-        sources = [inputs[int(each[1:])][1] if each.startswith("x") else each for each in sources]
+        multiplicands = [each.multiplicand for _, each in weights]
+        input_of_slot = [int(register[1:]) for register in multiplicands if register.startswith("x")]
+        sources = [inputs[int(each[1:])][1] if each.startswith("x") else each for each in multiplicands]
         missing = set(sources) - load_index.keys()
         if missing:
             raise TemplateError(f"{len(missing)} multiplicands are not loaded from shared memory in the loop")
-        gated = {number: g for g, (_, first, count) in enumerate(gates) for number in range(first, first + count)}
+        numbers = [range(gate.first, gate.first + gate.count) for _, gate in gates]
+        gated = {number: index for index, loaded in enumerate(numbers) for number in loaded}
         if gated and gated.keys() != inputs.keys():
             raise TemplateError("the gates of the loop are not those of its inputs")
-        added = [(i, *map(int, match.groups())) for i, line in enumerate(turn) if (match := _ACCUMULATE.match(line))]
-        biases = [(i, line.index("0f") + 2, m) for i, line in enumerate(tail) if (m := _BIAS.match(line))]
-        stores = [(i, int(m.group(1))) for i, line in enumerate(tail) if (m := _STORE.match(line))]
-        if any(int(m.group(2), 16) - FIRST_BIAS != int(m.group(3)) for _, _, m in biases):
-            raise TemplateError("a bias placeholder stands at another kernel's line")
+        bounds, added = _of(Bound, turn.typed), _of(Accumulation, turn.typed)
+        biases, stores = _of(Bias, tail.typed), _of(Store, tail.typed)
+        if any(bias.bits - FIRST_BIAS != bias.number for _, bias in biases):
+            raise TemplateError("a bias placeholder stands at another output channel's line")
         return RolledForm(
-            head="\n".join(lines[:label]) + "\n",
-            group_register=lines[group].split()[-1],
-            turn=Lines.of(turn),
-            tail=Lines.of(tail[: tail.index("ret;") + 1]),
-            weight_line=slots,
-            immediate_column=immediate_column,
-            sum_of_slot=sums,
-            load_lines=np.array([i for i, _ in loads], dtype=np.int64),
-            load_of_slot=np.array([load_index[register] for register in sources], dtype=np.int64),
-            input_lines=np.array([inputs[number][0] for number in range(len(inputs))], dtype=np.int64),
-            input_of_slot=np.array(of_slots, dtype=np.int64),
-            bound_lines=np.array([i for i, _ in bounds], dtype=np.int64),
-            bound_columns=np.array([m.start(1) for _, m in bounds], dtype=np.int64),
-            bound_inputs=np.array([int(m[3]) for _, m in bounds], dtype=np.int64),
-            bound_sides=np.array([("low", "high").index(m[2]) for _, m in bounds], dtype=np.int64),
-            gate_lines=np.array([i for i, _, _ in gates], dtype=np.int64),
-            gate_of_input=np.array([gated[number] for number in range(len(gated))], dtype=np.int64),
-            accumulate_lines=np.array([i for i, _, _ in added], dtype=np.int64),
-            accumulate_sums=np.array([[p, j] for _, p, j in added], dtype=np.int64).reshape(-1, 2),
-            bias_lines=np.array([i for i, _, _ in biases], dtype=np.int64),
-            bias_columns=np.array([column for _, column, _ in biases], dtype=np.int64),
-            bias_sums=np.array([int(m.group(3)) for _, _, m in biases], dtype=np.int64),
-            store_lines=np.array([i for i, _ in stores], dtype=np.int64),
-            store_sums=np.array([kernel for _, kernel in stores], dtype=np.int64),
+            head="\n".join(head) + "\n",
+            group_register=number.register,
+            first_group=first_groups[0][1],
+            column_turn=column_turns[0][1] if column_turns else None,
+            turn=turn,
+            tail=tail,
+            weight_line=_array(i for i, _ in weights),
+            immediate_column=_array(each.column for _, each in weights),
+            accumulator_of_slot=[each.accumulator for _, each in weights],
+            load_lines=_array(i for i, _ in loads),
+            load_of_slot=_array(load_index[register] for register in sources),
+            input_lines=_array(inputs[number][0] for number in range(len(inputs))),
+            input_of_slot=_array(input_of_slot),
+            bound_lines=_array(i for i, _ in bounds),
+            bound_columns=_array(bound.column for _, bound in bounds),
+            bound_inputs=_array(bound.number for _, bound in bounds),
+            bound_sides=_array(bound.side for _, bound in bounds),
+            gate_lines=_array(i for i, _ in gates),
+            gate_of_input=_array(gated[number] for number in range(len(gated))),
+            accumulate_lines=_array(i for i, _ in added),
+            accumulate_numbers=np.array([[each.row, each.number] for _, each in added], dtype=np.int64).reshape(-1, 2),
+            bias_lines=_array(i for i, _ in biases),
+            bias_columns=_array(bias.column for _, bias in biases),
+            bias_numbers=_array(bias.number for _, bias in biases),
+            store_lines=_array(i for i, _ in stores),
+            store_numbers=_array(store.number for _, store in stores),
         )
 
-    def check(self, template: Template) -> None:
-        """Every weight of one chunk of one group has its placeholder, and every kernel its stores."""
-        layer = kernels.tiled(template.spec, template.tiling)
+    def check(self, spec: LayerSpec, tiling: Tiling) -> None:
+        """Raises TemplateError unless every weight of a chunk has its placeholder, and every output its stores."""
+        layer = kernels.tiled(spec, tiling)
         expected = len(slots(layer).weights)
         if len(self.weight_line) != expected:
             raise TemplateError(f"{len(self.weight_line)} placeholders in the loop, {expected} weights in a chunk")
@@ -281,56 +313,57 @@ class RolledForm:
             )
             raise TemplateError(f"{found}, {inputs} in a chunk")
         if len(self.input_of_slot) != (expected if inputs else 0):
-            raise TemplateError("a multiply-add of a bounded or gated layer takes an input as it is")
-        positions = template.tiling.rows * (2 if template.spec.data_type == "float16" else 1)
-        per_sum = np.bincount(self.store_sums)
-        if not (per_sum == positions).all() or not np.array_equal(self.store_sums, self.bias_sums):
-            raise TemplateError("a kernel's sums are not stored once per output row, bias included")
-        if len(_TURN.findall(self.head)) != template.tiling.listed:
-            raise TemplateError("a template of listed columns says in one place which its first column is")
-        if len(_FIRST_GROUP.findall(self.head)) != 1:
-            raise TemplateError("a rolled template says in one place which its first K group is")
+            raise TemplateError("a multiply-add of a bounded or gated layer takes an unprepared input")
+        positions = tiling.rows * (2 if spec.data_type == "float16" else 1)
+        stores = np.bincount(self.store_numbers)
+        if not (stores == positions).all() or not np.array_equal(self.store_numbers, self.bias_numbers):
+            raise TemplateError("an output channel is not stored once per output row, bias included")
+        if (self.column_turn is not None) != tiling.listed:
+            raise TemplateError("expected one farm.turn marker in a template of listed columns, and none in others")
 
     def head_from(self, group: int, head: str) -> str:
         """A head of a kernel whose blockIdx.z 0 is this K group."""
-        return _FIRST_GROUP.sub(rf"\g<1>{group};", head)
+        return head.replace(f"{self.first_group.text}\n", f"mov.u32 {self.first_group.register},{group};\n")
 
     def closed(self, tails: list[bytes]) -> tuple[str, list[bytes]]:
         """Head and tails of a kernel of listed columns: each tail goes back to the head for the next columns."""
-        [(column, step)] = _TURN.findall(self.head)
-        head = _TURN.sub(r"\g<0>\n$turn:", self.head)
-        again = f"add.s32 {column},{column},{step};\nbra $turn;\n".encode("ascii")
+        if self.column_turn is None:
+            return self.head, tails
+        turn = self.column_turn
+        head = self.head.replace(f"{turn.text}\n", f"{turn.text}\n$turn:\n")
+        again = f"add.s32 {turn.column},{turn.column},{turn.step};\nbra $turn;\n".encode("ascii")
         return head, [tail.removesuffix(b"ret;\n") + again for tail in tails]
 
 
-def _weights(turn: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str], list[str]]:
-    """Per slot its line, the column of its immediate, its multiplicand and its sum; all are between the two markers."""
-    try:
-        begin, end = turn.index("// farm.body.begin"), turn.index("// farm.body.end")
-    except ValueError:
-        raise TemplateError("the loop of a rolled template lacks its body markers") from None
-    found: dict[int, tuple[int, int, str, str]] = {}
-    for i, line in enumerate(turn):
-        match, column = _FMA.match(line), 3
-        if match:
-            total, multiplicand, bits, addend = match.groups()
-        else:
-            match, column = _PACKED_FMA.match(line), 1
-            bits, total, multiplicand, addend = match.groups() if match else ("", "", "", "")
-        if match:
-            if total != addend or not begin < i < end:
-                raise TemplateError(f"a multiply-add is not in place or not in the body: {line}")
-            if found.setdefault(int(bits, 16) - FIRST_WEIGHT, (i, match.start(column), multiplicand, total))[0] != i:
-                raise TemplateError(f"placeholder 0f{bits} stands twice")
+_Kind = TypeVar("_Kind")
+
+
+def _of(kind: type[_Kind], lines: Sequence[Line | None]) -> list[tuple[int, _Kind]]:
+    """The lines of one kind, with their indices."""
+    return [(i, line) for i, line in enumerate(lines) if isinstance(line, kind)]
+
+
+def _array(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.array(list(numbers), dtype=np.int64)
+
+
+def _weights(turn: Lines) -> list[tuple[int, MultiplyAdd]]:
+    """[slots]: the multiply-add of each placeholder and its line, between the body markers.
+
+    Raises TemplateError if a placeholder is missing, stands twice or outside the body.
+    """
+    bodies = {body.at: i for i, body in _of(Body, turn.typed)}
+    if bodies.keys() != {"begin", "end"}:
+        raise TemplateError("the loop of a rolled template lacks its body markers")
+    found: dict[int, tuple[int, MultiplyAdd]] = {}
+    for i, each in _of(MultiplyAdd, turn.typed):
+        if each.accumulator != each.addend or not bodies["begin"] < i < bodies["end"]:
+            raise TemplateError(f"a multiply-add is not in place or not in the body: {turn.strings[i]}")
+        if found.setdefault(each.bits - FIRST_WEIGHT, (i, each))[0] != i:
+            raise TemplateError(f"placeholder 0f{each.bits:08X} stands twice")
     if sorted(found) != list(range(len(found))):
         raise TemplateError("the placeholders of the loop are not consecutive: the compiler dropped some")
-    rows = [found[slot] for slot in range(len(found))]
-    return (
-        np.array([row[0] for row in rows], dtype=np.int64),
-        np.array([row[1] for row in rows], dtype=np.int64),
-        [row[2] for row in rows],
-        [row[3] for row in rows],
-    )
+    return [found[slot] for slot in range(len(found))]
 
 
 def main(arguments: list[str]) -> int:

@@ -35,7 +35,7 @@ from codegen.sass.isa.opcodes import (
     UNIFORM_DESTINATION,
 )
 from codegen.sass.isa.operands import operands
-from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify.hazards import findings, prove
 from codegen.toolchain.ptxas import assemble
@@ -43,7 +43,7 @@ from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer
 from tests.toolchain.cluster_cases import CLUSTER_CASES
 from tests.toolchain.machine_cubins import drawn_weights, template_for
-from tests.toolchain.test_machine_assembler import products_in_ptx, products_in_words, skeleton_of
+from tests.toolchain.test_sass_assembler import products_in_ptx, products_in_words, skeleton_of
 
 ARCH = "sm_90"
 TWO = "a cluster of two, kernels that do not divide"
@@ -155,7 +155,7 @@ def test_the_words_of_ptxas_compute_what_those_made_without_it_do(weights: Weigh
 def test_every_block_s_stream_has_the_products_of_its_own_channels_in_order(name: str, density: float) -> None:
     template, weights = template_for(name, "compute_90"), drawn_weights(name, density, seed=1)
     whole = Part(0, stream_count(template.spec, template.tiling))
-    form = Skeleton.read(skeleton_of(name).data, Marked.of(template))
+    form = Skeleton.read(skeleton_of(name).data, MarkerPtx.of(template))
     found = products_in_words(directly(name, weights), form)
     assert len(found) == whole.end
     assert found == products_in_ptx(template, weights, whole)
@@ -221,7 +221,7 @@ def test_a_sum_in_another_register_is_refused() -> None:
     last = int(stores[stores < places(words, MEMBAR)[0]][-1])
     encoding.SOURCE_B.put(words[last : last + 1], encoding.SOURCE_B.get(words)[last - 1])
     with pytest.raises(MachineCodeError, match="stored for the other blocks of its cluster"):
-        Skeleton.read(skeleton.with_words(words), Marked.of(template_for(TWO, "compute_90")))
+        Skeleton.read(skeleton.with_words(words), MarkerPtx.of(template_for(TWO, "compute_90")))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from codegen.verification.compare import poisoned, random_input, random_residual
 from tests.templates import shared_template
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
-from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
-from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
+from tests.toolchain.test_sass_assembler import ASSEMBLED, skeleton_of
+from tests.toolchain.test_sass_assembler import HALVES as ASSEMBLED_HALVES
 
 KINDS = (
     PLAIN,

@@ -28,8 +28,8 @@ from codegen.target.arch import supported_archs
 from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
-from tests.toolchain.test_machine_assembler import ASSEMBLED, skeleton_of
-from tests.toolchain.test_machine_assembler import HALVES as ASSEMBLED_HALVES
+from tests.toolchain.test_sass_assembler import ASSEMBLED, skeleton_of
+from tests.toolchain.test_sass_assembler import HALVES as ASSEMBLED_HALVES
 
 NVDISASM = find_toolchain().ptxas.parent / "nvdisasm"
 """The wheel puts it beside ptxas."""

@@ -206,8 +206,8 @@ def test_weights_of_another_shape_are_refused() -> None:
         (lambda text: re.sub(r"(fma\.rn\.f32 .*3F800003.*\n)", r"\1\1", text), "stands twice"),
         (lambda text: re.sub(r"\{.*// farm\.store 1\n", "", text, count=1), "not stored once"),
         (lambda text: re.sub(r"(fma\.rn\.f32 )(%f\d+)(.*3F800003)", r"\1%f0\3", text), "not in place"),
-        (lambda text: text.replace("// farm.bias 1", "// farm.bias 0"), "another kernel's line"),
-        (lambda text: text.replace(" // farm.first_group", ""), "which its first K group is"),
+        (lambda text: text.replace("// farm.bias 1", "// farm.bias 0"), "another output channel's line"),
+        (lambda text: text.replace(" // farm.first_group", ""), "exactly one farm.first_group"),
         (lambda text: re.sub(r"ld\.shared\.f32", "ld.global.f32", text, count=1), "not loaded from shared"),
     ],
 )

@@ -1,8 +1,9 @@
-"""The last chunk in passes: what one pass has summed up is stored amid the multiply-adds of the next.
+"""Early stores: outputs stored among the multiply-adds of the last chunk, not all behind it.
 
-ptxas stores a sum as soon as it has its last product. A stream takes the inputs in order, so nearly all sums end with
-it, and all blocks of a GPU would store everything at once. Its last chunk goes through the inputs several times
-instead, each time for some of the sums; the words that finish these stand amid the multiply-adds of the next pass.
+ptxas stores an output as soon as its accumulator has its last product. Weight code takes the inputs in order, so nearly
+all accumulators end together, and all blocks of a GPU would store at once. Therefore the last chunk passes over its
+inputs several times, each time for some of the accumulators. The words that finish the outputs of one pass, its
+early-store words, stand among the multiply-adds of the next.
 """
 
 from __future__ import annotations
@@ -12,47 +13,47 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.scheduling_bits import MOST_STALL, SETTLE_CYCLES
-from codegen.sass.assemble.stalls import settle
+from codegen.sass.assemble.scheduling import MOST_STALL, settle
+from codegen.sass.assemble.scoreboards import EARLY_STORES
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, Words
+from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES, STG
 from codegen.sass.isa.operands import Accesses, Operands, operands
 
 PASSES = 2
-"""Through the inputs of the last chunk."""
+"""Passes over the inputs of the last chunk."""
 _FADD, _FMNMX, _FSETP, _FSEL = "FADD", "FMNMX", "FSETP", "FSEL"
 _STEPS = (_FADD, _FMNMX, _FSETP, _FSEL)
-"""What a sum may go through before it is stored."""
+"""Instructions that an accumulator may go through before it is stored."""
 _APART = 6
-"""Words from one step of a sum to its next, so that no word waits for another."""
+"""Words from one step of an output to its next, so that no word waits for another."""
 _LEAST_PREDICATES = 4
-"""Sums whose steps are under way at once have a predicate each."""
+"""Fewest predicates: outputs whose steps overlap need one each."""
 _PREDICATES = range(7)
-_SPARE_BOARD = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Finish:
-    """The words of a leaf behind its last chunk, in the order in which they will be."""
+class EarlyStores:
+    """The words of a body behind its last chunk, early-store words first."""
 
     words: Words
     order: NDArray[np.int64]
-    """[words]: the place that each had."""
+    """[words]: the former place of each."""
     passes: NDArray[np.int64]
-    """[words amid multiply-adds]: the pass whose sums each finishes; they are the first words."""
-    pass_of_sum: NDArray[np.int64]
-    """[sums]"""
+    """[early-store words]: the pass whose outputs each finishes."""
+    pass_of_accumulator: NDArray[np.int64]
+    """[accumulators]"""
 
     @staticmethod
-    def of(words: Words, sums: NDArray[np.int64], end: int) -> Finish | None:
-        """Of the words behind the last chunk, `end` of which run one after the other; `sums` are registers.
+    def of(words: Words, accumulators: NDArray[np.int64], end: int) -> EarlyStores | None:
+        """From the words behind the last chunk, the first `end` without branches; `accumulators` are registers.
 
-        None where less than a sum for each pass can be finished early.
+        None where fewer outputs than passes can be finished early.
         """
         used = operands(words)
-        chains = _undisturbed(_chains(words, used, sums, end), used)
-        early = [chain for chain in chains if chain.early][: len(sums) * (PASSES - 1) // PASSES]
+        chains = _undisturbed(_chains(words, used, accumulators, end), used)
+        early = [chain for chain in chains if chain.early][: len(accumulators) * (PASSES - 1) // PASSES]
         free = _free_predicates(words, used, chains)
         enough = len(free) >= _LEAST_PREDICATES or not used.named(_FSETP).any()
         if len(early) < PASSES or not enough:
@@ -63,12 +64,12 @@ class Finish:
             chain.finish_in_place(words, used, waits)
         order: list[int] = []
         passes: list[int] = []
-        pass_of_sum = np.full(len(sums), PASSES - 1)
+        pass_of_accumulator = np.full(len(accumulators), PASSES - 1)
         for number, chosen in enumerate(np.array_split(np.arange(len(early)), PASSES - 1)):
             for each in chosen.tolist():
                 if free:
                     early[each].take_predicate(words, used, free[each % len(free)])
-                pass_of_sum[early[each].sum] = number
+                pass_of_accumulator[early[each].accumulator] = number
             order += _in_turn([early[each].places for each in chosen.tolist()])
             passes += [number] * (len(order) - len(passes))
         rest = np.setdiff1d(np.arange(len(words)), order)
@@ -78,21 +79,21 @@ class Finish:
         moved = words[[*order, *rest.tolist()]]
         _keep_operands(moved)
         _settle(moved, end)
-        return Finish(moved, np.append(order, rest), np.array(passes, dtype=np.int64), pass_of_sum)
+        return EarlyStores(moved, np.append(order, rest), np.array(passes, dtype=np.int64), pass_of_accumulator)
 
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """The words that finish a sum, in order; the last one stores it."""
+    """The words that finish an output, in order; the last one stores it."""
 
-    sum: int
+    accumulator: int
     register: int
     places: list[int]
     early: bool
-    """Whether it needs nothing that is computed behind the last chunk."""
+    """Whether no word uses a value computed behind the last chunk."""
 
     def finish_in_place(self, words: Words, used: Operands, waits: NDArray[np.int64]) -> None:
-        """Leaves the sum in its register, where no other store has to be waited for; `waits` [words] are left then."""
+        """Keeps the output in the accumulator's register, without waits for other stores; `waits` are [words]."""
         own = words[self.places]
         is_store = np.arange(len(own)) == len(own) - 1
         computes = ~is_store & ~used.named(_FSETP)[self.places]
@@ -111,15 +112,15 @@ class _Chain:
         words[self.places] = own
 
 
-def _chains(words: Words, used: Operands, sums: NDArray[np.int64], end: int) -> list[_Chain]:
-    """Of the sums that are finished before `end`, by words that are known here, in the order of their stores."""
+def _chains(words: Words, used: Operands, accumulators: NDArray[np.int64], end: int) -> list[_Chain]:
+    """The chains of accumulators finished before `end` by known instructions, in the order of their stores."""
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
     plain = (encoding.PREDICATE.get(words) == ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 0)
     steps = (used.named(*_STEPS) & plain).tolist()
     stores = (encoding.OPCODE.get(words) == STG).tolist()
     first, data = encoding.SOURCE_A.get(words).tolist(), encoding.SOURCE_B.get(words).tolist()
-    owner = {register: number for number, register in enumerate(sums.tolist())}
-    """What holds a sum, or tells something of it."""
+    owner = {register: number for number, register in enumerate(accumulators.tolist())}
+    """The accumulator's number by register or predicate that depends on it."""
     computed: set[int] = set()
     places: dict[int, list[int]] = {number: [] for number in owner.values()}
     strange: set[int] = set()
@@ -153,13 +154,13 @@ def _chains(words: Words, used: Operands, sums: NDArray[np.int64], end: int) -> 
     lengths = [len(places[number]) for number in good]
     usual = max(set(lengths), key=lengths.count, default=0)
     return [
-        _Chain(number, int(sums[number]), places[number], number not in late and len(places[number]) == usual)
+        _Chain(number, int(accumulators[number]), places[number], number not in late and len(places[number]) == usual)
         for number in good
     ]
 
 
 def _undisturbed(chains: list[_Chain], used: Operands) -> list[_Chain]:
-    """Those whose register nothing else is written to once ptxas no longer needs the sum."""
+    """The chains whose register no word outside of chains writes."""
     while True:
         own = np.zeros(len(used.opcode_of), dtype=np.bool_)
         own[[place for chain in chains for place in chain.places]] = True
@@ -171,7 +172,7 @@ def _undisturbed(chains: list[_Chain], used: Operands) -> list[_Chain]:
 
 
 def _free_predicates(words: Words, used: Operands, chains: list[_Chain]) -> list[int]:
-    """Those that only the words of these sums use behind the last chunk."""
+    """Predicates that only words of these chains use behind the last chunk."""
     own = np.zeros(len(words), dtype=np.bool_)
     own[[place for chain in chains for place in chain.places]] = True
     taken = {PREDICATES + guard for guard in encoding.PREDICATE.get(words).tolist()}
@@ -181,7 +182,7 @@ def _free_predicates(words: Words, used: Operands, chains: list[_Chain]) -> list
 
 
 def _waits_for_others(words: Words, chains: list[_Chain]) -> NDArray[np.int64]:
-    """[words]: the scoreboards that each waits for but for those that only the stores of these sums have set."""
+    """[words]: the scoreboards that each waits for, without those that only stores of these chains set."""
     stores = {chain.places[-1] for chain in chains}
     waits, boards = encoding.WAIT.get(words), encoding.READ_SCOREBOARD.get(words).tolist()
     set_by_others = {int(board) for place, board in enumerate(boards) if place not in stores}
@@ -195,7 +196,7 @@ def _waits_for_others(words: Words, chains: list[_Chain]) -> NDArray[np.int64]:
 
 
 def _in_turn(chains: list[list[int]]) -> list[int]:
-    """The places of several sums' words, the steps of each so far apart that none waits."""
+    """The places of several chains' words, interleaved so that no step waits for the one before."""
     steps = len(chains[0])
     apart = -(-_APART // steps)
     turns = range(len(chains) + apart * (steps - 1))
@@ -204,7 +205,7 @@ def _in_turn(chains: list[list[int]]) -> list[int]:
 
 
 def _keep_operands(words: Words) -> None:
-    """Waits, in place, until a store has read what is overwritten: it may have relied on one that moved."""
+    """Adds waits, in place, for stores whose operands a later word overwrites: an old wait may have moved."""
     used = operands(words)
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
     late = used.asynchronous.tolist()
@@ -219,8 +220,8 @@ def _keep_operands(words: Words) -> None:
         for before in [reader.pop(each) for each in writes[place] if each in reader]:
             own = {read_boards[before], boards[before]} - {NO_SCOREBOARD}
             if not own:
-                own, read_boards[before] = {_SPARE_BOARD}, _SPARE_BOARD
-                stalls[before] = max(SETTLE_CYCLES, stalls[before])
+                own, read_boards[before] = {EARLY_STORES}, EARLY_STORES
+                stalls[before] = max(SETTLING_CYCLES, stalls[before])
             if not any(waits[each] >> board & 1 for each in range(before + 1, place + 1) for board in own):
                 waits[place] |= 1 << min(own)
     for field, values in ((encoding.READ_SCOREBOARD, read_boards), (encoding.WAIT, waits), (encoding.STALL, stalls)):
@@ -228,9 +229,9 @@ def _keep_operands(words: Words) -> None:
 
 
 def _settle(words: Words, end: int) -> None:
-    """Stalls of the words before `end`, in place; of words that are not known here no less than before.
+    """Sets the stalls of the words before `end`, in place; unknown instructions keep at least their own.
 
-    Right behind a word that sets a scoreboard there may now be one that waits for it.
+    A word that sets a scoreboard may now stand right before one that waits for it.
     """
     used, stalls = operands(words), encoding.STALL.get(words)
     bare = (encoding.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (
@@ -240,7 +241,7 @@ def _settle(words: Words, end: int) -> None:
     moves = np.arange(len(words)) < end - 1
     waited = np.append(encoding.WAIT.get(words)[1:], 0)
     sets = 1 << encoding.WRITE_SCOREBOARD.get(words) | 1 << encoding.READ_SCOREBOARD.get(words)
-    stalls = np.where(waited & sets, np.maximum(stalls, SETTLE_CYCLES), stalls)
+    stalls = np.where(waited & sets, np.maximum(stalls, SETTLING_CYCLES), stalls)
     settle(words, np.where(known & moves, 1, stalls), np.where(moves, MOST_STALL, stalls))
 
 

@@ -1,11 +1,11 @@
-"""Multiply-adds of float16, two at once: which unit takes each, and how their sums are added to those of float32."""
+"""Packed float16 multiply-adds: the unit of each, and additions of packed accumulators to float32 ones."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES, control
+from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
 from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
@@ -15,23 +15,23 @@ _HALF, _MATRIX, _FLOAT = (UNITS.index(name) for name in ("half", "matrix", "floa
 HALF_FMA = HFMA2_IMMEDIATE | encoding.ALWAYS << 12
 MATRIX_FMA = HFMA2_MMA_IMMEDIATE | encoding.ALWAYS << 12
 ZERO_ADDEND = 1 << 82 - 64
-"""Of HFMA2 that adds nothing: the lower half of RZ, twice."""
+"""Upper half of HFMA2 without an addend: it adds the lower half of RZ, twice."""
 _TO_FLOAT = HADD2 | encoding.ALWAYS << 12 | ZERO_REGISTER << 24
 _TO_FLOAT_HIGH = 1 << 78 - 64 | 1 << 72 - 64
-"""HADD2.F32 d, -RZ, b: a half as float32."""
+"""Upper half of HADD2.F32 d, -RZ, b: converts a half to float32."""
 _PARTS = (2, 3)
-"""The lower and the upper half of its operand, at bit 60."""
+"""Values of the field at bit 60 for the lower and the upper half of the operand."""
 _ADD = FADD | encoding.ALWAYS << 12
 _HALF_TO_FLOAT = int(REGISTER_CYCLES[_HALF, _FLOAT])
 _MATRIX_CYCLES = 11
-"""From a result of the tensor cores' unit to whatever reads it."""
+"""From a result of the tensor cores' unit to any use."""
 
 
 def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[instructions]: which multiply-adds go to the tensor cores' unit, so that both units have half of them.
+    """[instructions]: whether a multiply-add goes to the tensor cores' unit; about half of them do.
 
-    Results come later from there: it takes those whose sum is not added to again soon, nor read soon after one of the
-    `ends`. `result` and `addend` are registers, of what is no multiply-add numbers that nothing else has.
+    Its results come later. It takes multiply-adds whose accumulator is not added to again soon, nor read soon after one
+    of the `ends`. `result` and `addend` are registers, or unique negative numbers for other instructions.
     """
     alone = result >= 0
     soon = int(REGISTER_CYCLES[_MATRIX, [_HALF, _MATRIX]].max())
@@ -42,7 +42,7 @@ def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: N
             alone[distance:] &= ~same
     for distance in range(_MATRIX_CYCLES):
         alone[np.maximum(ends - distance, 0)] = False
-    # Of neighbours that may go there, every other one.
+    # Every second one of neighbours that may go there.
     chosen = np.flatnonzero(alone)
     multiply_adds = np.cumsum(result >= 0)
     starts = np.append(True, np.diff(multiply_adds[chosen]) > 1)[: len(chosen)]
@@ -54,10 +54,11 @@ def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: N
 
 
 def reused(matrix: NDArray[np.bool_], load: NDArray[np.int64], element: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[multiply-adds]: which keep their input for the next one of their unit.
+    """[multiply-adds]: whether each keeps its input for the next one of its unit.
 
-    Each unit has a cache of its own. What is kept and not fetched by the next one stays there: were its register loaded
-    again in between, a later one would find the old input. So the next one has to multiply the same element of a load.
+    Each unit has an operand cache of its own. An operand that the next multiply-add does not use stays there, and a
+    later one would find it even if its register has been loaded again. So the next one has to multiply the same element
+    of the same load.
     """
     keeps = np.zeros(len(matrix), dtype=np.bool_)
     for unit in (matrix, ~matrix):
@@ -70,20 +71,20 @@ def reused(matrix: NDArray[np.bool_], load: NDArray[np.int64], element: NDArray[
 def added_up(
     packed: NDArray[np.int64], wide: NDArray[np.int64], first: NDArray[np.bool_], free: NDArray[np.int64]
 ) -> Words:
-    """Adds packed sums [sums] to those of float32 [sums, 2]; to zero where it is the `first` time [sums].
+    """Words that add packed accumulators [accumulators] to float32 ones [accumulators, 2], or to zero if `first`.
 
-    `free` are registers that hold nothing, at least two.
+    `free` are at least two registers for temporary values.
     """
     at_once = len(free) // 2
     low, high, stall = [], [], []
     for begin in range(0, len(packed), at_once):
         chosen = slice(begin, begin + at_once)
-        halves, sums = np.repeat(packed[chosen], 2), wide[chosen].ravel()
-        addends = np.where(np.repeat(first[chosen], 2), ZERO_REGISTER, sums)
+        halves, targets = np.repeat(packed[chosen], 2), wide[chosen].ravel()
+        addends = np.where(np.repeat(first[chosen], 2), ZERO_REGISTER, targets)
         count = len(halves)
         between = free[:count]
         low += [_TO_FLOAT | between << 16 | halves << 32 | np.tile(_PARTS, count // 2) << 60]
-        low += [_ADD | sums << 16 | addends << 24 | between << 32]
+        low += [_ADD | targets << 16 | addends << 24 | between << 32]
         high += [np.full(count, _TO_FLOAT_HIGH), np.zeros(count, dtype=np.int64)]
         stalls = np.ones(2 * count, dtype=np.int64)
         stalls[count - 1] = max(1, _HALF_TO_FLOAT + 1 - count)

@@ -1,4 +1,4 @@
-"""What every K group runs around its stream: the leaf of a skeleton, without its markers."""
+"""Group body: the code that every K group runs around its weight code; a skeleton's body without its markers."""
 
 from __future__ import annotations
 
@@ -8,64 +8,59 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.early_loads import OF_STREAMS, set_apart
-from codegen.sass.assemble.early_stores import Finish
-from codegen.sass.assemble.overlapped_chunks import Between
-from codegen.sass.assemble.scheduling_bits import MOST_STALL, SETTLE_CYCLES, control
-from codegen.sass.assemble.stalls import passed_by, settle
+from codegen.sass.assemble.early_stores import EarlyStores
+from codegen.sass.assemble.overlapped_chunks import GapWords
+from codegen.sass.assemble.scheduling import MOST_STALL, control, passed_by, settle
+from codegen.sass.assemble.scoreboards import MOVES, WEIGHT_CODE, restore_copies, separate_early_loads
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
+from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Operands, operands
 from codegen.sass.skeleton.epilogue_code import put_zero_for
 from codegen.sass.skeleton.reader import CONTROL, Skeleton
-from codegen.sass.skeleton.register_copies import put_loads
 from codegen.sass.verify.program import Program
 
 _ALL_LANES = 0xF00
-_OF_MOVES = 5
-"""The scoreboard of what comes before a move, where the load that it replaces has none."""
 ZERO_CYCLES = 6
-"""From a number's MOV to whatever uses it."""
+"""From a MOV to any use of its result."""
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
-    """The leaf of a skeleton without its markers."""
+class GroupBody:
+    """A skeleton's body without its markers."""
 
     words: Words
     cuts: NDArray[np.int64]
-    """[chunks]: where in them the multiply-adds of each chunk go."""
+    """[chunks]: the word before which the weight code of each chunk goes."""
     entry_waits: NDArray[np.int64]
-    """[chunks]: scoreboards that must be released before the first instruction there."""
+    """[chunks]: scoreboards that the first instruction of each chunk waits for."""
     place: NDArray[np.int64]
-    """[words of the skeleton's leaf + 1]: where each is now, or what follows it; streams not counted."""
-    between: Between | None
-    """What streams that run on are put around."""
-    finish: Finish | None
-    """The words behind the last chunk where that is in passes, if it can be."""
+    """[words of the skeleton's body + 1]: place of each word, or of the one that follows it, without weight code."""
+    gap: GapWords | None
+    """The words between chunks, if chunks can overlap."""
+    early_stores: EarlyStores | None
+    """The words behind the last chunk with early stores, if outputs can be stored early."""
     entry_stall: int
-    """Of the comparison that comes before the first word."""
+    """Stall of the comparison before the first word."""
     scoreboards: tuple[int, ...]
-    """For the streams."""
+    """Scoreboards for the loads of the weight code."""
 
     @staticmethod
-    def of(skeleton: Skeleton, words: Words, head: Words) -> Leaf:
-        """Leaves the markers out. What they waited for, whatever follows waits for; what they stalled, whatever is
-        before them does.
-        """
-        start, end = skeleton.branch + 1, skeleton.leaf_end
+    def of(skeleton: Skeleton, words: Words, head: Words) -> GroupBody:
+        """Leaves the markers out: the next word takes over their waits, the word before them their stalls."""
+        start, end = skeleton.branch + 1, skeleton.body_end
         words = words[start:end].copy()
         gone = skeleton.markers[start:end]
-        _put_ending(words, skeleton, start)
-        put_loads(words, skeleton.copies - start, skeleton.zeroed - start)
+        _put_epilogue(words, skeleton, start)
+        restore_copies(words, skeleton.copies - start, skeleton.zeroed - start)
         stalls, waits, reuse = (field.get(words) for field in (encoding.STALL, encoding.WAIT, encoding.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
         entry = np.zeros(len(splices), dtype=np.int64)
         last_kept, pending = -1, 0
         for place in range(len(words)):
             if place in splices:
-                entry[splices[place]] = pending | int(waits[place])  # of the marker that names the pointers
+                entry[splices[place]] = pending | int(waits[place])  # waits of the marker that names the pointers
                 pending = 0
                 if last_kept >= 0:
                     reuse[last_kept] = 0
@@ -84,25 +79,25 @@ class Leaf:
         place_of = np.append(0, np.cumsum(~gone))
         own = encoding.STALL.get(skeleton.words[start:end])[~gone]
         words, cuts = words[~gone], place_of[skeleton.splices - start]
-        between = finish = None
-        scoreboards = set_apart(words, int(cuts[-1])) if skeleton.runs_on else OF_STREAMS
+        gap = early_stores = None
+        scoreboards = separate_early_loads(words, int(cuts[-1])) if skeleton.overlaps else WEIGHT_CODE
         jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
         branches = encoding.OPCODE.get(skeleton.words[skeleton.jumps]) == BRA
         entry_stall = _shorten(words, own, cuts, jumps[branches], skeleton, head)
-        if skeleton.runs_on:
+        if skeleton.overlaps:
             last = int(cuts[-1])
-            between = Between.of(words, cuts, jumps[branches], skeleton.pointers, entry)
-            finish = Finish.of(words[last:], skeleton.sums, _straight(words, last, jumps))
-        return Leaf(words, cuts, entry, place_of, between, finish, entry_stall, scoreboards)
+            gap = GapWords.of(words, cuts, jumps[branches], skeleton.pointers, entry)
+            early_stores = EarlyStores.of(words[last:], skeleton.accumulators, _straight_length(words, last, jumps))
+        return GroupBody(words, cuts, entry, place_of, gap, early_stores, entry_stall, scoreboards)
 
     @cached_property
-    def in_passes(self) -> Leaf:
-        """The same whose last chunk is in passes."""
-        if self.finish is None:
+    def with_early_stores(self) -> GroupBody:
+        """The body in the word order of early stores."""
+        if self.early_stores is None:
             return self
         last, now = int(self.cuts[-1]), np.arange(len(self.words) + 1)
-        now[last + self.finish.order] = np.arange(last, len(self.words))
-        return replace(self, words=np.concatenate([self.words[:last], self.finish.words]), place=now[self.place])
+        now[last + self.early_stores.order] = np.arange(last, len(self.words))
+        return replace(self, words=np.concatenate([self.words[:last], self.early_stores.words]), place=now[self.place])
 
 
 def _shorten(
@@ -113,13 +108,13 @@ def _shorten(
     skeleton: Skeleton,
     head: Words,
 ) -> int:
-    """Stalls before the last chunk, in place: not what markers took, but what results need. Where streams do not run
-    on, those before the first. Returns that of the comparison between the head and the leaf.
+    """Shortens the stalls taken over from markers to what results need, in place; returns the stall of the comparison.
 
-    `own` [words] were theirs with markers. What a branch may pass keeps its stalls, and counts for no result's cycles.
-    Nor do multiply-adds: there may be none, and then what is behind the last chunk needs results of what is before it.
+    These are the words before the last chunk, or before the first one where chunks do not overlap. `own` [words] are
+    the stalls without those of markers; `jumps` [branches, 2] are places. A word that a branch may pass keeps its
+    stall, and does not count as cycles for a result. Nor do multiply-adds: a K group may have none.
     """
-    end, entry = int(cuts[-1 if skeleton.runs_on else 0]), len(head)
+    end, entry = int(cuts[-1 if skeleton.overlaps else 0]), len(head)
     cuts = cuts[cuts <= end]
     begin = entry + 1
     inner = np.concatenate([head, skeleton.words[skeleton.compare : skeleton.compare + 1], words])
@@ -131,7 +126,7 @@ def _shorten(
     sets = (encoding.WRITE_SCOREBOARD.get(inner) != NO_SCOREBOARD) | (
         encoding.READ_SCOREBOARD.get(inner) != NO_SCOREBOARD
     )
-    least[begin:] = np.minimum(np.maximum(least, np.where(sets, SETTLE_CYCLES, 0)), stalls)[begin:]
+    least[begin:] = np.minimum(np.maximum(least, np.where(sets, SETTLING_CYCLES, 0)), stalls)[begin:]
     least[begin + end :] = stalls[begin + end :]
     settle(inner, least, stalls, passed, zip((cuts + begin).tolist(), addresses[: len(cuts)].tolist(), strict=True))
     words[:end] = inner[begin : begin + end]
@@ -139,7 +134,7 @@ def _shorten(
 
 
 def head_of(skeleton: Skeleton, words: Words) -> Words:
-    """The words before the branch, with 0 for the number of the first K group."""
+    """The head with 0 as the number of the first K group."""
     head = words[: skeleton.branch].copy()
     put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
     stalls = encoding.STALL.get(head)
@@ -150,22 +145,22 @@ def head_of(skeleton: Skeleton, words: Words) -> Words:
 
 
 def _branches(words: Words) -> NDArray[np.int64]:
-    """[branches, 2]: from and to."""
+    """[branches, 2]: place and target."""
     return Program(words, np.zeros(0, dtype=np.int64)).branches
 
 
-def _straight(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
-    """How many words from `begin` on run one after the other, whatever happens."""
+def _straight_length(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
+    """Number of words from `begin` on before the first branch or branch target."""
     control = np.isin(encoding.OPCODE.get(words[begin:]), CONTROL)
     control[jumps[jumps >= begin] - begin] = True
     return int(np.argmax(control)) if control.any() else len(control)
 
 
-def covered(skeleton: Skeleton) -> Words:
-    """The skeleton's words, where nothing relies on the end of a marker.
+def without_marker_scoreboards(skeleton: Skeleton) -> Words:
+    """The skeleton's words, with no wait that relies on a marker's scoreboard.
 
-    Loads and stores end in order: ptxas leaves one without a scoreboard where a later one has one that is waited for.
-    If that is a marker, the earlier ones get the scoreboard, and what comes in the marker's place waits for them.
+    Loads and stores end in order: ptxas gives one no scoreboard where a later one has a scoreboard that is waited for.
+    Where that later one is a marker, the earlier ones get its scoreboard, and the marker's place waits for them.
     """
     words = skeleton.words.copy()
     used = operands(words)
@@ -178,10 +173,10 @@ def covered(skeleton: Skeleton) -> Words:
     has_result = used.per_word(lambda opcode: opcode.result) != 0
     sets, reads = encoding.WRITE_SCOREBOARD.get(words), encoding.READ_SCOREBOARD.get(words)
     bare: list[int] = []
-    for place in np.flatnonzero(later[: skeleton.leaf_end]).tolist():
+    for place in np.flatnonzero(later[: skeleton.body_end]).tolist():
         board = int(min(sets[place], reads[place]))
         if moved[place] and board == NO_SCOREBOARD:
-            board = _OF_MOVES
+            board = MOVES
         if not gone[place]:
             if board == NO_SCOREBOARD:
                 bare.append(place)
@@ -189,11 +184,11 @@ def covered(skeleton: Skeleton) -> Words:
             for each in bare:
                 field = encoding.WRITE_SCOREBOARD if has_result[each] else encoding.READ_SCOREBOARD
                 field.put(words[each : each + 1], board)
-                encoding.STALL.put(words[each : each + 1], max(SETTLE_CYCLES, int(encoding.STALL.get(words[each]))))
+                encoding.STALL.put(words[each : each + 1], max(SETTLING_CYCLES, int(encoding.STALL.get(words[each]))))
             marker = words[place : place + 1]
             encoding.WAIT.put(marker, encoding.WAIT.get(marker) | 1 << board)
             before = words[place - 1 : place]
-            encoding.STALL.put(before, np.maximum(SETTLE_CYCLES, encoding.STALL.get(before)))
+            encoding.STALL.put(before, np.maximum(SETTLING_CYCLES, encoding.STALL.get(before)))
             bare = []
     if skeleton.moves is not None:
         _wait_for_readers(words, used, skeleton.moves.words)
@@ -201,21 +196,21 @@ def covered(skeleton: Skeleton) -> Words:
 
 
 def _wait_for_readers(words: Words, used: Operands, moves: NDArray[np.int64]) -> None:
-    """Each load that a move comes in the place of waits for who reads its register before: a load comes after them."""
+    """A move that replaces a load waits for earlier readers of its destination; a load would execute after them."""
     reader = used.reads.before(encoding.DESTINATION.get(words)[moves], moves)
     board = np.where(reader < 0, NO_SCOREBOARD, encoding.READ_SCOREBOARD.get(words)[reader])
     late = board != NO_SCOREBOARD
     for places, field, least in (
         (moves[late], encoding.WAIT, encoding.WAIT.get(words[moves[late]]) | 1 << board[late]),
-        (moves[late] - 1, encoding.STALL, np.maximum(encoding.STALL.get(words[moves[late] - 1]), SETTLE_CYCLES)),
+        (moves[late] - 1, encoding.STALL, np.maximum(encoding.STALL.get(words[moves[late] - 1]), SETTLING_CYCLES)),
     ):
         chosen = words[places]
         field.put(chosen, least)
         words[places] = chosen
 
 
-def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
-    """FADD in the place of the FFMA that stood for it, copies of packed sums, and zeros for loads that were markers."""
+def _put_epilogue(words: Words, skeleton: Skeleton, start: int) -> None:
+    """Replaces FFMAs of biases by FADDs, XORs of packed accumulators by copies, and marker loads by zeros or moves."""
     biases = skeleton.biases
     adds = words[biases.words - start]
     encoding.OPCODE.put(adds, FADD_IMMEDIATE)
@@ -223,11 +218,11 @@ def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
     encoding.SOURCE_C.put(adds, 0)
     encoding.REUSE.put(adds, 0)
     words[biases.words - start] = adds
-    splits = words[skeleton.splits - start]
-    put_zero_for(splits, skeleton.one)
-    words[skeleton.splits - start] = splits
-    changed = np.concatenate([biases.words, skeleton.splits]) - start
-    before = words[changed - 1]  # they may have kept an operand that is no longer the same
+    unpackings = words[skeleton.unpackings - start]
+    put_zero_for(unpackings, skeleton.one)
+    words[skeleton.unpackings - start] = unpackings
+    changed = np.concatenate([biases.words, skeleton.unpackings]) - start
+    before = words[changed - 1]  # may have kept an operand that has changed
     encoding.REUSE.put(before, 0)
     words[changed - 1] = before
     for place in (skeleton.zeroed - start).tolist():
@@ -235,13 +230,13 @@ def _put_ending(words: Words, skeleton: Skeleton, start: int) -> None:
     if skeleton.moves is not None:
         places = skeleton.moves.words - start
         words[places] = _moved(words[places], skeleton.moves.sources)
-        before = words[places - 1]  # a move reads registers where the load did not
+        before = words[places - 1]  # a move reads registers, the load did not
         encoding.REUSE.put(before, 0)
         words[places - 1] = before
 
 
 def _moved(loads: Words, sources: NDArray[np.int64]) -> Words:
-    """MOV of registers in the place of loads."""
+    """MOVs of the registers `sources` in place of loads."""
     none = np.zeros(len(loads), dtype=np.int64)
     high = _ALL_LANES | control(none + ZERO_CYCLES, none + NO_SCOREBOARD, encoding.WAIT.get(loads), none)
     low = MOV | encoding.ALWAYS << 12 | encoding.DESTINATION.get(loads) << 16 | sources << 32
@@ -249,7 +244,7 @@ def _moved(loads: Words, sources: NDArray[np.int64]) -> Words:
 
 
 def put_number(load: Words, number: int, stall: int) -> None:
-    """MOV of a number in the place of a load, or of another such MOV; [1, 2], in place."""
+    """Replaces a load [1, 2] by a MOV of a number, in place."""
     target = encoding.DESTINATION.get(load)
     waits = encoding.WAIT.get(load)
     none = np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Streams into a skeleton: a leaf for every K group, a tree of branches to them, and the cubin around it."""
+"""Linking: weight code into a skeleton; a body for every K group, a tree of branches to them, and the cubin around."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.group_body import Leaf, covered, head_of
-from codegen.sass.assemble.overlapped_chunks import Inserted, woven
-from codegen.sass.assemble.scheduling_bits import MOST_STALL, control
-from codegen.sass.assemble.weight_code import Streams, zeroes
+from codegen.sass.assemble.group_body import GroupBody, head_of, without_marker_scoreboards
+from codegen.sass.assemble.overlapped_chunks import InsertedWords, interleaved
+from codegen.sass.assemble.scheduling import MOST_STALL, control
+from codegen.sass.assemble.weight_code import WeightCode, zeroes
 from codegen.sass.isa import encoding
 from codegen.sass.isa.branches import put_jump_distances
 from codegen.sass.isa.encoding import NO_SCOREBOARD, WORD_BYTES, Words
@@ -21,51 +21,51 @@ from codegen.sass.skeleton.marker_ptx import NO_GROUP
 from codegen.sass.skeleton.reader import Skeleton
 
 _PADDING = 8
-"""Code is a multiple of so many words long."""
+"""The number of words in a kernel's code is a multiple of this."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupValues:
-    """What the epilogues have of the weights."""
+    """The weights that epilogues depend on."""
 
     biases: NDArray[np.uint32]
-    """[groups, sums of a row]: bits."""
+    """[groups, accumulators of a row]: bits."""
     exists: NDArray[np.bool_]
-    """[groups, sums of a row]: whether the sum is one of the layer's."""
+    """[groups, accumulators of a row]: whether it belongs to one of the layer's output channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A skeleton ready to take streams: what all K groups of all checkpoints share."""
+    """A skeleton prepared for weight code: the part that all K groups of all checkpoints share."""
 
     skeleton: Skeleton
     head: Words
-    """With 0 for the number of the first K group."""
-    leaf: Leaf
+    """Its words, with 0 as the number of the first K group."""
+    body: GroupBody
     unset: tuple[int, ...]
     """Scoreboards that the head does not set."""
     exit_place: int
-    """The end that follows the leaf in the skeleton: all from there on stays."""
+    """The EXIT that follows the body in the skeleton: code from there on stays."""
 
     @staticmethod
     def of(skeleton: Skeleton) -> Frame:
-        words = covered(skeleton)
+        words = without_marker_scoreboards(skeleton)
         head = head_of(skeleton, words)
         sets = np.union1d(encoding.WRITE_SCOREBOARD.get(head), encoding.READ_SCOREBOARD.get(head)).tolist()
-        end = skeleton.leaf_end
+        end = skeleton.body_end
         return Frame(
             skeleton,
             head,
-            Leaf.of(skeleton, words, head),
+            GroupBody.of(skeleton, words, head),
             tuple(board for board in range(encoding.SCOREBOARDS) if board not in sets),
             end + int(np.flatnonzero(encoding.OPCODE.get(skeleton.words[end:]) == EXIT)[0]),
         )
 
 
-def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) -> bytes:
-    """The cubin of the K groups from `first_group` on."""
+def splice(frame: Frame, first_group: int, parts: WeightCode, values: GroupValues) -> bytes:
+    """The cubin of the K groups from `first_group` on; `parts` is their weight code."""
     skeleton, exit_place = frame.skeleton, frame.exit_place
-    groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.leaf_end
+    groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.body_end
     code = _Code(frame, first_group)
     moved = np.zeros((groups, len(skeleton.words) + 1), dtype=np.int64)
     moved[:, :start] = np.arange(start)
@@ -74,8 +74,8 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
     for group, middles in enumerate(_nodes_before(groups)):
         begins[group] = code.length
         nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
-        code.append(code.compare(NO_GROUP, frame.leaf.entry_stall))  # the predicate as the leaf may expect it
-        moved[group, start:end] = code.append_leaf(parts, values, group)
+        code.append(code.compare(NO_GROUP, frame.body.entry_stall))  # the body may use this predicate
+        moved[group, start:end] = code.append_body(parts, values, group)
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
     code.append(skeleton.words[exit_place:])
     code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
@@ -89,7 +89,7 @@ def splice(frame: Frame, first_group: int, parts: Streams, values: GroupValues) 
 
 
 def _nodes_before(groups: int) -> list[list[int]]:
-    """The K groups whose leaf the branches before each leaf go to: a binary tree, the nearest last."""
+    """[groups]: the targets of the branches before each body, the nearest last; all together are a binary tree."""
     before: list[list[int]] = [[] for _ in range(groups)]
 
     def divide(low: int, high: int) -> None:
@@ -104,7 +104,7 @@ def _nodes_before(groups: int) -> list[list[int]]:
 
 
 class _Code:
-    """Words in the order in which they will lie."""
+    """Code under construction, in order."""
 
     def __init__(self, frame: Frame, first_group: int) -> None:
         self.frame = frame
@@ -122,92 +122,92 @@ class _Code:
         return np.concatenate(self._pieces)
 
     def compare(self, group: int, stall: int) -> Words:
-        """The comparison of the K group's number with another one."""
+        """Comparison of the K group's number with `group`."""
         compare = self.skeleton.words[self.skeleton.compare : self.skeleton.compare + 1].copy()
         encoding.IMMEDIATE.put(compare, group)
         encoding.STALL.put(compare, stall)
         encoding.YIELD.put(compare, int(stall < 3))
-        encoding.REUSE.put(compare, 0)  # what follows is not what followed it
+        encoding.REUSE.put(compare, 0)  # another word follows now
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
         encoding.WAIT.put(compare, encoding.WAIT.get(compare) | encoding.WAIT.get(branch))
         return compare
 
     def append_node(self, group: int) -> int:
-        """Branches from this K group on; returns where the branch is."""
+        """Appends a branch taken by K groups from `group` on; returns its place."""
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
         self.append(self.compare(group, GUARD_CYCLES))
         self.append(branch)
         return self.length - 1
 
-    def append_leaf(self, parts: Streams, values: GroupValues, group: int) -> NDArray[np.int64]:
-        """A leaf with its streams; returns where each word of the skeleton's leaf is now."""
-        leaf, start, begin = self.frame.leaf, self.skeleton.branch + 1, self.length
-        if parts.in_passes:
-            leaf = leaf.in_passes
-        words = leaf.words.copy()
-        places = leaf.place[self.skeleton.biases.words - start]
+    def append_body(self, parts: WeightCode, values: GroupValues, group: int) -> NDArray[np.int64]:
+        """Appends a body with its weight code; returns the new place of each word of the skeleton's body."""
+        body, start, begin = self.frame.body, self.skeleton.branch + 1, self.length
+        if parts.stores_early:
+            body = body.with_early_stores
+        words = body.words.copy()
+        places = body.place[self.skeleton.biases.words - start]
         adds = words[places]
         encoding.IMMEDIATE.put(adds, values.biases[group][self.skeleton.biases.numbers])
         words[places] = adds
         if not values.exists[group].all():
-            self._drop_outputs(leaf, words, values.exists[group])
+            self._disable_outputs(body, words, values.exists[group])
         if parts.inserted is not None:
-            return self._append_woven(leaf, words, parts, parts.inserted, group)
-        cuts, segments = leaf.cuts.tolist(), _segments(self.frame, parts, group)
+            return self._append_interleaved(body, words, parts, parts.inserted, group)
+        cuts, segments = body.cuts.tolist(), _segments(self.frame, parts, group)
         before = [words[low:high] for low, high in pairwise([0, *cuts])]
         pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
         whole = np.concatenate([*pieces, words[cuts[-1] :]])
         _drop_waits(whole, self.frame.unset)
         self.append(whole)
         added = np.append(0, np.cumsum([len(segment) for segment in segments]))
-        old = np.arange(start, self.skeleton.leaf_end)
+        old = np.arange(start, self.skeleton.body_end)
         before_each = np.searchsorted(self.skeleton.splices, old, side="left")
-        place: NDArray[np.int64] = begin + leaf.place[:-1] + added[before_each]
+        place: NDArray[np.int64] = begin + body.place[:-1] + added[before_each]
         return place
 
-    def _append_woven(
-        self, leaf: Leaf, words: Words, parts: Streams, inserted: Inserted, group: int
+    def _append_interleaved(
+        self, body: GroupBody, words: Words, parts: WeightCode, inserted: InsertedWords, group: int
     ) -> NDArray[np.int64]:
-        """A leaf and a stream that runs on; returns what `append_leaf` does."""
-        chunks, begin = len(leaf.cuts), self.length
+        """Appends a body with weight code whose chunks overlap; returns the new places as `append_body` does."""
+        chunks, begin = len(body.cuts), self.length
         low, high = np.append(0, parts.ends)[[group * chunks, (group + 1) * chunks]].tolist()
-        zeros = zeroes(self.skeleton.sums[parts.untouched[group]])
-        within = slice(int(leaf.cuts[0]), int(leaf.cuts[0]) + inserted.before.shape[1])
-        whole, place = woven(words, within, zeros, parts.words[low:high], inserted.of(group))
+        zeros = zeroes(self.skeleton.accumulators[parts.untouched[group]])
+        within = slice(int(body.cuts[0]), int(body.cuts[0]) + inserted.before.shape[1])
+        whole, place = interleaved(words, within, zeros, parts.words[low:high], inserted.of(group))
         _drop_waits(whole, self.frame.unset)
         self.append(whole)
-        places: NDArray[np.int64] = begin + place[leaf.place[:-1]]
+        places: NDArray[np.int64] = begin + place[body.place[:-1]]
         return places
 
-    def _drop_outputs(self, leaf: Leaf, words: Words, exists: NDArray[np.bool_]) -> None:
-        """Stores of sums that are none of the layer's, and loads of what is added to them, are never done."""
-        gone = leaf.place[self.skeleton.accesses_of(exists) - self.skeleton.branch - 1]
+    def _disable_outputs(self, body: GroupBody, words: Words, exists: NDArray[np.bool_]) -> None:
+        """Disables stores of outputs that do not exist, and loads of values added to them, by their predicate."""
+        gone = body.place[self.skeleton.accesses_of(exists) - self.skeleton.branch - 1]
         accesses = words[gone]
         encoding.PREDICATE.put(accesses, encoding.ALWAYS)
         encoding.NEGATED_PREDICATE.put(accesses, 1)
         words[gone] = accesses
 
 
-def _drop_waits(leaf: Words, unset: tuple[int, ...]) -> None:
-    """Takes away waits for what only markers would have set; `unset` are the scoreboards that nothing before sets."""
-    waits = encoding.WAIT.get(leaf)
-    written, read = encoding.WRITE_SCOREBOARD.get(leaf), encoding.READ_SCOREBOARD.get(leaf)
+def _drop_waits(body: Words, unset: tuple[int, ...]) -> None:
+    """Removes waits for scoreboards that only markers set; `unset` are those that the head does not set."""
+    waits = encoding.WAIT.get(body)
+    written, read = encoding.WRITE_SCOREBOARD.get(body), encoding.READ_SCOREBOARD.get(body)
     for board in unset:
         sets = (written == board) | (read == board)
         waits[: int(np.argmax(sets)) + 1 if sets.any() else None] &= ~(1 << board)
-    encoding.WAIT.put(leaf, waits)
+    encoding.WAIT.put(body, waits)
 
 
-def _segments(frame: Frame, parts: Streams, group: int) -> list[Words]:
-    """The streams of one K group, each with what the leaf has waited for before it."""
-    leaf, skeleton = frame.leaf, frame.skeleton
-    chunks = len(leaf.cuts)
+def _segments(frame: Frame, parts: WeightCode, group: int) -> list[Words]:
+    """The weight code of each chunk of a K group; its first word takes over waits of the body."""
+    body, skeleton = frame.body, frame.skeleton
+    chunks = len(body.cuts)
     bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
     segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
     if parts.untouched[group].any():
-        read = skeleton.wide if skeleton.wide.size else skeleton.sums
+        read = skeleton.wide if skeleton.wide.size else skeleton.accumulators
         segments[0] = np.concatenate([zeroes(read[parts.untouched[group]].ravel()), segments[0]])
-    for chunk, waits in enumerate(leaf.entry_waits.tolist()):
+    for chunk, waits in enumerate(body.entry_waits.tolist()):
         if not len(segments[chunk]):
             segments[chunk] = _nop(MOST_STALL)
         if waits:

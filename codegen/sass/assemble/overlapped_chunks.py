@@ -1,7 +1,7 @@
-"""Streams that run on from chunk to chunk: what a leaf has between two chunks comes in the midst of multiply-adds.
+"""Overlapped chunks: the words between two chunks are placed among multiply-adds, whose stalls they would lengthen.
 
-The ring keeps its registers between two chunks. So the barrier comes as soon as the last input of a chunk is on its
-way, and the multiply-adds of those that are in the ring issue in the shade of the stalls around it.
+The operand ring keeps its registers between two chunks. The barrier comes as soon as the last input of a chunk is being
+loaded, and the multiply-adds of inputs in the ring issue during the stalls around it.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.early_stores import Finish
-from codegen.sass.assemble.operand_loads import Fetches
-from codegen.sass.assemble.scheduling_bits import SETTLE_CYCLES
+from codegen.sass.assemble.early_stores import EarlyStores
+from codegen.sass.assemble.operand_loads import OperandLoads
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
+from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import BANKS
 
 DISTANCE = 8
-"""Multiply-adds from the last load of a chunk to what comes between it and the next."""
+"""Multiply-adds from the last load of a chunk to the first gap word behind it."""
 FINISH_DISTANCE = 6
-"""Multiply-adds from the last of a pass to the first word that finishes one of its sums: its result is there then."""
+"""Multiply-adds from the last of a pass to its first early-store word, so that the result is available."""
 KEPT = 16
-"""Multiply-adds that follow what comes between two chunks, if there are so many: the first loads need time."""
+"""Most multiply-adds that are kept for the time behind a gap, while the next chunk's first loads complete."""
 MOST_SPACING = 2.0
-"""Multiply-adds from a load that comes right after it to the next."""
+"""Most multiply-adds between two of the next chunk's first loads."""
 _ALONE = ("DEPBAR", "BSYNC", "WARPSYNC")
-"""ptxas lets nothing issue while these stall."""
+"""Instructions during whose stalls ptxas issues nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
-class Between:
-    """The words that a leaf has between its first chunk and its last."""
+class GapWords:
+    """Gap words: the words of a body between its first chunk and its last."""
 
     chunk: NDArray[np.int64]
     """[words]: the chunk that each follows."""
     stall: NDArray[np.int64]
     least: NDArray[np.int64]
-    """[words]: the stall of each that is left where multiply-adds follow it."""
+    """[words]: the stall of each where multiply-adds follow it."""
     room: NDArray[np.int64]
-    """[words]: how many may follow each; none where a branch may pass them, or of what ptxas leaves alone."""
+    """[words]: multiply-adds that may follow each: 0 where a branch may pass it, and for instructions of `_ALONE`."""
     frees: NDArray[np.bool_]
-    """[words]: which write a pointer that a load may not have read yet."""
+    """[words]: whether each writes a pointer that an earlier load may not have read yet."""
     waits: NDArray[np.int64]
-    """[words]: scoreboards that each waits for, of those that these words set."""
+    """[words]: scoreboards that each waits for, of those that gap words set."""
     entry_waits: NDArray[np.int64]
-    """[chunks]: what the first load of each waits for."""
+    """[chunks]: scoreboards that the first load of each waits for."""
 
     @staticmethod
     def of(
@@ -56,8 +56,8 @@ class Between:
         jumps: NDArray[np.int64],
         pointers: NDArray[np.int64],
         entry_waits: NDArray[np.int64],
-    ) -> Between:
-        """Of a leaf without markers, which chunks [chunks] cut; `jumps` [branches, 2] are places in it: from, to.
+    ) -> GapWords:
+        """From a body without markers, cut by chunks [chunks]; `jumps` [branches, 2] are places: from, to.
 
         `pointers` [chunks, pointers] are registers.
         """
@@ -65,7 +65,7 @@ class Between:
         sets = (encoding.WRITE_SCOREBOARD.get(inner) != NO_SCOREBOARD) | (
             encoding.READ_SCOREBOARD.get(inner) != NO_SCOREBOARD
         )
-        least = np.where(sets, SETTLE_CYCLES, 1)
+        least = np.where(sets, SETTLING_CYCLES, 1)
         stall = np.maximum(encoding.STALL.get(inner), least)
         room = stall - least
         place = np.arange(cuts[0], cuts[-1])
@@ -81,13 +81,13 @@ class Between:
             of_loads = pointers[np.maximum(chunk[writes.word] - back, 0)]
             frees[writes.word[(of_loads == writes.resource[:, np.newaxis]).any(axis=1)]] = True
         waits = _needed_waits(inner, passed)
-        return Between(chunk, stall, least, room, frees, waits, entry_waits)
+        return GapWords(chunk, stall, least, room, frees, waits, entry_waits)
 
 
 def _needed_waits(words: Words, passed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[words]: the scoreboards that each waits for but for those that only markers would have set since the last wait.
+    """[words]: the scoreboards that each waits for, without those that only markers have set since the last wait.
 
-    What may be `passed` by a branch keeps its waits, and counts for nobody else's.
+    A word that a branch may pass keeps its waits, which do not count as waits for other words.
     """
     waits = encoding.WAIT.get(words)
     sets = encoding.WRITE_SCOREBOARD.get(words), encoding.READ_SCOREBOARD.get(words)
@@ -102,24 +102,24 @@ def _needed_waits(words: Words, passed: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Inserted:
-    """The words between chunks in the streams of all groups: [groups, words] each, or of one."""
+class InsertedWords:
+    """Gap words within the weight code: [groups, words] each, or [words] of one group."""
 
     before: NDArray[np.int64]
-    """How many words of its group's stream come before each."""
+    """Words of its group's weight code that come before each."""
     stalls: NDArray[np.int64]
     waits: NDArray[np.int64]
 
-    def of(self, group: int) -> Inserted:
-        return Inserted(self.before[group], self.stalls[group], self.waits[group])
+    def of(self, group: int) -> InsertedWords:
+        return InsertedWords(self.before[group], self.stalls[group], self.waits[group])
 
 
-def woven(
-    words: Words, within: slice, zeros: Words, stream: Words, inserted: Inserted
+def interleaved(
+    words: Words, within: slice, zeros: Words, stream: Words, inserted: InsertedWords
 ) -> tuple[Words, NDArray[np.int64]]:
-    """The words of a leaf without markers and those of a stream, one piece; those `within` are between its chunks.
+    """The words of a body and of its weight code in one piece; body words `within` are gap words, zeros come first.
 
-    The second result, [words of the leaf + 1], is where each lies then, and where they end. The zeros come first.
+    The second result, [words of the body + 1], is the new place of each, and the end.
     """
     between = words[within]
     encoding.YIELD.put(
@@ -144,15 +144,15 @@ def woven(
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where loads and the words between chunks go."""
+class Placement:
+    """Where loads and gap words go."""
 
     before: NDArray[np.int64]
-    """[loads]: the multiply-add before which each goes."""
+    """[loads]: the operation that each goes before."""
     between: NDArray[np.int64]
-    """[groups, words]: the instruction of the streams before which each goes."""
+    """[groups, words]: the instruction of the weight code that each goes before."""
     following: NDArray[np.int64]
-    """[groups, words]: the one before which the next word goes, or the next chunk's loads begin."""
+    """[groups, words]: the instruction before the next gap word, or where the next chunk's loads begin."""
     stalls: NDArray[np.int64]
     """[groups, words]"""
     waits: NDArray[np.int64]
@@ -161,29 +161,29 @@ class Places:
     """[groups * chunks]: the first load of each chunk."""
 
     @staticmethod
-    def of(fetched: Fetches, between: Between, chunks: int, count: int) -> Places:
-        """Of `count` multiply-adds, of groups whose every chunk has loads; a chunk's first load begins a turn."""
-        begins = np.flatnonzero(np.diff(fetched.segment, prepend=-1))
+    def of(loaded: OperandLoads, gap: GapWords, chunks: int, count: int) -> Placement:
+        """Places among `count` operations. Every chunk has loads, and its first load begins a turn."""
+        begins = np.flatnonzero(np.diff(loaded.segment, prepend=-1))
         first = begins.reshape(-1, chunks)
-        last = np.append(begins[1:], len(fetched.segment)).reshape(-1, chunks) - 1
-        user = fetched.users[np.searchsorted(fetched.leads, np.arange(len(fetched.segment)), side="right") - 1]
+        last = np.append(begins[1:], len(loaded.segment)).reshape(-1, chunks) - 1
+        user = loaded.users[np.searchsorted(loaded.leads, np.arange(len(loaded.segment)), side="right") - 1]
         groups = len(first)
         length = np.diff(np.append(user[begins], count)).reshape(groups, chunks)
         spacing = np.minimum(length / (last - first + 1) / 2, MOST_SPACING)
-        late = np.arange(len(user)) - begins[fetched.segment]
-        loads = fetched.before.copy()
-        at, following = np.zeros((2, groups, len(between.chunk)), dtype=np.int64)
+        late = np.arange(len(user)) - begins[loaded.segment]
+        loads = loaded.before.copy()
+        at, following = np.zeros((2, groups, len(gap.chunk)), dtype=np.int64)
         over = user[first[:, 0]]
-        by_chunk = np.argsort(fetched.segment % chunks, kind="stable")
+        by_chunk = np.argsort(loaded.segment % chunks, kind="stable")
         bounds = np.cumsum((last - first + 1).sum(axis=0))
         for chunk, own in enumerate(np.split(by_chunk, bounds[:-1])):
-            group = fetched.segment[own] // chunks
+            group = loaded.segment[own] // chunks
             spread = over[group] + (spacing[group, chunk] * late[own]).astype(np.int64)
             loads[own] = np.maximum(loads[own], np.minimum(spread, user[own]))
             if chunk == chunks - 1:
                 break
-            chosen = slice(*np.searchsorted(between.chunk, [chunk, chunk + 1]).tolist())
-            shade = np.append(0, np.cumsum(between.room[chosen]))
+            chosen = slice(*np.searchsorted(gap.chunk, [chunk, chunk + 1]).tolist())
+            shade = np.append(0, np.cumsum(gap.room[chosen]))
             limit = user[first[:, chunk + 1]]
             start = np.minimum(loads[last[:, chunk]] + DISTANCE, limit)
             shaded = np.maximum(start, limit - KEPT)
@@ -191,22 +191,22 @@ class Places:
             before = (last[:, chunk] + 1)[:, np.newaxis]  # loads
             at[:, chosen], following[:, chosen] = reached[:, :-1] + before, reached[:, 1:] + before
             over = reached[:, -1]
-        boards = 1 << fetched.scoreboard[last]
-        return Places(
+        boards = 1 << loaded.scoreboard[last]
+        return Placement(
             before=loads,
             between=at,
             following=following,
-            stalls=np.where(following > at, between.least, between.stall),
-            waits=between.waits | np.where(between.frees, boards[:, between.chunk], 0),
+            stalls=np.where(following > at, gap.least, gap.stall),
+            waits=gap.waits | np.where(gap.frees, boards[:, gap.chunk], 0),
             first=begins,
         )
 
-    def finishing(self, finish: Finish, bounds: NDArray[np.int64]) -> Places:
-        """These and the words that finish sums amid the last chunk, whose passes end [groups, passes] there."""
-        words = finish.words[: len(finish.passes)]
+    def with_early_stores(self, early: EarlyStores, bounds: NDArray[np.int64]) -> Placement:
+        """Adds early-store words to the last chunk, whose passes end at the operations `bounds` [groups, passes]."""
+        words = early.words[: len(early.passes)]
         at = np.zeros((len(bounds), len(words)), dtype=np.int64)
         for number in range(bounds.shape[1] - 1):
-            own = finish.passes == number
+            own = early.passes == number
             begin = np.minimum(bounds[:, number : number + 1] + FINISH_DISTANCE, bounds[:, -1:])
             end = np.maximum(begin, bounds[:, number + 1 : number + 2])
             at[:, own] = begin + (end - begin) * np.arange(own.sum()) // own.sum()
@@ -220,6 +220,6 @@ class Places:
             waits=np.concatenate([self.waits, waits], axis=1),
         )
 
-    def inserted(self, begins: NDArray[np.int64]) -> Inserted:
-        """Of groups whose streams begin [groups] there."""
-        return Inserted(self.between - begins[:, np.newaxis], self.stalls, self.waits)
+    def inserted(self, begins: NDArray[np.int64]) -> InsertedWords:
+        """The gap words of groups whose weight code begins at `begins` [groups]."""
+        return InsertedWords(self.between - begins[:, np.newaxis], self.stalls, self.waits)

@@ -1,55 +1,50 @@
-"""The sums of a template: the registers that its multiply-adds add to and, of float16, where those are added up."""
+"""Accumulators of a template: the registers its multiply-adds add to and, of float16, the float32 ones behind them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.errors import MachineCodeError
 from codegen.kernels import AnyTiled
+from codegen.kernels.placeholders import immediate
 from codegen.kernels.weight_stream import slots
-from codegen.ptx.template import Lines, RolledForm
+from codegen.ptx.template import RolledForm
+from codegen.ptx.template_lines import Accumulation, Bias, Line
 
-_FMA = re.compile(r"^fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f[0-9A-F]{8},\1;$")
-_PACKED_FMA = re.compile(r"^mov\.b32 w,0x[0-9A-F]{8}; fma\.rn\.f16x2 (%r\d+),(%r\d+),w,\1;$")
-_ACCUMULATE = re.compile(
-    r"^\{.*mov\.b32 \{l,h\},(%r\d+);.*add\.rn\.f32 (%f\d+),\2,a; add\.rn\.f32 (%f\d+),\3,b;"
-    r".*\} // farm\.accumulate \d+ \d+$"
-)
-_BIAS = re.compile(r"^add\.rn\.f32 (%f\d+),\1,(0f[0-9A-F]{8}); // farm\.bias \d+$")
 _WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Sums:
-    """The sums of a thread, in order of their numbers: thread row times sums of a row, plus the number in the row."""
+class Accumulators:
+    """The accumulators of a thread, in order of their numbers: thread row times accumulators of a row, plus number."""
 
     packed: bool
-    """Whether each has those of two outputs, in float16."""
+    """Whether each holds two float16 outputs."""
     registers: tuple[str, ...]
-    """That the multiply-adds of a chunk add to."""
+    """The registers that the multiply-adds of a chunk add to."""
     in_row: tuple[int, ...]
-    """Which sum of its row each is: those of one number have the same bias."""
+    """The number of each in its row: those of one number have the same bias."""
     wide: tuple[tuple[str, str], ...]
-    """Of packed ones that are added to float32 ones from chunk to chunk, these: lower half, upper half. Else none."""
+    """The float32 accumulators, lower and upper half, that each packed one is added to; empty without such."""
     exchanged_bytes: int = 0
-    """Where the blocks of a cluster add up each other's sums: how far apart a thread stores them. Else 0."""
+    """Distance of a thread's accumulators where the blocks of a cluster exchange them; 0 without a cluster."""
     finished: int = 0
-    """Sums that a thread has a bias for, and stores."""
+    """Number of outputs that a thread adds a bias to and stores."""
 
     @staticmethod
-    def of(layer: AnyTiled, form: RolledForm) -> Sums:
-        """Raises MachineCodeError if the template is otherwise than the assembler knows."""
-        turn, found = texts(form.turn), form.sum_of_slot
+    def of(layer: AnyTiled, form: RolledForm) -> Accumulators:
+        """Reads them from a template. Raises MachineCodeError for a template that the assembler does not support."""
+        found = form.accumulator_of_slot
         registers = dict(zip(slots(layer).sums.tolist(), found, strict=True))
         numbers = sorted(registers)
         if len(set(found)) != len(numbers) or numbers != list(range(layer.tiling.rows * layer.sums)):
-            raise MachineCodeError("a sum of the template is not one register")
-        wide = dict(each for i in form.accumulate_lines.tolist() if (each := _accumulated(turn[i])))
+            raise MachineCodeError("an accumulator of the template is not one register")
+        added = [line for line in form.turn.typed if isinstance(line, Accumulation) and line.packed]
+        wide = {line.packed: line.wide for line in added}
         if wide and set(wide) != set(registers.values()):
-            raise MachineCodeError("not every packed sum is added to one of float32")
-        return Sums(
+            raise MachineCodeError("not every packed accumulator is added to float32 ones")
+        return Accumulators(
             packed=layer.spec.data_type == "float16",
             registers=tuple(registers[number] for number in numbers),
             in_row=tuple(number % layer.sums for number in numbers),
@@ -60,38 +55,19 @@ class Sums:
 
     @cached_property
     def pinned(self) -> tuple[str, ...]:
-        """All registers that must stay what they are from chunk to chunk."""
+        """All registers that keep their values from chunk to chunk."""
         return self.registers + tuple(register for pair in self.wide for register in pair)
 
-    def ending(self, line: str, one: str, one_bits: str) -> list[str]:
-        """A line of the epilogue, so that it waits for the load of a one: as it is, if nothing of a sum is in it.
 
-        A packed sum goes through a register that depends on the one, a bias is multiplied with it.
-        """
-        if match := _BIAS.match(line):
-            return [f"fma.rn.f32 {match[1]},{match[1]},{one},{match[2]};"]
-        if match := _ACCUMULATE.match(line):
-            return [f"xor.b32 {match[1]},{match[1]},{one_bits};", line]
-        return [line]
+def waiting_for(text: str, line: Line | None, one: str, one_bits: str) -> list[str]:
+    """A line of the epilogue that cannot come before the load of `one`, if it uses an accumulator.
 
-
-def texts(lines: Lines) -> list[str]:
-    """As strings."""
-    return lines.text.tobytes().decode("ascii").splitlines()
-
-
-def multiply_add(line: str) -> tuple[str, str]:
-    """Sum and multiplicand of a multiply-add. Raises MachineCodeError if it is none."""
-    if (match := _FMA.match(line) or _PACKED_FMA.match(line)) is None:
-        raise MachineCodeError(f"the multiply-add '{line}'")
-    return match[1], match[2]
-
-
-def is_accumulation(line: str) -> bool:
-    """Whether it adds a packed sum to those of float32."""
-    return _accumulated(line) is not None
-
-
-def _accumulated(line: str) -> tuple[str, tuple[str, str]] | None:
-    match = _ACCUMULATE.match(line)
-    return None if match is None else (match[1], (match[2], match[3]))
+    A bias is multiplied by the one; a packed accumulator is XORed with its bits.
+    """
+    match line:
+        case Bias():
+            return [f"fma.rn.f32 {line.register},{line.register},{one},{immediate(line.bits)};"]
+        case Accumulation() if line.packed:
+            return [f"xor.b32 {line.packed},{line.packed},{one_bits};", text]
+        case _:
+            return [text]

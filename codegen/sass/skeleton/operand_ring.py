@@ -1,4 +1,4 @@
-"""The registers that a skeleton leaves to inputs, chunk by chunk, as its markers name them."""
+"""Operand ring: the registers that a skeleton leaves to the inputs of each chunk, as its markers name them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from codegen.sass.skeleton.marker_ptx import BANKS
 
 
 @dataclass(frozen=True, eq=False)
-class Ring:
-    """The places that inputs are loaded into in turn."""
+class OperandRing:
+    """The places that inputs are loaded into in turn, each of one register or more."""
 
     registers: NDArray[np.int64]
     """[chunks, places]: the first register of each place."""
     loads: NDArray[np.int64]
-    """[chunks, places] of a ring that each chunk begins anew, [1, places] of one that lasts: the markers before,"""
+    """The markers before the first use of each place: [chunks, places], or [1, places] if the ring lasts."""
     stores: NDArray[np.int64]
-    """[chunks, places]: and those behind what has the place."""
-    runs_on: bool
-    """Whether it lasts from the first chunk to the last."""
+    """[chunks, places]: the markers behind the last use of each place."""
+    overlaps: bool
+    """Whether the ring keeps its registers from the first chunk to the last."""
 
     @staticmethod
     def of(
         words: Words, loads: NDArray[np.int64], stores: NDArray[np.int64], chunks: int, width: int, *, fewer: bool
-    ) -> Ring:
-        """Of a kernel's markers; `fewer` places do too, if ptxas has others' registers changed or used in between.
+    ) -> OperandRing:
+        """From the markers of a kernel; `width` is the number of registers of a place.
 
-        `width` is the number of registers of a place. Raises MachineCodeError if there are too few.
+        With `fewer`, places whose registers ptxas changes or uses in between are left out. Raises MachineCodeError if
+        none are left, or without `fewer` if any is unusable.
         """
-        runs_on = len(loads) < len(stores)
-        times = chunks if runs_on else 1
+        overlaps = len(loads) < len(stores)
+        times = chunks if overlaps else 1
         if not len(loads) or len(loads) * times != len(stores) or len(stores) % chunks:
             raise MachineCodeError(f"{len(loads)} and {len(stores)} markers of the ring for {chunks} chunks")
         stores = stores.reshape(chunks, -1)
         loads = loads.reshape(-1, stores.shape[1])
         registers = encoding.SOURCE_B.get(words)[stores]
         kept = registers == encoding.DESTINATION.get(words)[loads]
-        if not runs_on:
+        if not overlaps:
             writes = operands(words).writes
             for beyond in range(width):
                 kept &= writes.following(registers + beyond, loads + 1) >= stores
@@ -52,4 +53,4 @@ class Ring:
             if not fewer or not count:
                 raise MachineCodeError("the ring changes its registers between two of its markers")
             registers = np.array([row[which][:count] for row, which in zip(registers, kept, strict=True)])
-        return Ring(registers, loads, stores, runs_on)
+        return OperandRing(registers, loads, stores, overlaps)

@@ -1,39 +1,37 @@
-"""Which stores of a K group, and which loads of what is added to them, belong to which sum of a row."""
+"""Stores of a K group's outputs, and loads of what is added to them, by the number of the accumulator in its row."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.ptx.template_lines import Address, Line, Store
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
 
-_STORE = re.compile(r"st\.global\.cs\.[fb]\d+ \[(%\w+)(?:\+(-?\d+))?\].*// farm\.store (\d+)$")
-_RESIDUAL = re.compile(r"ld\.global\.nc\.[fb]\d+ \w+,\[(%\w+)(?:\+(-?\d+))?\].*// farm\.store (\d+)$")
-
 Outputs = dict[int, int]
-"""By bytes from the first that goes through a pointer: which sum of its row it belongs to."""
+"""The accumulator's number in its row, by bytes from the first access through one pointer."""
 
 
-def stored(tail: list[str]) -> list[Outputs]:
-    """What goes through each pointer that the epilogue stores through."""
-    return _by_pointer(_STORE, tail)
+def stored(tail: list[Line | None]) -> list[Outputs]:
+    """The outputs that an epilogue stores, by pointer."""
+    return _by_pointer((line.output, line.number) for line in tail if isinstance(line, Store))
 
 
-def residuals(tail: list[str]) -> list[Outputs]:
-    """The same of what is added to the outputs."""
-    return _by_pointer(_RESIDUAL, tail)
+def residuals(tail: list[Line | None]) -> list[Outputs]:
+    """The values that an epilogue loads and adds to outputs, by pointer."""
+    return _by_pointer((line.residual, line.number) for line in tail if isinstance(line, Store))
 
 
-def _by_pointer(pattern: re.Pattern[str], tail: list[str]) -> list[Outputs]:
+def _by_pointer(accesses: Iterable[tuple[Address | None, int]]) -> list[Outputs]:
     pointers: dict[str, Outputs] = defaultdict(dict)
-    for line in tail:
-        if match := pattern.search(line):
-            pointers[match[1]][int(match[2] or 0)] = int(match[3])
+    for address, number in accesses:
+        if address:
+            pointers[address.pointer][address.offset] = number
     return [_from_first(outputs) for outputs in pointers.values()]
 
 
@@ -45,10 +43,10 @@ def _from_first(outputs: Outputs) -> Outputs:
 def accesses_of(
     words: Words, accesses: NDArray[np.int64], pointers: list[Outputs], numbers: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Those of the words `accesses` that belong to sums of these numbers.
+    """The words among `accesses` that belong to accumulators of these numbers.
 
-    Raises MachineCodeError where that cannot be told: it takes the same outputs through every pointer, since which
-    register has which pointer is not known.
+    Raises MachineCodeError where that cannot be told. Which register holds which pointer is not known, so every
+    pointer must have the same outputs.
     """
     offsets, addresses = encoding.OFFSET.get(words[accesses]), encoding.SOURCE_A.get(words[accesses])
     offsets = offsets - ((offsets >> 23) << 24)
@@ -67,5 +65,5 @@ def accesses_of(
         told &= set(place) == set(pointers[0]) and len(place) == len(of)
         found += [each for offset, each in place.items() if pointers[0].get(offset) in numbers]
     if not told:
-        raise MachineCodeError("the last K group has fewer output channels, and which store is whose cannot be told")
+        raise MachineCodeError("the last K group has fewer output channels: their stores cannot be told apart")
     return np.array(found, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""What ptxas made of a marked template, read: where the markers are, and which registers hold what there.
+"""Skeleton reader: finds the markers in the cubin that ptxas made of marker PTX, and the registers they name.
 
-The code before the branch is run by every K group, the leaf after it is copied for each. All that the assembler relies
-on is checked here, so that whatever ptxas may do differently one day is refused rather than wrong.
+Every K group runs the code before the branch; the body after it is copied for each. All that the assembler relies on is
+checked here: code of another form is refused.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from codegen.sass.isa.opcodes import (
 )
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
-from codegen.sass.skeleton.epilogue_code import Biases, Ending, Moves
-from codegen.sass.skeleton.marker_ptx import Marked
-from codegen.sass.skeleton.operand_ring import Ring
+from codegen.sass.skeleton.epilogue_code import AccumulatorMoves, Biases, EpilogueCode
+from codegen.sass.skeleton.marker_ptx import MarkerPtx
+from codegen.sass.skeleton.operand_ring import OperandRing
 from codegen.sass.skeleton.output_stores import accesses_of
 from codegen.sass.skeleton.register_copies import check_held, loads_of
 
@@ -50,80 +50,80 @@ CONTROL = (EXIT, BRA, BSSY, BSYNC, BREAK, WARPSYNC)
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A cubin without weights; instructions are counted in words from the first."""
+    """A cubin without weights, with the places of its markers; places are word numbers."""
 
     file: CubinFile
     words: Words
     first_group: int
-    """The load that the number of the first K group takes the place of."""
+    """The load that the number of the first K group replaces."""
     compare: int
     branch: int
-    """Ends the head; the leaf follows it."""
-    leaf_end: int
+    """The word that ends the head; the body follows it."""
+    body_end: int
     group_register: int
-    sums: NDArray[np.int64]
-    """[sums]: the register of each."""
+    accumulators: NDArray[np.int64]
+    """[accumulators]: the register of each."""
     wide: NDArray[np.int64]
-    """[sums, 2]: of packed sums the registers of the float32 ones that both halves are added to, if there are any."""
+    """[packed accumulators, 2]: the float32 registers that both halves are added to; empty if there are none."""
     splices: NDArray[np.int64]
-    """[chunks]: the word before which a chunk's multiply-adds go."""
+    """[chunks]: the word before which a chunk's multiply-adds are inserted."""
     pointers: NDArray[np.int64]
     """[chunks, pointers]: registers."""
     uniform: NDArray[np.int64]
-    """[chunks]: the uniform register that the first pointer also has, -1 where there is none."""
+    """[chunks]: the uniform register that is added to the first pointer; -1 without one."""
     offsets: NDArray[np.int64]
     """[chunks, pointers]: bytes from the register to where the pointer points."""
     markers: NDArray[np.bool_]
-    """[words]: of the leaf, what is left out."""
+    """[words]: the words of the body that the assembler leaves out."""
     zeroed: NDArray[np.int64]
-    """Loads that a zero comes in the place of."""
-    moves: Moves | None
-    """Of sums apart from ptxas's registers."""
+    """Loads that the assembler replaces by zeros."""
+    moves: AccumulatorMoves | None
+    """Moves of reserved accumulators; None if ptxas has allocated the accumulators."""
     jumps: NDArray[np.int64]
-    """The branches of the leaf, and where they go."""
+    """The branches of the body; `targets` are their targets."""
     targets: NDArray[np.int64]
     biases: Biases
-    splits: NDArray[np.int64]
-    """Of packed sums that are taken apart at the end the word that copies each, once one operand of it is zero."""
+    unpackings: NDArray[np.int64]
+    """Words that copy each packed accumulator, once the XOR with the one is an XOR with RZ."""
     copies: NDArray[np.int64]
     """Loads of copies that pass through registers."""
     stores: NDArray[np.int64]
-    """The stores to global memory in the leaf."""
+    """The stores to global memory in the body."""
     residuals: NDArray[np.int64]
-    """The loads of what is added to outputs."""
+    """The loads of values that are added to outputs."""
     one: int
     """The register of the last marker."""
-    template: Marked
+    template: MarkerPtx
     ring: NDArray[np.int64]
-    """[chunks, loads]: the first register of each place in the ring."""
-    runs_on: bool
-    """Whether the ring keeps them from the first chunk to the last, and nothing else uses them."""
+    """[chunks, places]: the first register of each place in the ring."""
+    overlaps: bool
+    """Whether the ring keeps its registers from the first chunk to the last."""
 
     def free_registers(self, chunk: int) -> NDArray[np.int64]:
-        """Those that inputs of a chunk are loaded into."""
+        """Registers that inputs of a chunk are loaded into."""
         places = self.ring[chunk][:, None] + np.arange(self.template.ring_width)
         free: NDArray[np.int64] = places.ravel()
         return free
 
     @property
     def registers(self) -> int:
-        """That the cubin has: those of the skeleton, and the sums that are apart."""
+        """Register count of the cubin: that of the skeleton, plus reserved accumulators."""
         return self.file.registers + (0 if self.moves is None else len(self.moves.registers))
 
     @cached_property
     def spill_bytes(self) -> int:
-        """What a K group moves to local memory and back, as ptxas counts it."""
+        """Bytes moved to local memory and back, as ptxas counts them."""
         return _local_bytes(self.words)
 
     @cached_property
-    def turn_spill_bytes(self) -> int:
-        """The same from its first chunk to its last: what it moves before or after, it moves once."""
+    def loop_spill_bytes(self) -> int:
+        """Bytes moved to local memory and back from the first chunk to the last; other moves happen once."""
         return _local_bytes(self.words[self.splices[0] : self.splices[-1]])
 
     def accesses_of(self, exists: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The words that store the sums of a row [sums of a row] that do not exist, or load what is added to them.
+        """The words that store outputs that do not exist, or load what is added to them.
 
-        Raises MachineCodeError where that cannot be told.
+        `exists` is [accumulators of a row]. Raises MachineCodeError where the words cannot be told apart.
         """
         numbers = np.flatnonzero(~exists)
         found = [accesses_of(self.words, self.stores, self.template.stores, numbers)]
@@ -132,52 +132,58 @@ class Skeleton:
         return np.concatenate(found)
 
     @staticmethod
-    def read(cubin: bytes, template: Marked) -> Skeleton:
-        """Raises MachineCodeError if anything is not as the assembler needs it, with the reason."""
+    def read(cubin: bytes, template: MarkerPtx) -> Skeleton:
+        """Reads a skeleton. Raises MachineCodeError with the reason if the assembler cannot use it."""
         file = CubinFile.read(cubin)
         words = file.words
         opcodes = encoding.OPCODE.get(words)
-        compare, branch, leaf_end = _branch(words, opcodes, file.capability)
+        compare, branch, body_end = _branch(words, opcodes, file.capability)
         places = _Places(words, opcodes)
         first_group = places.only(places.loads, marker_ptx.FIRST_GROUP, within=slice(0, branch), what="first K group")
-        other = places.only(places.plain_stores, marker_ptx.LAST, within=slice(leaf_end, None), what="K group's number")
+        other = places.only(places.plain_stores, marker_ptx.LAST, within=slice(body_end, None), what="K group's number")
         group = int(encoding.SOURCE_B.get(words)[other])
         if int(encoding.SOURCE_A.get(words)[compare]) != group:
             raise MachineCodeError("the number of the K group changes its register before the branch")
-        leaf = slice(branch, leaf_end)
-        ends = places.several(places.loads, marker_ptx.LAST, leaf)
-        apart = not len(ends)
-        last, *others = (places.several(places.all_stores, marker_ptx.LAST, leaf) if apart else ends).tolist() or [-1]
+        body = slice(branch, body_end)
+        ends = places.several(places.loads, marker_ptx.LAST, body)
+        reserved = not len(ends)
+        last, *others = (places.several(places.all_stores, marker_ptx.LAST, body) if reserved else ends).tolist() or [
+            -1
+        ]
         if last < 0 or others:
             raise MachineCodeError("not one marker at the end of the chunks")
-        in_end, count = slice(last, leaf_end), len(template.sums.pinned)
-        moves = Moves.of(words, places.several(places.loads, marker_ptx.SUMS, in_end), count) if apart else None
+        in_end, count = slice(last, body_end), len(template.accumulators.pinned)
+        moves = (
+            AccumulatorMoves.of(words, places.several(places.loads, marker_ptx.ACCUMULATORS, in_end), count)
+            if reserved
+            else None
+        )
         if moves is None:
             initial = np.array(
                 [
-                    places.only(places.loads, marker_ptx.SUMS + 4 * i, within=leaf, what=f"sum {i}")
-                    for i in range(len(template.sums.pinned))
+                    places.only(places.loads, marker_ptx.ACCUMULATORS + 4 * i, within=body, what=f"accumulator {i}")
+                    for i in range(len(template.accumulators.pinned))
                 ]
             )
             pinned = encoding.DESTINATION.get(words)[initial]
             if len(set(pinned.tolist())) != len(pinned):
-                raise MachineCodeError("two sums are in one register")
+                raise MachineCodeError("two accumulators are in one register")
         else:
             initial, pinned = np.zeros(0, dtype=np.int64), moves.registers
-        pointed = places.several(places.all_stores, marker_ptx.POINTERS, leaf)
+        pointed = places.several(places.all_stores, marker_ptx.POINTERS, body)
         together = [*range(1, template.pointers, marker_ptx.MARKED_TOGETHER)] or [1]
         if len(pointed) != len(together) * template.chunks:
             raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
         pointed, first = pointed.reshape(template.chunks, -1), pointed[:: len(together)]
         if _changes_between(words, pointed):
             raise MachineCodeError("ptxas changes a pointer between two of its markers")
-        loads, stores = (places.several(kind, marker_ptx.RING, leaf) for kind in (places.loads, places.all_stores))
-        found = Ring.of(words, loads, stores, template.chunks, template.ring_width, fewer=apart)
-        ring, runs_on, loads, stores = found.registers, found.runs_on, found.loads, found.stores
-        held = places.several(places.all_stores, marker_ptx.HELD_SUMS, leaf).reshape(template.chunks, -1)
+        loads, stores = (places.several(kind, marker_ptx.RING, body) for kind in (places.loads, places.all_stores))
+        found = OperandRing.of(words, loads, stores, template.chunks, template.ring_width, fewer=reserved)
+        ring, overlaps, loads, stores = found.registers, found.overlaps, found.loads, found.stores
+        held = places.several(places.all_stores, marker_ptx.HELD_ACCUMULATORS, body).reshape(template.chunks, -1)
         if held.size and (encoding.SOURCE_B.get(words)[held] != pinned).any():
-            raise MachineCodeError("a sum changes its register from chunk to chunk")
-        in_order = np.concatenate([*([] if runs_on else [loads]), pointed, held, stores], axis=1)
+            raise MachineCodeError("an accumulator changes its register from chunk to chunk")
+        in_order = np.concatenate([*([] if overlaps else [loads]), pointed, held, stores], axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
             raise MachineCodeError("the markers of a chunk are not in order")
         number = np.arange(template.pointers - 1)
@@ -188,44 +194,44 @@ class Skeleton:
         registers = np.concatenate([encoding.SOURCE_A.get(words)[first][:, None], data], axis=1)
         offsets = np.zeros(registers.shape, dtype=np.int64)
         offsets[:, 0] = places.offsets[first] - marker_ptx.POINTERS
-        _check_barriers(opcodes, in_order, leaf)
+        _check_barriers(opcodes, in_order, body)
         ending = (
-            Ending.of(words, opcodes, template.sums, pinned, in_end)
+            EpilogueCode.of(words, opcodes, template.accumulators, pinned, in_end)
             if moves is None
-            else Ending.of_moved(words, opcodes, template.sums, in_end)
+            else EpilogueCode.of_moved(words, opcodes, template.accumulators, in_end)
         )
-        zeroed = places.several(places.loads, marker_ptx.AFTER, leaf)
+        zeroed = places.several(places.loads, marker_ptx.AFTER, body)
         of_chunk = np.searchsorted(in_order.ravel(), zeroed)
         if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
-            raise MachineCodeError("what uses a sum after a chunk comes before its markers")
-        copies = loads_of(words, opcodes, leaf)
+            raise MachineCodeError("a use of an accumulator after a chunk comes before its markers")
+        copies = loads_of(words, opcodes, body)
         check_held(words, copies, zeroed)
         gone = [*initial.tolist(), *loads.ravel().tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
         markers = np.zeros(len(words), dtype=np.bool_)
         markers[gone] = True
-        jumps, targets = _jumps(words, opcodes, leaf, markers, file.capability)
+        jumps, targets = _jumps(words, opcodes, body, markers, file.capability)
         if moves is None:
             _check_pinned(words, pinned, initial, ending.last_use, markers)
-        if runs_on:
+        if overlaps:
             in_ring = (ring[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
             begin, end = (np.repeat(each, template.ring_width) for each in (loads[0], stores[-1]))
             _check_pinned(words, in_ring, begin, end, markers)
-        sums = len(template.sums.registers)
+        count = len(template.accumulators.registers)
         skeleton = Skeleton(
             file=file,
             words=words,
             first_group=first_group,
             compare=compare,
             branch=branch,
-            leaf_end=leaf_end,
+            body_end=body_end,
             group_register=group,
-            sums=pinned[:sums],
-            wide=pinned[sums:].reshape(-1, 2),
+            accumulators=pinned[:count],
+            wide=pinned[count:].reshape(-1, 2),
             splices=pointed[:, -1],
             pointers=registers,
             uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
             offsets=offsets,
-            residuals=_last(branch + np.flatnonzero(opcodes[leaf] == LDG), sum(map(len, template.residuals))),
+            residuals=_last(branch + np.flatnonzero(opcodes[body] == LDG), sum(map(len, template.residuals))),
             ring=ring,
             markers=markers,
             zeroed=zeroed,
@@ -233,15 +239,15 @@ class Skeleton:
             jumps=jumps,
             targets=targets,
             biases=ending.biases,
-            splits=ending.splits,
+            unpackings=ending.unpackings,
             copies=copies,
             one=int(encoding.DESTINATION.get(words)[last]),
             template=template,
-            runs_on=runs_on,
-            stores=branch + np.flatnonzero(opcodes[leaf] == STG),
+            overlaps=overlaps,
+            stores=branch + np.flatnonzero(opcodes[body] == STG),
         )
         if len(skeleton.stores) < len(ending.biases.words):
-            raise MachineCodeError("a sum is not stored")
+            raise MachineCodeError("an output is not stored")
         return skeleton
 
 
@@ -268,14 +274,14 @@ class _Places:
         return int(found[0])
 
     def several(self, kind: NDArray[np.bool_], offset: int, within: slice) -> NDArray[np.int64]:
-        """Those near an offset, in order."""
+        """The accesses of one kind near an offset, in order."""
         near = np.abs(self.offsets[within] - offset) < marker_ptx.REACH
         found: NDArray[np.int64] = np.flatnonzero(kind[within] & near) + within.start
         return found
 
 
 def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[int, int, int]:
-    """Where the K group is compared, the branch to `other`, and `other`."""
+    """Places of the comparison of the K group, of the branch to `other`, and of `other`."""
     immediates = encoding.IMMEDIATE.get(words)
     compares = np.flatnonzero((opcodes == ISETP_IMMEDIATE) & (immediates == marker_ptx.NO_GROUP))
     if len(compares) != 1:
@@ -298,26 +304,26 @@ def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[
 
 
 def _jumps(
-    words: Words, opcodes: NDArray[np.int64], leaf: slice, markers: NDArray[np.bool_], capability: int
+    words: Words, opcodes: NDArray[np.int64], body: slice, markers: NDArray[np.bool_], capability: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The leaf's branches and where they go; none passes over a marker."""
-    inside = opcodes[leaf]
+    """The body's branches and their targets. Raises MachineCodeError if one passes over a marker."""
+    inside = opcodes[body]
     control = inside[np.isin(inside & 0xFF, range(0x40, 0x60)) & (inside >> 8 == 9)]
     if not set(control.tolist()) <= set(CONTROL):
         raise MachineCodeError("a K group has calls")
-    jumps = leaf.start + 1 + np.flatnonzero(np.isin(inside[1:], (BRA, BSSY)))
+    jumps = body.start + 1 + np.flatnonzero(np.isin(inside[1:], (BRA, BSSY)))
     targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
-    # BSSY only says where those who part will meet.
+    # BSSY names the place where diverged threads meet: it is no branch.
     parts = opcodes[jumps] == BRA
     before = np.cumsum(markers)
     passes = parts & (before[jumps] != before[targets - 1])
-    if ((targets <= leaf.start) | (targets >= leaf.stop) | passes).any():
+    if ((targets <= body.start) | (targets >= body.stop) | passes).any():
         raise MachineCodeError("ptxas branches over a marker")
     return jumps, targets
 
 
 def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
-    """Whether anything between the markers of a chunk [chunks, markers] writes what one of them has named."""
+    """Whether a word between the markers of a chunk [chunks, markers] writes a register that one of them names."""
     apart = markers[(np.diff(markers, axis=1) > 1).any(axis=1)]
     for first, last in zip(apart[:, 0].tolist(), apart[:, -1].tolist(), strict=True):
         used = operands(words[first : last + 1])
@@ -327,10 +333,10 @@ def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
     return False
 
 
-def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], leaf: slice) -> None:
-    """A barrier comes before the markers of each chunk [chunks, markers] and after those of the chunk before."""
+def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], body: slice) -> None:
+    """Raises MachineCodeError unless a barrier stands between the markers [chunks, markers] of neighbouring chunks."""
     barriers = np.flatnonzero(opcodes == BAR)
-    before = np.append(leaf.start, markers[:-1, -1])
+    before = np.append(body.start, markers[:-1, -1])
     first = np.searchsorted(barriers, before)
     if (first >= len(barriers)).any() or (barriers[np.minimum(first, len(barriers) - 1)] > markers[:, 0]).any():
         raise MachineCodeError("the markers of two chunks have no barrier between them")
@@ -343,19 +349,19 @@ def _check_pinned(
     last_use: NDArray[np.int64],
     marks: NDArray[np.bool_],
 ) -> None:
-    """Between its first marker and its last use nothing reads or writes the register of a sum, or of the ring."""
+    """Raises MachineCodeError if ptxas uses a register of an accumulator or the ring before its last use."""
     begin, end = int(initial.min()), int(last_use.max())
     used = operands(words[begin : end + 1])
-    sum_of = np.full(2**10, -1)
-    sum_of[pinned] = np.arange(len(pinned))
+    number_of = np.full(2**10, -1)
+    number_of[pinned] = np.arange(len(pinned))
     for accesses in (used.reads, used.writes):
-        number, place = sum_of[accesses.resource], accesses.word + begin
+        number, place = number_of[accesses.resource], accesses.word + begin
         between = (number >= 0) & (place > initial[number]) & (place < last_use[number]) & ~marks[place]
         if between.any():
-            what = "the register of a sum or of the ring in between"
+            what = "a register of an accumulator or of the ring in between"
             raise MachineCodeError(f"ptxas uses {what}, in word {int(place[between][0])}")
 
 
 def _last(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The last so many; before them are copies."""
+    """The last `count` places; those before them are copies."""
     return places[len(places) - min(count, len(places)) :]

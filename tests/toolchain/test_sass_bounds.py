@@ -18,7 +18,7 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
-from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
@@ -177,5 +177,5 @@ def test_another_bound_is_found_by_the_emulator() -> None:
 
 def test_bounds_by_comparison_and_choice_are_refused_with_the_reason() -> None:
     case = CASES["bounded inputs on an older GPU"]
-    with pytest.raises(MachineCodeError, match="bounds of inputs that are no greatest and least of two"):
-        Marked.of(shared_template(case.spec, case.tiling, "compute_75"))
+    with pytest.raises(MachineCodeError, match="input bounds are not max"):
+        MarkerPtx.of(shared_template(case.spec, case.tiling, "compute_75"))

@@ -1,4 +1,4 @@
-"""Streams that run on from chunk to chunk, past the barriers between them."""
+"""Overlapped chunks: weight code that continues across the barrier between two chunks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.assemble.early_stores import PASSES
-from codegen.sass.assemble.scheduling_bits import RESULT_CYCLES
+from codegen.sass.assemble.scheduling import RESULT_CYCLES
 from codegen.sass.assemble.weight_code import zeroes
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.latencies import LONGEST
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, LDG, LDS, STG
-from codegen.sass.skeleton.marker_ptx import NO_GROUP, Marked
+from codegen.sass.skeleton.marker_ptx import NO_GROUP, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_template
@@ -62,7 +62,7 @@ def places_of(words: Words, opcode: int) -> NDArray[np.int64]:
 
 
 def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None:
-    ring = Skeleton.read(skeleton(), Marked.of(template())).ring
+    ring = Skeleton.read(skeleton(), MarkerPtx.of(template())).ring
     assert len(ring) == 4
     assert (ring == ring[0]).all()
 
@@ -77,16 +77,16 @@ def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_
 
 
 def test_no_word_between_chunks_stalls_longer_than_a_result_takes() -> None:
-    between = DirectAssembler.of(template(), skeleton(), "sm_90").frame.leaf.between
-    assert between is not None
-    assert between.stall.max() < LONGEST
+    gap = DirectAssembler.of(template(), skeleton(), "sm_90").frame.body.gap
+    assert gap is not None
+    assert gap.stall.max() < LONGEST
 
 
 def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> None:
     """ptxas has the markers of the first chunk there, and the loads that name the sums."""
     frame = DirectAssembler.of(template(), skeleton(), "sm_90").frame
-    stalls = encoding.STALL.get(np.concatenate([frame.head, frame.leaf.words[: frame.leaf.cuts[0]]]))
-    assert max(stalls.max(), frame.leaf.entry_stall) < LONGEST
+    stalls = encoding.STALL.get(np.concatenate([frame.head, frame.body.words[: frame.body.cuts[0]]]))
+    assert max(stalls.max(), frame.body.entry_stall) < LONGEST
 
 
 def test_the_zeros_of_sums_without_weights_issue_one_after_the_other() -> None:

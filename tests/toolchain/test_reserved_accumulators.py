@@ -23,7 +23,7 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.isa.operands import operands
-from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.tools import find_toolchain
@@ -93,10 +93,10 @@ def outputs(spec: Conv2d, tiling: Tiling, weights: Weights, cubin: CubinFile) ->
 def test_sums_that_ptxas_has_no_registers_for_lie_beyond_its_own(name: str) -> None:
     spec, tiling = CROWDED[name]
     data = skeleton_of(spec, tiling)
-    form = Skeleton.read(data, Marked.of(template_of(spec, tiling)))
+    form = Skeleton.read(data, MarkerPtx.of(template_of(spec, tiling)))
     registers = operands(form.words).writes.resource
     own = int(registers[registers < PREDICATES].max())
-    sums = np.concatenate([form.sums, form.wide.ravel()])
+    sums = np.concatenate([form.accumulators, form.wide.ravel()])
     assert sorted(sums.tolist()) == list(range(own + 1, own + 1 + len(sums)))
     threads = rewrite(template_of(spec, tiling), random_weights(spec, 0.9, 0)).launch.block[0]
     warps = -(-threads // 128) * 4

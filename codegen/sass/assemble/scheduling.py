@@ -1,4 +1,4 @@
-"""How long words stall if other words come between them, or none: as long as results of a fixed latency need."""
+"""Scheduling bits of words, and the stalls that results of a fixed latency need."""
 
 from __future__ import annotations
 
@@ -10,20 +10,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa import encoding
-from codegen.sass.isa.encoding import Words
+from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
 from codegen.sass.verify.program import Places, Program
 
+RESULT_CYCLES = 5
+"""From the last multiply-add of a chunk to any use of its result."""
+MOST_STALL = 15
 _UNIFORM_READY: Final = 12
-"""In what ptxas makes stores and copies have a uniform result after 9; none of its loads was seen that soon."""
+"""Cycles until a load uses a uniform result. ptxas's stores and copies use one after 9, none of its loads did."""
 READY_CYCLES: Final = np.where(np.array(UNITS) == "uniform", _UNIFORM_READY, REGISTER_CYCLES[:, UNITS.index("memory")])
-"""[unit that writes]: until a load may have its result in the address."""
+"""[unit that writes]: cycles until a load may use the result in its address."""
 _SHORT = 3
-"""From so many cycles on another warp issues next."""
+"""Stalls from here on let another warp issue: the yield bit is 0."""
+
+
+def control(
+    stall: NDArray[np.int64], sets: NDArray[np.int64], waits: NDArray[np.int64], reuse: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """[instructions]: the scheduling bits, in place for the upper half of a word."""
+    fields = (
+        (encoding.STALL, stall),
+        (encoding.YIELD, stall < _SHORT),
+        (encoding.WRITE_SCOREBOARD, sets),
+        (encoding.WAIT, waits),
+    )
+    high = np.full(len(stall), NO_SCOREBOARD << encoding.READ_SCOREBOARD.first - 64, dtype=np.int64)
+    for field, value in (*fields, (encoding.REUSE, reuse)):
+        high |= np.asarray(value, dtype=np.int64) << (field.first - 64)
+    return high
 
 
 def passed_by(branches: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """[words]: of so many words those that branches [branches, 2], from and to a place, may pass."""
+    """[count]: whether any of the branches [branches, 2], from and to a word, passes over a word."""
     passed = np.zeros(count, dtype=np.bool_)
     for source, target in branches.tolist():
         passed[max(0, min(source, target)) : max(0, source, target)] = True
@@ -37,10 +56,10 @@ def settle(
     passed: NDArray[np.bool_] | None = None,
     addresses: Iterable[tuple[int, Iterable[int]]] = (),
 ) -> None:
-    """Stalls of words [words], in place, between `least` and `most` [words].
+    """Sets the stalls of words, in place, to what results need, between `least` and `most` [words].
 
-    Words `passed` by a branch keep their stalls, and count for no result's cycles. `addresses` are places and the
-    registers that loads which come before them have in their addresses.
+    Words `passed` by a branch keep their stalls, and do not count as cycles for results. `addresses` are places, and
+    the registers used as addresses by loads that will be inserted before them.
     """
     program = Program(words, np.zeros(0, dtype=np.int64))
     if passed is None:
@@ -48,7 +67,7 @@ def settle(
     first = np.where(passed, program.stalls, least)
     counted = np.where(passed, 0, first)
     needs = _needs(program, addresses)
-    # Stalls only grow: what has its cycles already will have them.
+    # Stalls only grow: a need that is met stays met.
     issued = np.append(0, np.cumsum(counted))
     place, before, needed = needs
     short = np.flatnonzero(issued[place] - issued[before] < needed)
@@ -66,7 +85,7 @@ def settle(
 
 
 def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> tuple[Places, Places, Places]:
-    """[needs]: words, those before them whose results they use or overwrite, and after how many cycles."""
+    """[needs]: words, the earlier words whose results they use or overwrite, and the cycles between the two."""
     writes = program.used.writes
     found: list[tuple[Places, Places, Places]] = []
 

@@ -27,8 +27,7 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE, LDS
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
-from codegen.sass.skeleton.accumulators import texts
-from codegen.sass.skeleton.marker_ptx import Marked
+from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import Cubin
@@ -81,7 +80,7 @@ def skeleton_of(name: str) -> Cubin:
 def products_in_ptx(template: Template, weights: Weights, part: Part) -> list[list[list[Product]]]:
     """[groups][sums]: what the rewritten PTX adds up, in order."""
     form, layer = template.rolled, tiled(template.spec, template.tiling)
-    turn = form.turn.text.tobytes().decode().splitlines()
+    turn = form.turn.strings
     loads = [turn[line] for line in form.load_lines]
     pointers = list(dict.fromkeys(re.search(r"\[(%\w+)", line)[1] for line in loads))
     sum_of = {
@@ -110,10 +109,10 @@ def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Produc
     """[groups][sums]: what the machine code adds up, in order."""
     words = cubin.words
     opcodes, immediates = encoding.OPCODE.get(words), encoding.IMMEDIATE.get(words)
-    leaves = np.flatnonzero((opcodes == 0x80C) & (immediates == marker_ptx.NO_GROUP))[1:]
-    numbers = {register: i for i, register in enumerate(form.sums.tolist())}
+    bodies = np.flatnonzero((opcodes == 0x80C) & (immediates == marker_ptx.NO_GROUP))[1:]
+    numbers = {register: i for i, register in enumerate(form.accumulators.tolist())}
     groups = []
-    for begin, end in zip(leaves.tolist(), [*leaves.tolist()[1:], len(words)], strict=True):
+    for begin, end in zip(bodies.tolist(), [*bodies.tolist()[1:], len(words)], strict=True):
         chunk, inputs = -1, dict[int, tuple[int, int, int]]()
         sums: list[list[Product]] = [[] for _ in numbers]
         for place in range(begin, end):
@@ -146,7 +145,7 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
     whole = Part(0, stream_count(template.spec, template.tiling))
     skeleton = skeleton_of(name)
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole).data)
-    form = Skeleton.read(skeleton.data, Marked.of(template))
+    form = Skeleton.read(skeleton.data, MarkerPtx.of(template))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, whole)
 
 
@@ -154,7 +153,7 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
     "name", ["dilation, a leaky Relu, a Clip", "linear, inputs that do not divide", "linear, GELU"]
 )
 def test_a_stream_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
-    """Between two chunks without weights there is nothing but the leaf, whose words stall no longer than they need."""
+    """Between two chunks without weights there is nothing but the body, whose words stall no longer than they need."""
     template = template_for(name, "compute_80")
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH)
     prove(
@@ -171,8 +170,8 @@ def test_neighbouring_words_come_with_one_load_where_another_load_says_how_they_
         Tiling("conv2d", 7, 7, 1, 32, 2, 3, images=8),
         "compute_80",
     )
-    found = Marked.of(template)
-    lines = [line for line in texts(template.rolled.turn) if line.startswith("ld.shared.v2")]
+    found = MarkerPtx.of(template)
+    lines = [line for line in template.rolled.turn.strings if line.startswith("ld.shared.v2")]
     pairs = np.unique(found.slot_load[found.load_words[found.slot_load] == 2])
     assert 0 < len(lines) < len(pairs)
     assert (found.load_offset[pairs] % 8 == found.load_offset[pairs[0]] % 8).all()
@@ -183,7 +182,7 @@ def test_a_part_has_the_products_of_its_own_k_groups() -> None:
     template, weights, part = template_for(name, "compute_80"), drawn_weights(name, 0.5, seed=1), Part(1, 2)
     skeleton = skeleton_of(name)
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, part).data)
-    form = Skeleton.read(skeleton.data, Marked.of(template))
+    form = Skeleton.read(skeleton.data, MarkerPtx.of(template))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, part)
 
 
@@ -289,7 +288,7 @@ def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_m
         Tiling("conv2d", 256, 1, 1, 16, 16, 3),
     )
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
-    skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, Marked.of(template))
+    skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, MarkerPtx.of(template))
     assert 4 * 256 * (-(-skeleton.registers // 8) * 8) <= 65536
     assert (skeleton.residuals < skeleton.splices[-1]).all()
 
