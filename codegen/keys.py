@@ -20,7 +20,7 @@ from codegen.ir.tiling import Accumulator, Part, Tiling
 from codegen.sass.qualification import Assembler
 from codegen.source_digest import code_of
 
-SCHEMA = 6
+SCHEMA = 1
 """Raised whenever the meaning of a stored template or cubin changes."""
 
 _LAYER_SOURCES = ("ir/", "kernels/")

@@ -118,7 +118,7 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         lines.append("network      none: the bundle holds layers only")
     lines.append(f"compiled     {_compiled(contents)}, batch {bundle.manifest['batch']}")
     if bundle.has_network:
-        operators = ", ".join(f"{name} {count}" for name, count in contents.rest.items()) or "nothing"
+        operators = ", ".join(f"{name} {count}" for name, count in contents.glue.items()) or "nothing"
         constants = f", with {size(contents.constants_bytes)} of constants" if contents.constants_bytes else ""
         left = _share(contents.left_share)
         lines.append(f"left over    {operators}{constants}: {left} of the multiply-adds, for the framework")
@@ -173,7 +173,7 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
             }
             for each in contents.layers
         ],
-        "rest": dict(contents.rest),
+        "rest": dict(contents.glue),
         "constants_bytes": contents.constants_bytes,
         "skipped": [
             {

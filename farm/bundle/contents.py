@@ -1,4 +1,4 @@
-"""What a bundle holds, in numbers: what is compiled, and what is left to whatever runs the rest of the network."""
+"""The contents of a bundle in numbers: its compiled layers, and what is left to the program that runs the network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LayerContents:
 
     layer: BundledLayer
     bytes_by_arch: Mapping[str, int]
-    """Of its cubins, and of PTX by its virtual architecture."""
+    """Size of the cubins by architecture, and of PTX by virtual architecture."""
     multiply_adds: int
-    """For each image, if no weight were zero."""
+    """Multiply-adds for each image if no weight were zero."""
     share: float | None
-    """Of the network's multiply-adds; None where those are not known."""
+    """Fraction of the network's multiply-adds; None if those are unknown."""
 
     @property
     def nonzeros(self) -> int:
@@ -45,21 +45,21 @@ class SkippedContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """Of a whole bundle."""
+    """The contents of a whole bundle."""
 
     layers: tuple[LayerContents, ...]
     skipped: tuple[SkippedContents, ...]
-    rest: Mapping[str, int]
-    """How many nodes of each of ONNX's operators the network has beside the layers; the skipped ones among them."""
+    glue: Mapping[str, int]
+    """Number of nodes of each ONNX operator beside the compiled layers, skipped layers among them."""
     constants_bytes: int
-    """That the rest of the network reads."""
+    """Size of the constants that those nodes read."""
     left_share: float | None
-    """Of the multiply-adds, what is not compiled; None where it is not known."""
+    """Fraction of the multiply-adds that is not compiled; None if it is unknown."""
 
 
 def contents_of(bundle: Bundle) -> Contents:
-    """Raises UsageError where its network is missing or damaged."""
-    skipped = [_numbers(each) for each in bundle.manifest["skipped"]]
+    """Counts a bundle's contents. Raises UsageError if its network is missing or damaged."""
+    skipped = [_multiply_adds(each) for each in bundle.manifest["skipped"]]
     compiled = {name: multiply_adds_of(layer) for name, layer in bundle.layers.items()}
     known = not bundle.missing and None not in skipped
     whole = sum(compiled.values()) + sum(each or 0 for each in skipped)
@@ -71,11 +71,11 @@ def contents_of(bundle: Bundle) -> Contents:
         LayerContents(layer, _bytes_by_arch(layer), compiled[name], share(compiled[name]))
         for name, layer in bundle.layers.items()
     )
-    rest: Counter[str] = Counter()
+    glue: Counter[str] = Counter()
     constants = 0
     if bundle.has_network:
         network = bundle.network
-        rest.update(node.operator for node in network.nodes if not node.layer)
+        glue.update(node.operator for node in network.nodes if not node.layer)
         constants = sum(each.nbytes for each in network.constants.values())
     return Contents(
         layers,
@@ -83,19 +83,19 @@ def contents_of(bundle: Bundle) -> Contents:
             SkippedContents(each["name"], each["operator"], each["reason"], number, share(number))
             for each, number in zip(bundle.manifest["skipped"], skipped, strict=True)
         ),
-        dict(sorted(rest.items())),
+        dict(sorted(glue.items())),
         constants,
         share(sum(each or 0 for each in skipped)),
     )
 
 
 def multiply_adds_of(layer: BundledLayer) -> int:
-    """For each image, if no weight were zero; a sequence of unknown length is taken for a likely one."""
+    """Multiply-adds for each image if no weight were zero; a sequence of unknown length counts as a likely one."""
     return layer.spec.multiply_adds * (layer.rows_per_image or LIKELY_ROWS)
 
 
-def _numbers(skipped: Mapping[str, Any]) -> int | None:
-    number = skipped.get("multiply_adds")
+def _multiply_adds(skipped: Mapping[str, Any]) -> int | None:
+    number = skipped["multiply_adds"]
     return None if number is None else int(number)
 
 

@@ -1,4 +1,4 @@
-"""What a compiled model is to a program: cubins and how to launch them, by layer and architecture."""
+"""A compiled model in memory: cubins and how to launch them, by layer and architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.store.contract import Store
 
 @dataclass(frozen=True)
 class CompiledPart:
-    """One kernel of a layer: most layers have one, a large one has several, each for output channels of its own."""
+    """One kernel of a layer. Most layers have one; a large layer has several, each for other output channels."""
 
     cubin: bytes
     """Machine code, for cuModuleLoadData."""
@@ -34,9 +34,9 @@ class CompiledLayer:
     name: str
     arch: str
     spec: LayerSpec
-    """Its shape and data type."""
+    """The layer's shape and data type."""
     parts: tuple[CompiledPart, ...]
-    """Launch them all, in any order or at once."""
+    """All kernels of the layer: launch each of them, in any order or concurrently."""
 
     @property
     def cubin(self) -> bytes:
@@ -45,7 +45,7 @@ class CompiledLayer:
 
     @property
     def launch(self) -> Launch:
-        """How its only kernel is launched. Raises UsageError if it has several: see `parts`."""
+        """How to launch the layer's only kernel. Raises UsageError if it has several: see `parts`."""
         return self._only().launch
 
     def _only(self) -> CompiledPart:
@@ -60,14 +60,14 @@ class CompiledModel(Mapping[str, Mapping[str, CompiledLayer]]):
     def __init__(self, job_id: str, layers: Mapping[str, Mapping[str, CompiledLayer]], skipped: Sequence[SkippedLayer]):
         self.job_id = job_id
         self.skipped = tuple(skipped)
-        """Nodes with weights that were not compiled, each with the reason."""
+        """Nodes with weights that were not compiled, each with its reason."""
         self._layers = layers
 
     def __getitem__(self, layer: str) -> Mapping[str, CompiledLayer]:
         try:
             return self._layers[layer]
         except KeyError:
-            raise KeyError(f"job {self.job_id} has no layer '{layer}', it has {', '.join(self._layers)}") from None
+            raise KeyError(f"job {self.job_id} has no layer '{layer}', only {', '.join(self._layers)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -77,7 +77,7 @@ class CompiledModel(Mapping[str, Mapping[str, CompiledLayer]]):
 
 
 def check_succeeded(detail: JobDetail) -> None:
-    """Raises UnfinishedError, CancelledError, JobFailedError or, without what a fetch needs, UsageError."""
+    """Raises UnfinishedError, CancelledError or JobFailedError unless the job succeeded."""
     job = detail.job
     if not job.status.final:
         raise UnfinishedError(f"job {job.id} is {job.status}: wait for it, or run farm compile again")
@@ -85,11 +85,6 @@ def check_succeeded(detail: JobDetail) -> None:
         raise CancelledError(f"job {job.id} was cancelled: run farm compile again")
     if job.status is not Status.SUCCEEDED:
         raise JobFailedError(f"job {job.id} has {job.status}: {job.reason}")
-    if any(result.launch is None for result in detail.results):
-        raise UsageError(
-            f"job {job.id} was compiled by an older version of farm, which did not keep how its kernels are "
-            "launched: run farm compile again"
-        )
 
 
 def compiled_model(detail: JobDetail, store: Store) -> CompiledModel:

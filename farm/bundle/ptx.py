@@ -1,4 +1,4 @@
-"""The PTX of a job's kernels: made again of the stored templates and weights, for GPUs later than its cubins."""
+"""The PTX of a job's kernels, rewritten from the stored templates and weights, for GPUs newer than its cubins."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class KernelPtx:
 
 
 def newest_ptx(detail: JobDetail, store: Store) -> list[KernelPtx]:
-    """For each layer that of its newest virtual architecture, of all parts; of several tilings the newest GPU's.
+    """The PTX of every part of each layer for the newest of the job's architectures that has the layer.
 
-    Raises BlobLostError if the store has lost a template or weights, UsageError if the rewriter gives other PTX than
-    was assembled.
+    Raises BlobLostError if the store has lost a template or weights, UsageError if the rewriter now gives other PTX
+    than was assembled.
     """
     return [
         kernel
@@ -60,11 +60,11 @@ def _of_layer(
             made = rewrite(Template.from_ptx(ptx), weights, build.parts_of(newest)[result.part]).ptx
         except TemplateError as error:
             raise UsageError(
-                f"{build.layer}: its stored template is of no use ({error}): run farm compile again"
+                f"{build.layer}: its stored template is unusable ({error}): run farm compile again"
             ) from None
         if blob_digest(made) != result.ptx:
             raise UsageError(
-                f"{build.layer}: the rewriter gives other PTX than was assembled (it has changed): "
+                f"{build.layer}: the rewriter has changed and gives other PTX than was assembled: "
                 "run farm compile again"
             )
         yield KernelPtx(result, virtual_arch(newest, clusters=needs_clusters(build.tiling)), made)

@@ -1,4 +1,4 @@
-"""A bundle that `farm fetch` wrote, opened: a folder, or one file."""
+"""The reader of bundles: the folders and archives that `farm fetch` writes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
-"""The model with each compiled layer as one node; its large constants may be in CONSTANTS."""
+"""The model with each compiled layer as one node. Its large constants may be in CONSTANTS."""
 PLAN = "network.plan"
-PLAN_FORMAT = "farm-plan 3"
-"""The first line of a plan; raised when its format changes."""
 """How the network runs without a framework."""
+PLAN_FORMAT = "farm-plan 1"
+"""First line of a plan; its number is raised when the format changes."""
 CONSTANTS = "network.constants"
-REST = "glue.ptx"
-SCHEMA_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
-"""Of manifests that this program reads."""
+"""What the plan's steps read beside the network's inputs."""
+GLUE = "glue.ptx"
+"""The kernels for the operators between the compiled layers."""
+SCHEMA_VERSION = 1
+"""Version of the manifest, raised when a reader of the version before would be misled."""
 NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """One file of a layer, and how it is launched: machine code, or PTX that the driver makes into some."""
+    """A file with machine code of a layer, or with PTX that the driver compiles, and how to launch it."""
 
     path: str
     sha256: str
     bytes: int
     arch: str
-    """Of PTX the virtual one, as in compute_80."""
+    """For PTX the virtual architecture, such as compute_80."""
     launch: Launch
 
 
@@ -53,22 +55,25 @@ class BundledLayer:
     spec: LayerSpec
     has_residual: bool
     cubins: tuple[Cubin, ...]
-    """Of all architectures; those of one together compute the layer, in any order."""
+    """For all architectures. Those of one architecture together compute the layer, in any order."""
     ptx: tuple[Cubin, ...] = ()
-    """Of one virtual architecture, which together compute the layer too; empty unless the bundle was fetched so."""
+    """For one virtual architecture; together they compute the layer. Empty unless the bundle was fetched with PTX."""
     weights: Mapping[str, Any] = field(default_factory=dict)
-    """Their `count` and `nonzeros`."""
+    """The manifest's entry, with `count` and `nonzeros`."""
     rows_per_image: int | None = 1
 
     @property
     def writes_among_others(self) -> bool:
-        """Whether its output may be channels of a larger tensor."""
+        """Whether the output may be channels of a larger tensor."""
         code = (*self.cubins, *self.ptx)
         return bool(code) and all(each.launch.output_step is not None for each in code)
 
     @property
     def most_input_step(self) -> int:
-        """Most elements from an image of its input to the next where it may be channels of a larger tensor, else 0."""
+        """The largest distance in elements between two images of an input that is channels of a larger tensor.
+
+        0 if the input cannot be such channels.
+        """
         launches = [each.launch for each in (*self.cubins, *self.ptx)]
         if not launches or any(each.input_step is None for each in launches):
             return 0
@@ -76,10 +81,10 @@ class BundledLayer:
         return (2**31 - 1) // of_block  # its offsets are int32
 
     def cubins_for(self, arch: str) -> tuple[Cubin, ...]:
-        """What a GPU of this architecture runs: its own cubins, else those of the nearest older one that it runs too,
-        else the PTX, if that is not of a later one.
+        """The cubins or PTX that a GPU of this architecture runs; empty if there are none.
 
-        Empty where there are none.
+        Cubins for the architecture itself come first, then those for the nearest older one that it can run, then PTX
+        for the architecture or an older one.
         """
         for candidate in sorted({each.arch for each in self.cubins}, key=arch_number, reverse=True):
             if runs_on(candidate, arch):
@@ -88,26 +93,27 @@ class BundledLayer:
 
 
 class Bundle:
-    """Read-only; its files are read when they are asked for."""
+    """A bundle, read-only. Its files are read when they are needed."""
 
     def __init__(self, path: Path | str) -> None:
-        """Raises UsageError, one line that names the path, for what is no bundle."""
+        """Raises UsageError, one line that names the path, if that is not a bundle."""
         self.path = Path(path)
         self._folder = self.path.is_dir()
         try:
             self.manifest: Mapping[str, Any] = json.loads(self._bytes(MANIFEST))
             version = self.manifest["schema_version"]
-            if version not in SCHEMA_VERSIONS:
+            if version != SCHEMA_VERSION:
                 raise UsageError(
-                    f"{self.path}: its manifest has the version {version}, this program reads "
-                    f"{SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]}: fetch it again with this version of farm"
+                    f"{self.path}: its manifest has version {version}, this program reads version {SCHEMA_VERSION}: "
+                    "fetch it again with this version of farm"
                 )
+            self._digest = str(self.manifest["sha256"])
             self.layers = layers_of(self.manifest["layers"])
         except FileNotFoundError:
-            lack = f"has no {MANIFEST}" if self.path.exists() else "does not exist"
-            raise UsageError(f"{self.path} is no bundle, it {lack}: farm fetch writes one") from None
+            fault = f"it has no {MANIFEST}" if self.path.exists() else "it does not exist"
+            raise UsageError(f"{self.path} is not a bundle: {fault}. farm fetch writes one") from None
         except (BadZipFile, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.path} is no bundle ({error}): farm fetch writes one") from None
+            raise UsageError(f"{self.path} is not a bundle ({error}): farm fetch writes one") from None
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -115,7 +121,7 @@ class Bundle:
 
     @property
     def missing(self) -> Sequence[Mapping[str, Any]]:
-        """Layers that a part of a bundle lacks: name, operator, archs and reason."""
+        """Layers that a partial bundle lacks, each with name, operator, archs and reason."""
         return tuple(self.manifest.get("missing", ()))
 
     @property
@@ -124,38 +130,40 @@ class Bundle:
 
     @property
     def network(self) -> Network:
-        """The model around the layers. Raises UsageError where the bundle has none, or one that is damaged."""
+        """The model around the layers. Raises UsageError if the bundle has none or it is damaged."""
         if missing := self.missing:
             raise UsageError(
-                f"{self.path} is a part and holds no network: {missing[0]['name']} was not compiled "
+                f"{self.path} is a partial bundle without a network: {missing[0]['name']} was not compiled "
                 f"({missing[0]['reason']}): run farm retry, then farm fetch"
             )
         if not self.has_network:
             raise UsageError(
-                f"{self.path} holds layers and no network: its job is older than this version of farm; compile it again"
+                f"{self.path} has layers but no network: its job kept none. Compile an ONNX model to get one"
             )
         from codegen.frontend.onnx.export.network import read_network
 
         return read_network(self.read(NETWORK, self.manifest["network"]["sha256"]), self.constants)
 
     def cubin(self, cubin: Cubin) -> bytes:
-        """Its bytes, which cuModuleLoadData takes. Raises UsageError if they are missing or damaged."""
+        """A file's bytes, for cuModuleLoadData. Raises UsageError if it is missing or damaged."""
         return self.read(cubin.path, cubin.sha256)
 
     def read(self, name: str, sha256: str) -> bytes:
-        """A file whose digest is known. Raises UsageError if it is missing or damaged."""
+        """The bytes of a file with that digest. Raises UsageError if it is missing or damaged."""
         try:
             data = self._bytes(name)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: {name} is missing: fetch the bundle again") from None
         except BadZipFile as error:
-            raise UsageError(f"{self.path}: {name} is damaged ({error}): fetch it again") from None
+            raise UsageError(f"{self.path}: {name} is damaged ({error}): fetch the bundle again") from None
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise UsageError(f"{self.path}: {name} is damaged, its digest is not the manifest's: fetch it again")
+            raise UsageError(
+                f"{self.path}: {name} is damaged: its digest differs from the manifest's. Fetch the bundle again"
+            )
         return data
 
     def files(self) -> dict[str, str]:
-        """Digests by name, of every file but the manifest."""
+        """The digest of every file but the manifest, by name."""
         found = {each.path: each.sha256 for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)}
         if self.has_network:
             found[NETWORK] = self.manifest["network"]["sha256"]
@@ -163,18 +171,19 @@ class Bundle:
 
     @property
     def file_bytes(self) -> int:
-        """Size of all its files that are there, the manifest too; as they are unpacked."""
+        """Size of all existing files, unpacked, with the manifest."""
         names = (MANIFEST, *self.files())
         if self._folder:
             return sum(path.stat().st_size for name in names if (path := self.path / name).is_file())
         return sum(each.file_size for each in self._archive.infolist() if each.filename in names)
 
     def damage(self) -> Sequence[str]:
-        """Every file that is missing or damaged, in words; the manifest too, if it was written with its digest."""
+        """A message for every file that is missing or damaged, the manifest among them."""
         found = []
-        text = self._bytes(MANIFEST)
-        if "sha256" in self.manifest and not is_whole(text, self.manifest["sha256"]):
-            found.append(f"{self.path}: {MANIFEST} is damaged, its digest is not the one in it: fetch it again")
+        if not is_whole(self._bytes(MANIFEST), self._digest):
+            found.append(
+                f"{self.path}: {MANIFEST} is damaged: its digest differs from the one in it. Fetch the bundle again"
+            )
         for name, sha256 in self.files().items():
             try:
                 self.read(name, sha256)
@@ -184,31 +193,33 @@ class Bundle:
 
     @property
     def plan(self) -> str:
-        """How the network runs without a framework. Raises UsageError where the bundle does not say, or in other words
-        than this program's."""
+        """The plan by which the network runs without a framework.
+
+        Raises UsageError if the bundle has none or one of another version.
+        """
         text = self._runtime_file(PLAN)
         if not text:
             raise UsageError(
-                f"{self.path} does not say how its network runs: it is a part, or older than this version of farm; "
-                "fetch it again"
+                f"{self.path} has no {PLAN}: it is a partial bundle, or its job kept no network. "
+                "Compile an ONNX model, then farm fetch"
             )
         plan = text.decode()
         if plan.partition("\n")[0] != PLAN_FORMAT:
             raise UsageError(
-                f"{self.path}: its {PLAN} is of another version than this program reads: fetch the bundle again with "
-                "this version of farm"
+                f"{self.path}: its {PLAN} has another version than {PLAN_FORMAT}: "
+                "fetch the bundle again with this version of farm"
             )
         return plan
 
     @property
     def constants(self) -> bytes:
-        """What the plan's steps read beside the network's input."""
+        """The constants that the plan's steps read."""
         return self._runtime_file(CONSTANTS)
 
     @property
-    def rest(self) -> bytes:
-        """The PTX of the kernels beside the layers; empty where the plan needs none."""
-        return self._runtime_file(REST)
+    def glue(self) -> bytes:
+        """The PTX of the glue kernels; empty if the plan needs none."""
+        return self._runtime_file(GLUE)
 
     def _runtime_file(self, name: str) -> bytes:
         digest = self._runtime_digests().get(name)
@@ -228,7 +239,7 @@ class Bundle:
 
     @cached_property
     def _archive(self) -> ZipFile:
-        """Open as long as the bundle: its directory is read once, not for each of hundreds of files."""
+        """The archive, open as long as the bundle, so that its directory is read once for hundreds of files."""
         return ZipFile(self.path)
 
 

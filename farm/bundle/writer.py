@@ -1,4 +1,4 @@
-"""What `farm fetch` writes: the cubins of a job, and a manifest with all that a program needs to launch them."""
+"""The writer of bundles: a job's cubins, and a manifest with all that a program needs to launch them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,13 @@ from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
 from farm.bundle.ptx import KernelPtx
-from farm.bundle.reader import CONSTANTS, MANIFEST, NETWORK, PLAN, REST, layers_of, with_digest
+from farm.bundle.reader import CONSTANTS, GLUE, MANIFEST, NETWORK, PLAN, SCHEMA_VERSION, layers_of, with_digest
 from farm.errors import BlobLostError, UsageError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
 from farm.runtime.plan_files import network_files
 from farm.store.contract import Store, blob_digest
 
-SCHEMA_VERSION = 2
-"""Version of the manifest; raised whenever a reader of the old one would be misled."""
-VERSION_OF_TILINGS = 3
-"""Version of a manifest in which architectures of one layer have launches of their own."""
-VERSION_OF_ACTIVATIONS = 4
-"""Version of a manifest in which an epilogue has steps that version 3 does not know; otherwise it is 3 or 2."""
-VERSION_OF_PARTIAL = 5
-"""Version of a manifest that lacks layers of the model, or architectures of some: it says which and why."""
-VERSION_OF_PLACES = 6
-"""Version of a manifest in which a launch has an argument `output_step`; whether it is of a part, `missing` says."""
-VERSION_OF_GATES = 7
-"""Version of a manifest in which a launch has an argument `gate` too."""
-VERSION_OF_CONSTANTS_BESIDE = 8
-"""Version of a manifest whose network has constants in the file of those that the plan reads."""
-VERSION_OF_POOLS = 9
-"""Version of a manifest in which an epilogue has the step `max_pool`."""
-VERSION_OF_INPUT_PLACES = 10
-"""Version of a manifest in which a launch has an argument `input_step`."""
-VERSION_OF_WINDOWS = 11
-"""Version of a manifest in which a step `max_pool` has windows of 3x3."""
-STEPS_OF_BEFORE = {"clip", "leaky_relu", "add_residual"}
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
 
@@ -60,16 +39,16 @@ def write_bundle(
     missing: Sequence[MissingLayer] = (),
     ptx: Sequence[KernelPtx] = (),
 ) -> Path:
-    """Writes `<layer>/<arch>.cubin` for each cubin, `<layer>/<arch>.part1.cubin` and so on where a layer has several
-    parts, and the manifest; gives the manifest's path.
+    """Writes a job's bundle and gives the path of its manifest, or of the archive.
 
-    With the model's network around them (`network.onnx`), where the job has it. A directory whose name ends in
-    `.farm` is one file instead, an archive of the same; its path is what is given then.
+    Each cubin is `<layer>/<arch>.cubin`, or `<layer>/<arch>.part1.cubin` and so on for a layer in several parts. The
+    model's network around them is `network.onnx`, if the job has it. If the name of `directory` ends in `.farm`, the
+    bundle is one file: an archive of the same files.
 
-    `toolchain` has the version of each tool. With `missing` layers the bundle is a part: its manifest lists them, and
-    it has no network, which would ask for them. `ptx` is written as `<layer>/compute_80.ptx` and so on, and is in the
-    launch of the cubins that were made from it. A bundle that lies there already is replaced. Raises UsageError if
-    the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
+    `toolchain` has the version of each tool. With `missing` layers the bundle is partial: its manifest lists them, and
+    it has no network, which would need them. Each of `ptx` is written as `<layer>/compute_80.ptx` and listed in the
+    launch of the cubins that were made from it. An existing bundle is replaced. Raises UsageError if the directory
+    holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
     of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
     for result in sorted(results, key=lambda each: job.options.archs.index(each.arch)):
@@ -90,12 +69,9 @@ def write_bundle(
                     _add_ptx(entry, kernel, path)
     manifest = _manifest(job, layers, toolchain, missing)
     if job.network is not None and not missing:
-        whole = _network(store, job, job.network)
-        found = network_files(layers_of(layers), whole)
+        found = network_files(layers_of(layers), _network(store, job, job.network))
         files |= {NETWORK: found.network, **found.others}
         manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
-        if found.network != whole:
-            manifest["schema_version"] = max(VERSION_OF_CONSTANTS_BESIDE, manifest["schema_version"])
     files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
@@ -105,7 +81,7 @@ def write_bundle(
 
 
 def _path(build: Build, result: BuildResult, folder: str) -> str:
-    """Path of a cubin within the bundle; parts count from 1 there."""
+    """Path of a cubin within the bundle. File names count parts from 1."""
     part = f".part{result.part + 1}" if len(build.parts_of(result.arch)) > 1 else ""
     return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
 
@@ -116,7 +92,7 @@ def _ptx_path(build: Build, kernel: KernelPtx, folder: str) -> str:
 
 
 def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str) -> None:
-    """To the launch whose cubins it is of."""
+    """Lists a PTX file in the launch of the cubins that were made from it."""
     result = kernel.result
     for launch in layer["launches"]:
         if launch["cubins"].get(result.arch, {}).get("cubin_key") == result.cubin_key:
@@ -154,20 +130,8 @@ def _network_entry(network: bytes) -> dict[str, Any]:
 def _manifest(
     job: Job, layers: list[dict[str, Any]], toolchain: Mapping[str, str], missing: Sequence[MissingLayer]
 ) -> dict[str, Any]:
-    launches = [launch for layer in layers for launch in layer["launches"]]
-    steps = {step["step"] for layer in layers for step in layer["spec"]["epilogue"]}
-    activated = not steps <= STEPS_OF_BEFORE
-    differ = any(len(launch["cubins"]) < len(job.options.archs) for launch in launches)
-    version = VERSION_OF_ACTIVATIONS if activated else VERSION_OF_TILINGS if differ else SCHEMA_VERSION
-    arguments = {argument["name"] for launch in launches for argument in launch["arguments"]}
-    version = VERSION_OF_PARTIAL if missing else version
-    version = VERSION_OF_PLACES if "output_step" in arguments else version
-    version = VERSION_OF_GATES if "gate" in arguments else version
-    version = VERSION_OF_POOLS if "max_pool" in steps else version
-    version = VERSION_OF_INPUT_PLACES if "input_step" in arguments else version
-    wide = any("window" in step for layer in layers for step in layer["spec"]["epilogue"])
     return {
-        "schema_version": VERSION_OF_WINDOWS if wide else version,
+        "schema_version": SCHEMA_VERSION,
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
@@ -192,7 +156,7 @@ def _skipped_entry(layer: SkippedLayer) -> dict[str, Any]:
 def _layer(
     job: Job, builds: Sequence[Build], results: Mapping[int, Sequence[BuildResult]], folder: str
 ) -> dict[str, Any]:
-    """A layer with its builds, which differ in tiling, parts and architectures only."""
+    """The manifest's entry of a layer. Its builds differ only in tiling, parts and architectures."""
     build = builds[0]
     spec = build.spec
     tensors = {
@@ -222,7 +186,7 @@ def _layer(
 
 
 def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iterator[dict[str, Any]]:
-    """One for each part, as its cubins' records have it; several where architectures differ."""
+    """The launches of a build: one for each part, or several if its architectures are launched differently."""
     for number in range(len(build.parts)):
         cubins: dict[Launch, dict[str, Any]] = {}
         for result in results:
@@ -249,14 +213,14 @@ def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
 
 
 def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any]:
-    """`batch` in a shape stands for the number of images, `rows` for that of rows."""
+    """Describes a tensor; in its shape `batch` stands for the number of images, `rows` for the number of rows."""
     layout, first = ("NC", "rows") if isinstance(spec, Linear) else ("NCHW", "batch")
     return {"name": name, "dtype": spec.data_type, "layout": layout, "shape": [first, *shape]}
 
 
 def safe_names(names: Sequence[str]) -> list[str]:
-    """Names for files, one for each: no separators, not hidden, all different on any file system."""
-    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, REST}
+    """A file name for each name: without separators, not hidden, distinct on any file system."""
+    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, GLUE}
     safe = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
@@ -270,7 +234,7 @@ def safe_names(names: Sequence[str]) -> list[str]:
 
 
 def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the files beside the directory, then moves them in, the manifest last."""
+    """Writes the files to a folder beside the directory, then moves them in, the manifest last."""
     directory = directory.absolute()
     fresh = directory.parent / f".{directory.name}-{uuid.uuid4().hex[:8]}"
     try:
@@ -295,7 +259,7 @@ def _replace(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _write_archive(path: Path, files: Mapping[str, bytes]) -> None:
-    """The same bytes for the same files. Raises UsageError."""
+    """Writes an archive whose bytes depend on the files alone. Raises UsageError."""
     path = path.absolute()
     fresh = path.parent / f".{path.name}-{uuid.uuid4().hex[:8]}"
     try:
@@ -305,7 +269,7 @@ def _write_archive(path: Path, files: Mapping[str, bytes]) -> None:
         try:
             with ZipFile(fresh, "w") as archive:
                 for name in sorted(files):
-                    archive.writestr(ZipInfo(name), files[name])  # of 1980: no time of today in it
+                    archive.writestr(ZipInfo(name), files[name])  # dated 1980, so that equal files give equal bytes
             with fresh.open("rb") as file:
                 os.fsync(file.fileno())
             fresh.replace(path)
@@ -324,23 +288,23 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _bundle_files(directory: Path) -> list[Path]:
-    """What lies in the directory if that is nothing or a bundle; raises UsageError if it is anything else."""
+    """The files of the bundle in the directory, or none if it is empty. Raises UsageError if it holds anything else."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name another directory")
     files = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
     if foreign := sorted(set(files) - {directory / path for path in _listed(directory / MANIFEST)}):
-        raise UsageError(f"{directory} holds {foreign[0].name}, which is not of a bundle: name an empty directory")
+        raise UsageError(f"{directory} holds {foreign[0].name}, which is not part of a bundle: name an empty directory")
     return files
 
 
 def _listed(manifest: Path) -> set[str]:
-    """The files of the bundle, if this is the manifest of one."""
+    """The files of a bundle by its manifest; nothing if the file is not a manifest."""
     try:
         content = json.loads(manifest.read_text())
         launches = [launch for layer in content["layers"] for launch in layer["launches"]]
         network = {content["network"]["path"]} if "network" in content else set()
-        kernels = [kernel for each in launches for kernel in (*each["cubins"].values(), each.get("ptx")) if kernel]
-        runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, REST}
-        return {MANIFEST} | runtime | network | {str(kernel["path"]) for kernel in kernels}
+        listed = [file for each in launches for file in (*each["cubins"].values(), each.get("ptx")) if file]
+        runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, GLUE}
+        return {MANIFEST} | runtime | network | {str(file["path"]) for file in listed}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return set()

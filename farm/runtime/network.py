@@ -87,9 +87,9 @@ class Network:
         kernels = {step.kernel for step in self.plan.steps if isinstance(step, KernelStep)}
         self._functions = {}
         if kernels:
-            rest = Module(bundle.rest)
-            self._held.callback(rest.unload)
-            self._functions = {name: rest.function(name) for name in sorted(kernels)}
+            glue = Module(bundle.glue)
+            self._held.callback(glue.unload)
+            self._functions = {name: glue.function(name) for name in sorted(kernels)}
         data = bundle.constants
         self._constants = _allocate(len(data))
         self._held.callback(call, "cuMemFree_v2", self._constants)

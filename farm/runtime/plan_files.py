@@ -11,7 +11,7 @@ from typing import Any
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.export.network import read_network, with_constants_beside
 from codegen.ir.layer_spec import is_gated
-from farm.bundle.reader import CONSTANTS, PLAN, PLAN_FORMAT, REST, BundledLayer
+from farm.bundle.reader import CONSTANTS, GLUE, PLAN, PLAN_FORMAT, BundledLayer
 from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.lowering import RefusedError
 from farm.runtime.plan import grid_text
@@ -59,7 +59,7 @@ def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> Network
         planned = plan_network(read_network(network), {name: layer.spec for name, layer in layers.items()})
         lines += planned.plan.lines(list(layers))
         if planned.plan.uses_kernels:
-            files[REST] = glue_ptx()
+            files[GLUE] = glue_ptx()
         if planned.constants:
             files[CONSTANTS] = planned.constants
             network = with_constants_beside(network, CONSTANTS, planned.offsets)

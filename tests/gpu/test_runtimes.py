@@ -291,13 +291,13 @@ def test_a_layer_runs_in_c(jobs: dict[str, str], folder: Path, program: Path, tm
 
 
 @dataclass(frozen=True)
-class RestOnly:
+class GlueOnly:
     """What Network takes of a bundle, of a network without compiled layers."""
 
     plan: str
     constants: bytes
-    rest: bytes
-    path: str = "rest"
+    glue: bytes
+    path: str = "glue"
     archs: tuple[str, ...] = ()
 
     @property
@@ -321,7 +321,7 @@ def test_what_is_beside_the_layers_computes_what_the_emulator_does(gpu: Gpu, ops
     proto = joined([ONE[name] for name in names])
     planned = plan_network(read_network(proto.SerializeToString()), {})
     text = "\n".join([PLAN_FORMAT, *planned.plan.lines([])])
-    bundle: Any = RestOnly(text, planned.constants, glue_ptx())
+    bundle: Any = GlueOnly(text, planned.constants, glue_ptx())
     arrays = [values(*port.shape_of(3), seed=i) for i, port in enumerate(planned.plan.inputs)]
     with Network(bundle) as net:
         found = net.run(arrays)

@@ -226,7 +226,7 @@ def test_a_damaged_file_is_refused_in_c(played: Played, lenet: Path, tmp_path: P
     said = played.run("c", tmp_path / "cut.farm", 1)
     assert said
     assert "fetch" in said
-    assert "is no bundle" in played.run("c", tmp_path / "missing", 1)
+    assert "is not a bundle" in played.run("c", tmp_path / "missing", 1)
 
 
 def test_a_network_of_one_image_is_run_with_one(played: Played, tmp_path: Path) -> None:

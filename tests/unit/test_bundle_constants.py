@@ -28,7 +28,7 @@ TOO_LARGE_BYTES = 500_000
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    """Without pools, which a manifest has a version for."""
+    """LeNet-5 without max pools."""
     proto = lenet5(0.9, 0)
     for each in proto.graph.node:
         if each.op_type == "MaxPool":
@@ -64,19 +64,10 @@ def test_what_is_in_a_bundle_counts_the_weights_that_are_left(network: Path) -> 
     assert contents_of(Bundle(bundled(network))).constants_bytes == weights_of(network).nbytes + 500 * 4
 
 
-def test_the_manifest_says_so_by_its_version(network: Path) -> None:
-    left = json.loads((bundled(network) / "manifest.json").read_text())
-    validator().validate(left)
-    assert left["schema_version"] == 8
-    compiled = json.loads((bundled(network, "compiled", 16_000_000) / "manifest.json").read_text())
-    assert compiled["schema_version"] < 8
-
-
-def test_a_manifest_of_layers_with_pools_has_a_later_version(tmp_path: Path) -> None:
+def test_a_pool_in_a_layer_is_in_the_manifest(tmp_path: Path) -> None:
     write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
     manifest = json.loads((bundled(tmp_path / "net.onnx") / "manifest.json").read_text())
     validator().validate(manifest)
-    assert manifest["schema_version"] == 9
     assert manifest["layers"][0]["spec"]["epilogue"] == [{"step": "max_pool"}]
     assert manifest["layers"][0]["tensors"]["output"]["shape"] == ["batch", 20, 12, 12]
 

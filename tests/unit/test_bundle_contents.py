@@ -159,15 +159,15 @@ def test_a_missing_file_is_named(bundle: Path, capsys: pytest.CaptureFixture[str
     assert "conv1/sm_80.cubin is missing" in capsys.readouterr().err
 
 
-def test_what_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_something_else_than_a_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.farm").write_bytes(b"no zip")
     for name, why in (
-        ("", ", it has no manifest.json:"),
+        ("", ": it has no manifest.json"),
         ("x.farm", " (File is not a zip"),
-        ("y", ", it does not exist:"),
+        ("y", ": it does not exist"),
     ):
         assert run(["bundle", "show", str(tmp_path / name)]) == 2
-        assert f"{tmp_path / name} is no bundle{why}" in capsys.readouterr().err
+        assert f"{tmp_path / name} is not a bundle{why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bundle", ["bundle"], indirect=True)

@@ -115,7 +115,7 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
             "--peers tensorrt: it is all, none or some of eager, compile",
         ),
         (["lenet5", "--batch", "0"], "--batch 0"),
-        (["lenet5", "--bundle", str(tmp_path)], "is no bundle"),
+        (["lenet5", "--bundle", str(tmp_path)], "is not a bundle"),
     ):
         assert run(["bench", "network", *arguments]) == USAGE, arguments
         assert said in capsys.readouterr().err

@@ -254,9 +254,9 @@ static int read_directory(farm_bundle *bundle) {
     long size, place;
     int i, count;
     if (fseek(bundle->archive, 0, SEEK_END) != 0 || (size = ftell(bundle->archive)) < 22)
-        return fail("%s is no bundle: farm fetch writes one", bundle->path);
+        return fail("%s is not a bundle: farm fetch writes one", bundle->path);
     if (read_at(bundle->archive, size - 22, tail, 22) != 0 || memcmp(tail, "PK\5\6", 4) != 0)
-        return fail("%s is no bundle: farm fetch writes one", bundle->path);
+        return fail("%s is not a bundle: farm fetch writes one", bundle->path);
     count = (int)little(tail + 10, 2);
     place = (long)little(tail + 16, 4);
     if (count == 0xffff || place == 0xffffffffL)
@@ -494,8 +494,8 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     size_t bytes;
     int failed = 0;
     TRY(read_file(bundle, "network.plan", &text, &bytes));
-    if (strncmp(text, "farm-plan 3\n", 12) != 0)
-        failed = fail("%s: its network.plan is of another version: fetch it again", bundle->path);
+    if (strncmp(text, "farm-plan 1\n", 12) != 0)
+        failed = fail("%s: its network.plan has another version: fetch the bundle again", bundle->path);
     for (line = text; !failed && *line; line = end + 1) {
         end = strchr(line, '\n');
         if (!end) break;
@@ -745,7 +745,7 @@ static int open_bundle(farm_bundle *bundle, const char *path) {
         fclose(file);
     } else {
         bundle->archive = fopen(path, "rb");
-        if (!bundle->archive) return fail("%s is no bundle: farm fetch writes one", path);
+        if (!bundle->archive) return fail("%s is not a bundle: farm fetch writes one", path);
         TRY(read_directory(bundle));
     }
     DRIVER(cuCtxGetDevice(&device));
