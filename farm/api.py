@@ -21,9 +21,8 @@ from codegen.target.arch import check_archs
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
 from farm.errors import CancelledError, JobFailedError, StoreError
-from farm.executors import open_executor
+from farm.executors import open_executor, open_gpu
 from farm.executors.contract import Notice, no_notice
-from farm.executors.gpu import open_gpu
 from farm.jobs.completeness import MissingLayer, whole_part
 from farm.jobs.model import (
     BuildOptions,

@@ -1,4 +1,4 @@
-"""Chooses how to build when the work is known: what is soon done is not worth the start of Ray."""
+"""The automatic executor: processes for short work, Ray for all other work."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from farm.executors.contract import Executor, WorkerState
 from farm.worker.messages import Request, Result
 
 SHORT_SECONDS = 60.0
-"""Predicted time of the tools on all cores. Ray takes several seconds to start and to end."""
+"""Predicted time on all cores below which work is short. Ray takes several seconds to start and to end."""
 
 
 class AutomaticExecutor(Executor):
-    """Short work goes to processes of this machine, all other work to Ray; it stays with the first choice."""
+    """Chooses between processes of this machine and Ray by the length of the first announced work, for good."""
 
     def __init__(self, processes: Executor, ray: Callable[[], Executor], jobs: int) -> None:
         self._processes = processes
         self._ray = ray
         self._jobs = jobs
-        """Builds at once."""
+        """Parallel builds on this machine."""
         self._chosen: Executor | None = None
 
     @property
@@ -35,7 +35,7 @@ class AutomaticExecutor(Executor):
 
     @property
     def _executor(self) -> Executor:
-        """Ray, for whoever asks before the work is known: a coordinator that serves."""
+        """The chosen executor; Ray if the work is not known yet, as in a serving coordinator."""
         if self._chosen is None:
             self._chosen = self._ray()
         return self._chosen

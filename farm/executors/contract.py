@@ -1,4 +1,4 @@
-"""What an executor is: takes requests, gives results back as they come, in any order."""
+"""The executor protocol: takes requests, returns results in any order."""
 
 from __future__ import annotations
 
@@ -9,85 +9,86 @@ from typing import Protocol, Self
 
 from farm.worker.messages import Request, Result
 
-UNCHECKED = "it is not checked yet"
-"""Why a machine gets no work at first."""
+UNCHECKED = "not checked yet"
+"""Reason of a machine that gets no work because its tools are not known yet."""
 
 
 Notice = Callable[[str], None]
-"""Is told why nothing happens yet."""
+"""Callback for messages about what is waited for."""
 
 
 def no_notice(_text: str) -> None:
-    """For whoever can wait without a word."""
+    """Default callback: ignore notices."""
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One machine that runs requests, and what it has done for this executor."""
+    """State of one machine that runs requests of this executor."""
 
     id: str
     node: str
-    """The machine's name."""
+    """Host name."""
     cpus: int
     gpus: int
     running: int
     pending: int
-    """Given to it, and waiting for one that runs."""
+    """Requests assigned to it that do not run yet."""
     accepted: int
-    """Requests it was given, since the executor started."""
+    """Requests assigned to it since the executor started."""
     finished: int
+    """Requests that succeeded."""
     failed: int
-    """Number of finished requests without a result."""
+    """Requests that failed."""
     oldest_seconds: float
-    """How long it has had the oldest request that it still has."""
+    """Age of its oldest unfinished request."""
     seen_seconds: float = 0.0
-    """How long ago it last said something."""
+    """Time since it was last seen alive."""
     reason: str = ""
-    """Why it gets no work, if it gets none."""
+    """Why it gets no work; empty if it does."""
 
 
 class Executor(Protocol):
-    """Runs requests on workers, which start at the first use of `capacity` or `submit`: one unused costs nothing.
+    """Runs requests on workers, which start at the first use of `capacity` or `submit`.
 
-    Raises UnreachableError, in words, where the workers cannot be started or reached.
+    Raises UnreachableError if the workers cannot be started or reached.
     """
 
     @property
     def capacity(self) -> int:
-        """How many requests are worth having submitted at a time: enough that no worker waits for the next.
+        """Number of requests worth submitting at a time, so that no worker idles.
 
-        0 while no machine is there that could come yet. Raises NoWorkerError once that is no longer to be expected.
+        0 while waiting for the first machine. Raises NoWorkerError when the wait is over.
         """
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """What will be submitted, as far as is known before the first: what to start may depend on it."""
+        """Announce the known work once, before the first `submit`; the choice of workers may depend on it."""
 
     def submit(self, request: Request) -> None:
-        """Takes a request; its result comes from `wait`, exactly once."""
+        """Submit a request; `wait` returns its result exactly once."""
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """For these there is no room now, and a cluster that grows starts machines; replaces what was said before."""
+        """Announce requests beyond the capacity, for which a cluster may grow; replaces the last announcement."""
 
     def wait(self, timeout_seconds: float) -> list[Result]:
-        """The results that have come since the last call; at least one unless the time is over or nothing is submitted.
+        """Results since the last call; waits for one until the timeout, unless no request is submitted.
 
-        A worker that dies is a result too, with a failure whose fault is CRASH.
+        The death of a worker is a result with the fault CRASH.
         """
 
     def cancel(self, keys: Collection[str]) -> None:
-        """Drops these requests and ends the tools that run for them; no result of them comes any more."""
+        """Cancel requests by key and end their tools; `wait` will not return their results."""
 
     def running(self) -> Collection[str]:
-        """The keys of the requests that are worked on now, as far as is known; the others wait for one of them."""
+        """Keys of the requests that run now, as far as known; other submitted requests are queued."""
 
     def workers(self) -> Sequence[WorkerState]:
-        """The machines that run requests; none before the first use. May be called from any thread."""
+        """States of the machines, empty before the first use. Thread-safe."""
 
     def cancel_all(self) -> None:
-        """Drops what is submitted and ends the tools that run; no result of it comes any more."""
+        """Cancel all requests and end their tools."""
 
     def close(self) -> None:
-        """Cancels what is left and gives the workers back; may be called twice."""
+        """Cancel all requests and release the workers; may be called twice."""
 
     def __enter__(self) -> Self:
         return self

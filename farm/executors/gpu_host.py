@@ -1,4 +1,4 @@
-"""A machine whose GPU does work: the contract, and this machine."""
+"""GPU hosts: machines that run work on their GPU. The protocol, and this machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from farm.config.settings import Settings
 
 Event = TypeVar("Event")
 Work = Callable[[Settings], Generator[Event, None, None]]
-"""Tells in events how it goes and what it finds. Both travel: they can be pickled, and the work uses no ledger."""
+"""Work on a GPU; it yields its progress and findings as events. Both are pickled, and the work has no ledger."""
 
 
 class GpuHost(Protocol):
-    """A machine with a GPU. Use it in a `with` block: its end is the end of the work too."""
+    """A machine with a GPU, used in a `with` block, whose end cancels the work."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether the work travels: large values go through the store then."""
+        """Whether the work runs on another machine, so that large values must go through the store."""
 
     def run(self, work: Work[Event]) -> Iterator[Event]:
-        """The work's events as they come. Raises what the work raises, and NoWorkerError where its machine is lost."""
+        """Run work and yield its events. Raises what the work raises, and NoWorkerError if its machine is lost."""
 
     def __enter__(self) -> Self: ...
 
@@ -28,7 +28,7 @@ class GpuHost(Protocol):
 
 
 class LocalGpuHost(GpuHost):
-    """This machine, in this process."""
+    """This machine; the work runs in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

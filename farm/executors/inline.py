@@ -1,4 +1,4 @@
-"""Runs requests in this process, one at a time: for tests, debugging and machines without Ray."""
+"""The inline executor: one request at a time in this process, for tests and debugging."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Running:
-    """A request that the thread does, or will do."""
+    """A request that runs or is queued."""
 
     result: Future[Result]
     unwanted: threading.Event
 
 
 class InlineExecutor(Executor):
-    """Builds in a thread of its own, so that its coordinator hears of a cancelled job while a tool runs."""
+    """Builds in one thread, so that the coordinator can notice a cancelled job while a tool runs."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inline")  # starts with the first request
         self._running: dict[str, _Running] = {}
-        """By key, in the order in which they came."""
+        """Submitted requests by key, in order of submission."""
 
     @property
     def capacity(self) -> int:
         """See Executor."""
-        return 2  # one that runs and the next one
+        return 2  # one runs, one is queued
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """See Executor; nothing depends on it."""
+        """See Executor; without effect."""
 
     def submit(self, request: Request) -> None:
         """See Executor."""
@@ -52,7 +52,7 @@ class InlineExecutor(Executor):
             return self._worker.build(request)
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """See Executor; one process does not grow."""
+        """See Executor; there is one process."""
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""

@@ -1,8 +1,10 @@
-"""Runs requests in processes of this machine, one for each build at once: all cores, without Ray."""
+"""The process executor: runs requests in processes of this machine, without Ray."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,26 +26,27 @@ from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 from farm.worker.messages import Failure, Fault, Request, Result, TemplateRequest, failed
 
-WAITING = 3
-"""Requests for each process beside the one that it works on: among them it may find one whose template it has read."""
+QUEUED_PER_PROCESS = 3
+"""Queued requests per process: it picks one whose template it has parsed already, if there is one."""
 _CONTAINER_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_PR_SET_PDEATHSIG = 1
 _START = "import sys; sys.path[:0] = sys.argv[2:]; from farm.worker.process import main; main(int(sys.argv[1]))"
 
 
 class WorkerProcess:
-    """A process that builds one request at a time, and is started again after it has died."""
+    """A worker process that builds one request at a time; it can be started again after its death."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = Lock()
-        """One thread starts the process and builds by it, another may kill it."""
+        """One thread starts the process and sends requests, another may kill it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self.templates: set[str] = set()
-        """Keys of those that it has read."""
+        """Keys of the templates that the process has parsed."""
 
     def start(self) -> None:
-        """Starts the process, if it does not run. Raises OSError."""
+        """Start the process unless it runs. Raises OSError."""
         with self._lock:
             if self._process is not None:
                 return
@@ -55,13 +58,13 @@ class WorkerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(descriptor,),
-                    start_new_session=True,  # Ctrl-C is for the command, which then ends its workers
+                    start_new_session=True,  # Ctrl-C reaches the command only, which then ends its workers
                 )
             self._connection = ours
         ours.send(self._settings)
 
     def build(self, request: Request) -> Result:
-        """What comes of it; a failure whose fault is CRASH where the process dies."""
+        """Build a request in the process; a failure with the fault CRASH if the process dies."""
         connection = self._connection
         try:
             if connection is None:
@@ -71,21 +74,21 @@ class WorkerProcess:
             result: Result = connection.recv()
             return result
         except (EOFError, OSError):
-            return failed(request, Failure(Fault.CRASH, f"its worker died: {self._gone()}"))
+            return failed(request, Failure(Fault.CRASH, f"its worker died: {self._reap()}"))
 
     def kill(self) -> None:
-        """Ends the process at once; the kernel ends its tools with it."""
+        """Kill the process; the kernel then kills its tools."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
 
     def end(self) -> None:
-        """Kills it, and waits until it is gone; not while it builds."""
+        """Kill the process and wait for its end; not to be called during `build`."""
         self.kill()
-        self._gone()
+        self._reap()
 
-    def _gone(self) -> str:
-        """Forgets the process, which is dead or dying; how it ended, in words."""
+    def _reap(self) -> str:
+        """Reap a dead or dying process; returns how it ended."""
         with self._lock:
             process, self._process = self._process, None
             connection, self._connection = self._connection, None
@@ -94,14 +97,14 @@ class WorkerProcess:
             connection.close()
         if process is None:
             return "it could not be started"
-        process.kill()  # one that only closed its connection
+        process.kill()  # it may only have closed its connection
         status = process.wait()
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 @dataclass(eq=False)
 class _Running:
-    """A request that a process works on."""
+    """A request that runs in a process."""
 
     request: Request
     process: WorkerProcess
@@ -109,21 +112,21 @@ class _Running:
 
 
 class ProcessExecutor(Executor):
-    """A thread for each process gives it the next request at once, whatever the coordinator does meanwhile."""
+    """Has one thread per process, which sends the next request without waiting for the coordinator."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         if isinstance(store, MemoryStore):
             raise UsageError(
-                "a store in memory is not seen by other processes: use a store in a folder, or the inline executor"
+                "other processes cannot read a store in memory: use a store in a folder, or the inline executor"
             )
         self._settings = replace(settings, database_url="")
-        """Workers use no database."""
+        """Settings of the workers, which use no database."""
         self._changed = Condition()
-        """Holds all that follows together."""
+        """Guards all attributes below."""
         self._processes: list[WorkerProcess] = []
         self._threads: list[Thread] = []
         self._waiting: dict[str, Request] = {}
-        """By key, in the order in which they came."""
+        """Queued requests by key, in order of submission."""
         self._running: dict[str, _Running] = {}
         self._results: list[Result] = []
         self._closed = False
@@ -132,7 +135,7 @@ class ProcessExecutor(Executor):
     @property
     def capacity(self) -> int:
         """See Executor."""
-        return (1 + WAITING) * self._settings.jobs
+        return (1 + QUEUED_PER_PROCESS) * self._settings.jobs
 
     def foresee(self, requests: Sequence[Request]) -> None:
         """See Executor."""
@@ -149,7 +152,7 @@ class ProcessExecutor(Executor):
             self._start_another()
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """See Executor; one machine does not grow."""
+        """See Executor; the number of processes is fixed."""
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""
@@ -217,7 +220,7 @@ class ProcessExecutor(Executor):
             self._threads[-1].start()
 
     def _serve(self, process: WorkerProcess) -> None:
-        """Gives one process its requests until the executor is closed."""
+        """Send requests to one process until the executor is closed."""
         _try_to_start(process)
         while (running := self._next(process)) is not None:
             result = process.build(running.request)
@@ -231,7 +234,7 @@ class ProcessExecutor(Executor):
         process.end()
 
     def _next(self, process: WorkerProcess) -> _Running | None:
-        """Waits until there is a request for the process; None: the executor is closed."""
+        """Wait for the next request of a process; None once the executor is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._choose(process) is not None)
@@ -245,7 +248,10 @@ class ProcessExecutor(Executor):
                     return running
 
     def _choose(self, process: WorkerProcess) -> Request | None:
-        """The first one, or one whose template the process has read, or else one whose template no other has."""
+        """The next request for a process, among those that fit into memory.
+
+        The first if that is a template; else a cubin whose template this process has parsed, or no other process has.
+        """
         room = memory_bytes() - sum(each.request.memory_bytes for each in self._running.values())
         fit = [each for each in self._waiting.values() if each.memory_bytes <= room or not self._running]
         if not fit or isinstance(fit[0], TemplateRequest):
@@ -257,14 +263,22 @@ class ProcessExecutor(Executor):
 
 
 def _try_to_start(process: WorkerProcess) -> None:
-    with suppress(OSError):  # what it is given fails then, and is tried again
+    with suppress(OSError):  # then its next request fails and is retried
         process.start()
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of the container in which this process runs."""
+    """Memory of this machine, or of the container in which this process runs."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _CONTAINER_LIMITS:
-        with suppress(OSError, ValueError):  # "max": none
+        with suppress(OSError, ValueError):  # "max" means no limit
             limits.append(int(path.read_text()))
     return min(limits)
+
+
+def end_with_parent(parent: int) -> None:
+    """Initializer of a pool's processes: ignore Ctrl-C, and end when the parent process ends, for any reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

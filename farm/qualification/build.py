@@ -25,7 +25,7 @@ from codegen.selection.choose import choose_parts
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble, ptxas_options, skeleton_options
 from codegen.toolchain.tools import Toolchain, ToolLimits
-from farm.executors.subprocess_start import end_with
+from farm.executors.processes import end_with_parent
 from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape, draw_shape
 
 Kernels = tuple[tuple[bytes, Launch], ...]
@@ -135,7 +135,7 @@ class BuildPool:
 
     def __init__(self, processes: int, arch: str, toolchain: Toolchain, limits: ToolLimits) -> None:
         # Spawned: a process forked from one with a CUDA context may hang.
-        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), end_with, (os.getpid(),))
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent, (os.getpid(),))
         self._arch, self._toolchain, self._limits = arch, toolchain, limits
 
     def __enter__(self) -> Self:

@@ -22,7 +22,7 @@ from codegen.toolchain.tools import ToolLimits, find_toolchain
 from farm.config.settings import Settings, cores_folder
 from farm.cuda.device import Device
 from farm.errors import NoWorkerError, UsageError
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.ledger import Ledger
 from farm.qualification.build import BuildPool, BuiltShape, LayerPair
 from farm.qualification.comparator import Comparator, GpuComparator

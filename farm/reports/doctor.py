@@ -22,9 +22,8 @@ from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
 from farm.config.settings import Settings, ray_authentication, redacted
 from farm.cuda.device import Device
 from farm.errors import FarmError
-from farm.executors import open_executor
+from farm.executors import open_executor, open_gpu
 from farm.executors.contract import UNCHECKED
-from farm.executors.gpu import open_gpu
 from farm.executors.ray.connection import describe_authentication
 from farm.ledger import database_revision, open_ledger
 from farm.qualification.files import shipped_records

@@ -21,8 +21,8 @@ from farm.bundle.reader import Bundle
 from farm.bundle.writer import write_bundle
 from farm.config.settings import Settings
 from farm.errors import UsageError
+from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
-from farm.executors.gpu import open_gpu
 from farm.jobs.model import JobDetail
 from farm.runtime.emulated import layer_ptx, run_emulated
 from farm.runtime.network import Network

@@ -1,1 +1,1 @@
-"""What a worker does: what crosses to it and back, and the build of one template or cubin, cache first."""
+"""Workers: request and result messages, cache lookup, and the build of one template or cubin."""

@@ -1,4 +1,4 @@
-"""The worker's body: template, rewrite, assemble, asking the store first. Knows nothing of Ray or of the ledger."""
+"""The build of one template or cubin: cache lookup, template, rewrite, assembly. Independent of Ray and the ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreUnavailabl
 from farm.store.contract import Record, Store, blob_digest
 from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE, find_cubin, find_template
 from farm.worker.direct import DirectBuilds
-from farm.worker.lru import SHAPES, Recent
+from farm.worker.lru import DISTINCT_SHAPES, LruCache
 from farm.worker.messages import (
     CubinFacts,
     CubinRequest,
@@ -47,16 +47,16 @@ from farm.worker.messages import (
 from farm.worker.patch import PatchBuilds
 
 _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
-"""What ptxas says of the PTX itself, unlike of a file that it cannot write: the only failures kept."""
+"""An error of ptxas about the PTX, not about its surroundings: only such failures are stored."""
 
 
 class PartsNeededError(FarmError):
-    """A whole layer that the assembler refuses: more than ptxas is given at once."""
+    """The assembler refused a whole layer, which is too large for ptxas: it must be split into parts."""
 
 
 @dataclass(frozen=True)
 class RewrittenKernel:
-    """A kernel, what it took to make, and its name."""
+    """A template with weights written in, its digest, and the time that took."""
 
     kernel: Kernel
     digest: str
@@ -65,10 +65,10 @@ class RewrittenKernel:
 
 
 class Worker:
-    """Builds what it is asked for, one request at a time.
+    """Builds one request at a time.
 
-    Keeps the last parsed templates, weights and kernels: the parts of a layer follow each other, and the builds of one
-    part for several architectures too.
+    Parsed templates, weights and rewritten kernels stay in LRU caches, because the parts of a layer follow each other,
+    and so do the builds of one part for several architectures.
     """
 
     def __init__(
@@ -82,29 +82,29 @@ class Worker:
     ) -> None:
         self._store = store
         self._namespace = namespace
-        """Kept in the records, so that each team may collect its own garbage."""
+        """Recorded with each result, so that a team can collect the garbage of its own namespace."""
         self._toolchain = toolchain
         self._limits = limits
         self._recache = recache
-        """Do not believe what the store says was made before."""
-        self._templates: Recent[str, Template] = Recent(SHAPES)
-        self._weights: Recent[tuple[str, tuple[int, ...]], Weights] = Recent(1)
-        """By digest and shape: layers of different shapes may have the same bytes."""
-        self._kernels: Recent[tuple[str, str, Part], RewrittenKernel] = Recent(2)
+        """Ignore stored results."""
+        self._templates: LruCache[str, Template] = LruCache(DISTINCT_SHAPES)
+        self._weights: LruCache[tuple[str, tuple[int, ...]], Weights] = LruCache(1)
+        """By digest and shape: layers of different shape may have equal bytes."""
+        self._kernels: LruCache[tuple[str, str, Part], RewrittenKernel] = LruCache(2)
         self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)
         self._patches = PatchBuilds(store, toolchain, self._put_record, recache=recache)
         self._warnings: list[str] = []
-        """Warnings about this request that have not been reported yet."""
+        """Warnings about the current request."""
 
     @staticmethod
     def of(settings: Settings, store: Store, toolchain: Toolchain) -> Worker:
-        """A worker with the limits that the settings name; removes what killed ones left on this machine."""
+        """A worker with the limits of the settings; removes temporary folders of killed workers on this machine."""
         remove_abandoned()
         limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes, cores_folder(settings))
         return Worker(store, toolchain, limits, recache=settings.recache, namespace=settings.namespace)
 
     def build(self, request: Request) -> Result:
-        """Does one request. What goes wrong is in the result, not raised."""
+        """Build one request; a failure is in the result, not raised."""
         try:
             if isinstance(request, TemplateRequest):
                 return self.build_template(request)
@@ -116,7 +116,7 @@ class Worker:
         except ToolCrashed as error:
             return failed(request, _tool_failure(Fault.CRASH, error))
         except ToolError as error:
-            # ptxas may refuse what a checkpoint's weights led to; nvcc compiles only what this program wrote.
+            # The input of nvcc is this program's own; the input of ptxas depends on the checkpoint's weights.
             fault = Fault.FARM if isinstance(request, TemplateRequest) else Fault.INPUT
             return failed(request, _tool_failure(fault, error))
         except StoreUnavailableError as error:
@@ -126,22 +126,22 @@ class Worker:
         except (CodegenError, FarmError) as error:
             return failed(request, Failure(Fault.FARM, str(error)))
         except OSError as error:
-            return failed(request, Failure(Fault.FARM, f"a worker's machine fails it: {error}"))
-        except Exception as error:  # noqa: BLE001 - a bug here must not take the other builds with it
+            return failed(request, Failure(Fault.FARM, f"operating system error on the worker's machine: {error}"))
+        except Exception as error:  # noqa: BLE001 - a bug must not end the other builds
             message = f"internal error: {type(error).__name__}: {error}"
             return failed(request, Failure(Fault.FARM, message, stderr=traceback.format_exc()))
 
     def build_template(self, request: TemplateRequest) -> TemplateResult:
-        """Makes a template unless the store has it. Raises CodegenError and FarmError."""
+        """Make a template unless it is a cache hit. Raises CodegenError and FarmError."""
         self._check_template(request)
         if not self._recache and find_template(self._store, request.key) is not None:
             return TemplateResult(request.key, hit=True)
         template, seconds = self._make_template(request)
-        self._templates.get(request.key, lambda: template)  # its first cubin is mostly next
+        self._templates.get(request.key, lambda: template)  # its first cubin usually follows
         return TemplateResult(request.key, seconds=seconds)
 
     def build_cubin(self, request: CubinRequest) -> CubinResult:
-        """Makes a cubin unless the store has it; its template too if that is gone.
+        """Make a cubin unless it is a cache hit, and its template if the store has lost it.
 
         Raises CodegenError and FarmError.
         """
@@ -183,7 +183,7 @@ class Worker:
         return CubinResult(request.key, facts, warning="; ".join(warnings), skeleton_seconds=seconds)
 
     def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
-        """The cubin, who made it, and why ptxas had to."""
+        """The cubin, its assembler, and the reason if it fell back to ptxas."""
         limits, fallback = self._limits_of(request), ""
         if request.assembler != "ptxas":
             template, weights = self._inputs(request)
@@ -218,7 +218,7 @@ class Worker:
             try:
                 return Template.from_ptx(ptx)
             except TemplateError as error:
-                self._warnings.append(f"the stored template {request.key[:12]} is of no use and made again: {error}")
+                self._warnings.append(f"stored template {request.key[:12]} is damaged and was rebuilt: {error}")
         return self._make_template(request)[0]
 
     def _read_weights(self, spec: LayerSpec, digest: str) -> Weights:
@@ -242,12 +242,12 @@ class Worker:
         return RewrittenKernel(kernel, blob_digest(kernel.ptx), time.monotonic() - start)
 
     def _check_template(self, request: TemplateRequest) -> None:
-        """A template made by another compiler must not lie under this key."""
+        """Raises NoWorkerError if this worker's template would not be the one that the key identifies."""
         key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain.nvcc_version)
         if key.digest != request.key:
             raise NoWorkerError(
-                f"this worker's nvcc {self._toolchain.nvcc_version} or its version of this program is not the "
-                "coordinator's: install the same ones on both"
+                f"this worker's nvcc ({self._toolchain.nvcc_version}) or program version differs from the "
+                "coordinator's: install the same one on both"
             )
 
     def _check_cubin(self, request: CubinRequest) -> None:
@@ -262,8 +262,8 @@ class Worker:
         )
         if key.digest != request.key:
             raise NoWorkerError(
-                f"this worker's ptxas {self._toolchain.ptxas_version} or its version of this program is not the "
-                "coordinator's: install the same ones on both"
+                f"this worker's ptxas ({self._toolchain.ptxas_version}) or program version differs from the "
+                "coordinator's: install the same one on both"
             )
 
 

@@ -1,13 +1,16 @@
-"""What the store has from before: templates, cubins, and what the tools said of themselves."""
+"""Cache lookups in the store: templates, cubins, intermediate cubins, and facts about the tools."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from codegen.errors import MachineCodeError
 from codegen.toolchain.tools import Toolchain, ToolFacts
 from farm.errors import StoreError
-from farm.store.contract import Store
+from farm.store.contract import Record, Store
 from farm.worker.messages import CubinFacts, CubinResult, Failure, Fault
 
 TEMPLATE_STAGE = "template"
@@ -16,19 +19,19 @@ TOOLS_STAGE = "tools"
 
 
 def find_template(store: Store, key: str) -> str | None:
-    """The PTX of a template made before. A record whose blob is gone counts as none."""
+    """PTX of a stored template; None on a miss, also if the record's blob is gone."""
     record = store.get_record(TEMPLATE_STAGE, key)
     try:
         ptx = None if record is None else store.get(str(record["ptx"]))
         return None if ptx is None else ptx.decode()
     except (KeyError, ValueError):
-        return None  # written by something else: made again
+        return None  # unreadable: build again
 
 
 def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | None:
-    """A cubin made before, or ptxas' refusal of it; of a `whole` layer also that it has to be cut into parts.
+    """A stored cubin or a stored failure of ptxas; None on a miss, also if the record's blob is gone.
 
-    A record whose blob is gone counts as none.
+    `whole` accepts a stored refusal to assemble the layer as one cubin, too.
     """
     record = store.get_record(CUBIN_STAGE, key)
     if record is None:
@@ -42,15 +45,15 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
         facts = CubinFacts.from_json(record)
         return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
     except (KeyError, TypeError, ValueError):
-        return None  # written by something else: made again
+        return None  # unreadable: build again
 
 
 def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
-    """The toolchain with what its tools said of themselves when the store last saw these very files."""
+    """A toolchain with the facts about its tools, from the store if it knows these files, else from the tools."""
     if (known := _recorded_facts(toolchain, store)) is not None:
         return replace(toolchain, known=known)
     key, facts = toolchain.fingerprint, toolchain.facts
-    with suppress(StoreError):  # a store that cannot be written may still have all cubins
+    with suppress(StoreError):  # a read-only store may still have all cubins
         store.put_record(
             TOOLS_STAGE, key, {"nvcc": facts.nvcc_version, "ptxas": facts.ptxas_version, "archs": list(facts.archs)}
         )
@@ -58,7 +61,7 @@ def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
 
 
 def unasked_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
-    """The same without starting a tool, as far as that is possible: wrappers of tools have to be asked."""
+    """A toolchain with facts from the store or the tools' files; a tool runs only if it is a wrapper script."""
     return replace(toolchain, known=_recorded_facts(toolchain, store) or toolchain.facts_in_files())
 
 
@@ -68,5 +71,35 @@ def _recorded_facts(toolchain: Toolchain, store: Store) -> ToolFacts | None:
         if record is not None:
             return ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
     except (KeyError, TypeError):
-        pass  # written by something else: asked again
+        pass  # unreadable: ask the tools
     return None
+
+
+class RefusableStage:
+    """A stage of the store whose records hold a cubin, or the reason why there can be none."""
+
+    def __init__(
+        self, name: str, store: Store, put_record: Callable[[str, str, Record], None], *, recache: bool
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._put_record = put_record
+        self._recache = recache
+
+    def find(self, key: str) -> tuple[Record, bytes] | None:
+        """Record and cubin; None on a miss. Raises MachineCodeError if the record is a refusal."""
+        record = None if self._recache else self._store.get_record(self._name, key)
+        if record is None:
+            return None
+        if "refused" in record:
+            raise MachineCodeError(str(record["refused"]))
+        data = self._store.get(str(record["cubin"]))
+        return None if data is None else (record, data)
+
+    def keep(self, key: str, data: bytes, **facts: Any) -> None:
+        """Store a cubin with facts about it."""
+        self._put_record(self._name, key, {"cubin": self._store.put(data), **facts})
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Store the reason why there can be no cubin."""
+        self._put_record(self._name, key, {"refused": reason})

@@ -1,4 +1,4 @@
-"""Cubins without ptxas: a template's skeleton from the store, or made, and what is assembled into it."""
+"""Cubins by direct assembly: instructions assembled into the skeleton of a template, which the store keeps."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.toolchain.ptxas import Cubin, skeleton_options
 from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
-from farm.worker.lru import SHAPES, Recent
+from farm.worker.cache_lookup import RefusableStage
+from farm.worker.lru import DISTINCT_SHAPES, LruCache
 from farm.worker.messages import CubinRequest
-from farm.worker.refusable import RefusableStage
 
 SKELETON_STAGE = "skeleton"
 
 
 class DirectBuilds:
-    """A worker's assemblers, one for each template and architecture; it keeps the last few."""
+    """The assemblers of a worker, one per template and architecture, in an LRU cache."""
 
     def __init__(
         self, store: Store, toolchain: Toolchain, put_record: Callable[[str, str, Record], None], *, recache: bool
     ) -> None:
         self._toolchain = toolchain
         self._stage = RefusableStage(SKELETON_STAGE, store, put_record, recache=recache)
-        self._assemblers: Recent[str, DirectAssembler] = Recent(SHAPES)
+        self._assemblers: LruCache[str, DirectAssembler] = LruCache(DISTINCT_SHAPES)
         self._made_seconds = 0.0
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
-        """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
+        """Assemble a cubin. Raises MachineCodeError, with the reason, if ptxas must do it, and ToolError."""
         key = skeleton_key_of(request, self._toolchain)
         assembler = self._assemblers.get(key, lambda: self._assembler(key, request, template, limits))
         return assembler.assemble(weights, request.part)
 
     def take_made_seconds(self) -> float:
-        """What ptxas took for the skeletons that were made since this was last asked."""
+        """Time of ptxas for the skeletons made since the last call."""
         seconds, self._made_seconds = self._made_seconds, 0.0
         return seconds
 
     def _assembler(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> DirectAssembler:
-        found = self._stage.found(key)
+        found = self._stage.find(key)
         data = self._make(key, request, template, limits) if found is None else found[1]
         return DirectAssembler.of(template, data, request.arch)
 
@@ -51,7 +51,7 @@ class DirectBuilds:
             made = make_skeleton(template, request.arch, self._toolchain, _options(request), limits)
         except (MachineCodeError, ToolError) as error:
             if type(error) not in (MachineCodeError, ToolError):
-                raise  # out of time or memory, or crashed: may go well the next time
+                raise  # timeout, out of memory or a crash: may succeed next time
             reason = str(error) if isinstance(error, MachineCodeError) else f"no skeleton: {error}"
             self._stage.refuse(key, reason)
             raise MachineCodeError(reason) from error
@@ -61,10 +61,10 @@ class DirectBuilds:
 
 
 def skeleton_key_of(request: CubinRequest, toolchain: Toolchain) -> str:
-    """The digest of its skeleton's key."""
+    """Digest of the key of the skeleton that a request needs."""
     return skeleton_key(request.template.key, request.arch, _options(request), toolchain.ptxas_version).digest
 
 
 def _options(request: CubinRequest) -> tuple[str, ...]:
-    """Of its skeleton."""
+    """Options of ptxas for the skeleton."""
     return skeleton_options(request.options, clusters=request.template.tiling.cluster > 1)

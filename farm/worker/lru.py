@@ -1,4 +1,4 @@
-"""The last few values used, by key."""
+"""A cache in memory that evicts the least recently used value."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-SHAPES = 64
-"""As many layers of different shapes as a network has: each checkpoint of a sweep comes back to them. A template, read,
-takes about half a megabyte, an assembler a third.
+DISTINCT_SHAPES = 64
+"""Layers of different shape in a large network: each checkpoint of a sweep uses all of them again.
+
+A parsed template takes about half a megabyte, an assembler a third.
 """
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Key, Value]):
-    """Keeps `size` values; the one that was not used for longest goes first."""
+class LruCache(Generic[Key, Value]):
+    """Up to `size` values by key; the least recently used one is evicted first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of the key, made if it is not here; what `make` raises goes through."""
+        """The value of a key, made and kept on a miss. Raises what `make` raises."""
         if key not in self._values:
             self._values[key] = make()
             if len(self._values) > self._size:

@@ -1,4 +1,4 @@
-"""What crosses to a worker and back: frozen values of names and digests. Bytes travel through the store."""
+"""Requests to a worker and its results: small frozen values. Templates, weights and cubins travel through the store."""
 
 from __future__ import annotations
 
@@ -13,46 +13,48 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import ASSEMBLED, Assembler, assembler_named
 
 WORKER_BYTES = 192 * 2**20
+"""Memory of a worker process without a tool."""
 TEMPLATE_BYTES = 512 * 2**20
-"""What nvcc and its children take for a template of any shape, with room."""
+"""Memory of nvcc and its children for a template of any shape, with a margin."""
 CUBIN_BYTES = 64 * 2**20
+"""Memory of ptxas for a kernel without multiply-adds, with a margin: ptxas 13.0 used 30 MiB."""
 MULTIPLY_ADD_BYTES = 12_000
-"""ptxas 13.0 took 30 MiB and, for each multiply-add, 6 to 8 KB at -O3 and up to 12 KB at -O1."""
+"""Memory of ptxas per multiply-add: ptxas 13.0 used 6 to 8 KB at -O3 and up to 12 KB at -O1."""
 DIRECT_BYTES = 1_000
-"""The assembler took 500 to 900 bytes for each multiply-add."""
+"""Memory of the direct assembler per multiply-add: it used 500 to 900 bytes."""
 TABLE_BYTES = 16
-"""For each weight of a layer whose weights are a table, the zero ones too: they are read and put into its text."""
+"""Memory per weight of a layer with a weight table, which has zero weights too."""
 
 
 def _memory_class(needed_bytes: int) -> int:
-    """A power of two: a scheduler keeps its workers for requests that are alike."""
+    """The next power of two: Ray reuses a worker process for requests of equal resources."""
     return 1 << (needed_bytes - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class TemplateRequest:
-    """Make the template of one shape."""
+    """A request for the template of one layer shape."""
 
     spec: LayerSpec
     tiling: Tiling
     virtual_arch: str
     key: str
-    """Digest of the template's key; the worker checks that its own toolchain gives the same."""
+    """Digest of the template's key; the worker checks that its own toolchain gives the same digest."""
     cost: int
-    """Multiply-adds that nvcc compiles: what its time grows with."""
+    """Multiply-adds that nvcc compiles, which its time grows with."""
     memory_limit_bytes: int | None = None
-    """Memory limit of the tool; None: what the worker's settings say."""
+    """Memory limit of the tool; None: the limit of the worker's settings."""
     seconds: float = 0.0
-    """Predicted time of the tool on a core like that of `codegen/selection/tool_time.py`."""
+    """Predicted time of the tool on the core that `codegen/selection/tool_time.py` was fitted on."""
 
     @property
     def template_key(self) -> str:
-        """Whose template it is about."""
+        """Key of the template that the request makes or needs."""
         return self.key
 
     @property
     def name(self) -> str:
-        """What a log calls it."""
+        """Name in logs."""
         return f"template {self.spec}, {self.virtual_arch}"
 
     @property
@@ -63,11 +65,11 @@ class TemplateRequest:
 
 @dataclass(frozen=True)
 class CubinRequest:
-    """Put the weights of one part of a layer into its template and assemble it for one architecture."""
+    """A request for one cubin: a template with the weights of one part of a layer, assembled for one architecture."""
 
     template: TemplateRequest
     weights: str
-    """Digest of the blob with weights and bias of the whole layer."""
+    """Digest of the blob with weights and biases of the whole layer."""
     part: Part
     arch: str
     options: tuple[str, ...]
@@ -75,15 +77,15 @@ class CubinRequest:
     key: str
     """Digest of the cubin's key."""
     cost: int
-    """Multiply-adds that ptxas assembles: what its memory grows with."""
+    """Multiply-adds that ptxas assembles, which its memory grows with."""
     memory_limit_bytes: int | None = None
-    """Memory limit of the tool; None: what the worker's settings say."""
+    """Memory limit of the tool; None: the limit of the worker's settings."""
     seconds: float = 0.0
-    """Predicted time of the tool on a core like that of `codegen/selection/tool_time.py`."""
+    """Predicted time of the tool on the core that `codegen/selection/tool_time.py` was fitted on."""
     assembler: Assembler = "ptxas"
-    """Who shall make the machine code; what the direct assembler cannot do, ptxas does."""
+    """Preferred assembler; unsupported code falls back to ptxas."""
     whole: bool = False
-    """The layer has parts for ptxas: what cannot be assembled directly as one cubin comes back, to be cut into them."""
+    """Whether the layer is too large for ptxas as one cubin: then there is no fallback, and the fault is PARTS."""
 
     @property
     def template_key(self) -> str:
@@ -92,7 +94,7 @@ class CubinRequest:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated peak of the worker and its tool together; one tried again needs more than half of its new limit."""
+        """Estimated peak of the worker and its tool together; a retry with a larger limit needs over half of it."""
         needed = (DIRECT_BYTES if self.whole else MULTIPLY_ADD_BYTES) * self.cost
         if self.template.tiling.reads_table:
             needed = TABLE_BYTES * self.template.spec.weights_count
@@ -104,61 +106,61 @@ Request = TemplateRequest | CubinRequest
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is, which decides whether it is tried again."""
+    """Cause of a failure, which decides about a retry."""
 
     INPUT = "input"
-    """The same input fails again: final."""
+    """The input: final, since it would fail again."""
     MEMORY = "memory"
-    """A tool needs more than its limit: once more with twice the limit."""
+    """A tool exceeded its memory limit: one retry with twice the limit."""
     TIME = "time"
-    """ptxas takes too long: once more at a lower level; another machine would not be faster."""
+    """ptxas timed out: one retry at a lower optimisation level, since another machine would not be faster."""
     CRASH = "crash"
-    """A process or a machine died: may go well the next time, and elsewhere."""
+    """A process or machine died: retried, if possible on another machine."""
     AWAY = "away"
-    """The store does not answer: waited for."""
+    """The store is unreachable: retried for as long as FARM_AWAY_TIMEOUT says."""
     PARTS = "parts"
-    """The layer cannot be one cubin: it is cut into parts, which goes well."""
+    """The layer cannot be one cubin: it is split into parts."""
     LOST = "lost"
-    """The store has lost what cannot be made again."""
+    """The store has lost a blob that cannot be rebuilt: final."""
     FARM = "farm"
-    """The store, the toolchain or this program: final, and not the input's fault."""
+    """The store, the toolchain or this program: final."""
 
     @property
     def of_input(self) -> bool:
-        """Whether the same input would fail again."""
+        """Whether the input is the cause, so that it would fail again."""
         return self in (Fault.INPUT, Fault.MEMORY, Fault.TIME)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no result, in words."""
+    """Cause and message of a failed request."""
 
     fault: Fault
     message: str
     command: str = ""
-    """To run the failed tool again by hand."""
+    """Command line that runs the failed tool again."""
     stderr: str = ""
 
     def about(self, name: str) -> str:
-        """All that is known of what failed, for the log."""
+        """Log text about the failure of `name`: message, command and stderr."""
         parts = (f"{name} failed: {self.message}", self.command, self.stderr)
         return "\n".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
 class TemplateResult:
-    """A template now lies in the store, or why it does not."""
+    """Result of a template request: the template is in the store unless there is a failure."""
 
     key: str
     hit: bool = False
     seconds: float = 0.0
-    """That it took to make now: 0 for a hit."""
+    """Build time; 0 for a cache hit."""
     failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class CubinFacts:
-    """What is known of one cubin: its action record in the store."""
+    """Facts about one cubin: its action record in the store."""
 
     cubin: str
     """Digest of the cubin's blob."""
@@ -172,25 +174,25 @@ class CubinFacts:
     rewrite_seconds: float
     ptxas_seconds: float
     launch: Launch
-    """How to launch this very cubin: another version of this program may launch its kernels differently."""
+    """Launch parameters of this cubin; another version of this program may launch its kernels differently."""
     assembler: Assembler = "ptxas"
-    """Who made the machine code; what `ptxas_seconds` counts is its time."""
+    """Assembler that made the machine code; `ptxas_seconds` is its time."""
     fallback: str = ""
-    """Why ptxas did what was to be assembled directly, in words."""
+    """Why it fell back to ptxas; empty if it did not."""
 
     @property
     def assembled(self) -> str:
-        """Who made the machine code, how fast, and why not directly."""
+        """Log text: assembler, its time, and the reason of a fallback."""
         why = f" ({self.fallback})" if self.fallback else ""
         return f"{ASSEMBLED[self.assembler]} {self.ptxas_seconds:.2f} s{why}"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         return {**vars(self), "launch": self.launch.to_json()}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> CubinFacts:
-        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for any other record."""
         return CubinFacts(
             cubin=str(record["cubin"]),
             cubin_bytes=int(record["cubin_bytes"]),
@@ -209,22 +211,22 @@ class CubinFacts:
 
 @dataclass(frozen=True)
 class CubinResult:
-    """A cubin now lies in the store, or why it does not."""
+    """Result of a cubin request: the facts of the cubin in the store, or a failure."""
 
     key: str
     made: CubinFacts | Failure
     hit: bool = False
-    """Known from before, be it a cubin or a failure."""
+    """Whether the cubin or the failure was in the store."""
     instead_of: str = ""
-    """Key of the cubin that was asked for, where that took too long and this one was built at a lower level."""
+    """Key of the requested cubin if that timed out and this one was built at a lower optimisation level."""
     warning: str = ""
-    """What went wrong on the way and was put right, in words."""
+    """Message about a problem that was repaired; empty if there was none."""
     skeleton_seconds: float = 0.0
-    """What ptxas took for its template's skeleton; 0 where that was there, or is not needed."""
+    """Time of ptxas for the skeleton of the template; 0 if the skeleton was stored or not needed."""
 
     @property
     def failure(self) -> Failure | None:
-        """Why there is no cubin; None if there is one."""
+        """The failure; None if there is a cubin."""
         return self.made if isinstance(self.made, Failure) else None
 
 
@@ -233,29 +235,29 @@ Result = TemplateResult | CubinResult
 
 @dataclass(frozen=True)
 class Retry:
-    """A request that failed and is tried again."""
+    """A failed request and its next attempt."""
 
     request: Request
     failure: Failure
     again: Request
-    """What is tried now: the same, or with more memory, or at a lower level."""
+    """The next attempt: unchanged, with a larger memory limit, or at a lower optimisation level."""
     delay_seconds: float = 0.0
 
     @property
     def text(self) -> str:
-        """What is done about the failure, in words."""
-        how = "tried again"
+        """Log text about the next attempt and the failure."""
+        how = "retrying"
         if self.failure.fault is Fault.AWAY:
-            how = f"tried again in {self.delay_seconds:.0f} s"
+            how = f"retrying in {self.delay_seconds:.0f} s"
         elif isinstance(self.again, CubinRequest) and self.again.key != self.request.key:
-            how = f"tried again at {' '.join(self.again.options)}"
+            how = f"retrying at {' '.join(self.again.options)}"
         elif self.again.memory_limit_bytes != self.request.memory_limit_bytes:
-            how = f"tried again with {(self.again.memory_limit_bytes or 0) // 2**20:,} MiB"
+            how = f"retrying with {(self.again.memory_limit_bytes or 0) // 2**20:,} MiB"
         return f"{how}: {self.failure.message}"
 
 
 def failed(request: Request, failure: Failure) -> Result:
-    """The result of a request that came to nothing."""
+    """The result of a failed request."""
     if isinstance(request, TemplateRequest):
         return TemplateResult(request.key, failure=failure)
     return CubinResult(request.key, failure)

@@ -12,8 +12,8 @@ from codegen.sass.value_patch import PatchTemplate, apply, check_values, make_pa
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
+from farm.worker.cache_lookup import RefusableStage
 from farm.worker.messages import CubinRequest
-from farm.worker.refusable import RefusableStage
 
 PATCH_STAGE = "patch"
 
@@ -28,7 +28,7 @@ class PatchBuilds:
         self._stage = RefusableStage(PATCH_STAGE, store, put_record, recache=recache)
 
     def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
-        """Raises MachineCodeError for what has to be left to ptxas, with the reason, and ToolError."""
+        """Patch a cubin. Raises MachineCodeError, with the reason, if ptxas must do it, and ToolError."""
         check_values(template, weights, request.part)
         mask = mask_digest(template.spec, weights)
         key = patch_template_key(
@@ -38,7 +38,7 @@ class PatchBuilds:
         return apply(PatchTemplate(cubin, mask), template, weights, request.part)
 
     def _found(self, key: str, arch: str) -> Cubin | None:
-        found = self._stage.found(key)
+        found = self._stage.find(key)
         if found is None:
             return None
         record, data = found

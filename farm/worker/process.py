@@ -1,4 +1,4 @@
-"""A worker in a process of its own, which another process started and which ends with it."""
+"""A worker process: serves requests over a connection, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farm.worker.messages import Failure, Fault, Request, Result, failed
 
 
 def run_worker(connection: Connection) -> None:
-    """Takes the settings, then request after request, and gives a result for each; ends where the connection does."""
+    """Receive the settings, then answer each request with a result, until the connection closes."""
     requests: SimpleQueue[Request] = SimpleQueue()
     settings: Settings = connection.recv()
     Thread(target=_receive, args=(connection, requests), daemon=True).start()
@@ -28,7 +28,7 @@ def run_worker(connection: Connection) -> None:
 
 
 def _receive(connection: Connection, requests: SimpleQueue[Request]) -> None:
-    """Until whoever gives the work is gone, also while a build runs: then nobody wants that any more."""
+    """Queue requests; ends the process when the other end is gone, even during a build, which nobody needs then."""
     try:
         while True:
             requests.put(connection.recv())
@@ -40,10 +40,10 @@ def _build_by(settings: Settings) -> Callable[[Request], Result]:
     try:
         return Worker.of(settings, open_store(settings), find_toolchain(settings.nvcc, settings.ptxas)).build
     except (CodegenError, FarmError) as error:
-        reason = f"a worker cannot start: {error}"
+        reason = f"worker cannot start: {error}"
         return lambda request: failed(request, Failure(Fault.FARM, reason))
 
 
 def main(descriptor: int) -> None:
-    """With one end of a connection, whose other end the process has that started this one."""
+    """Entry point; `descriptor` is this end of a connection to the process that started this one."""
     run_worker(Connection(descriptor))

@@ -92,7 +92,7 @@ def test_a_compile_makes_a_cluster_that_stands_at_zero_start_machines(
 
 
 ON_A_GPU = """
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 

@@ -28,7 +28,7 @@ from farm.bench.networks import benchmark as network_benchmark
 from farm.config.settings import Settings, load_settings
 from farm.cuda.device import Device
 from farm.errors import NoWorkerError
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.executors.gpu_host import LocalGpuHost
 from farm.executors.ray import gpu as cluster_gpu
 from farm.jobs.model import BuildOptions
@@ -224,7 +224,7 @@ def test_a_process_that_is_lost_is_no_worker(site: Site) -> None:
 
 LOST = """
 from farm.errors import NoWorkerError
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 
@@ -281,7 +281,7 @@ INTERRUPTED = """
 import sys
 from functools import partial
 from pathlib import Path
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.config.settings import load_settings
 from tests.cluster import gpu_work
 

@@ -126,7 +126,7 @@ def test_a_cubin_that_takes_too_long_is_built_at_a_lower_level_under_its_own_key
         [result] = hurried.inspect(job.id).results
         assert result.optimisation == 1
         warnings = [event.text for event in hurried.logs(job.id) if event.level == "warning"]
-    assert warnings == ["conv1 sm_90: tried again at -O1: ptxas ran into its time limit of 2 s"]
+    assert warnings == ["conv1 sm_90: retrying at -O1: ptxas ran into its time limit of 2 s"]
     [lower] = farm.compile([net], replace(BuildOptions(("sm_90",)), optimisation=1))
     assert (lower.hits, farm.inspect(lower.id).results[0].cubin_key) == (1, result.cubin_key)
     tools.relent()
@@ -148,7 +148,7 @@ def test_what_runs_out_of_memory_gets_twice_as_much_once(settings: Settings, too
         assert job.status is Status.SUCCEEDED
         assert tools.calls() == ["ptxas"] * 2
         warnings = [event.text for event in farm.logs(job.id) if event.level == "warning"]
-        assert warnings == ["conv1 sm_90: tried again with 600 MiB: ptxas needs more than its limit of 300 MiB"]
+        assert warnings == ["conv1 sm_90: retrying with 600 MiB: ptxas needs more than its limit of 300 MiB"]
     with Farm.open(replace(few, tool_memory_most_bytes=500 * 2**20, recache=True)) as farm:
         [job] = farm.compile([checkpoint(layer(seed=1))], replace(options, archs=("sm_80",)))
         assert (job.status, job.fault) == (Status.FAILED, "memory")

@@ -166,7 +166,7 @@ def test_a_worker_that_dies_once_costs_a_retry(farm: Farmyard) -> None:
     assert len(farm.executor.submitted) == 2 * (2 + 4)
     warnings = [event.text for event in farm.ledger.events(job.id) if event.level == "warning"]
     assert len(warnings) == 2 + 4
-    assert "conv2 sm_90: tried again: its worker died" in warnings
+    assert "conv2 sm_90: retrying: its worker died" in warnings
 
 
 def test_a_worker_that_dies_every_time_crashes_the_job_after_the_retries(farm: Farmyard) -> None:

@@ -39,8 +39,8 @@ from farm.config.settings import Settings
 from farm.cuda.measure.kernels import BuiltLayer, KernelPool, NotBuiltError
 from farm.cuda.measure.workload import CaseKey
 from farm.errors import FarmError, UsageError
+from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
-from farm.executors.gpu import open_gpu
 from farm.store import open_store
 from farm.worker.cache_lookup import known_toolchain
 

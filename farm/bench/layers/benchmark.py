@@ -22,8 +22,8 @@ from farm.cuda.device import Device
 from farm.cuda.measure.kernels import KernelPool
 from farm.cuda.measure.workload import Case, CaseKey
 from farm.errors import UsageError
+from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
-from farm.executors.gpu import open_gpu
 from farm.ledger import open_ledger
 from farm.store import open_store
 from farm.tuning.book import NO_RECORDS, TuningBook

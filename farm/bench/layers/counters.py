@@ -15,7 +15,7 @@ from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain.tools import ToolLimits, run_tool
 from farm.bench.layers.contenders import GENERATED
 from farm.config.settings import Settings
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 
 DRAM = "dram__bytes.sum.per_second"
 GLOBAL_LOADS = "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second"

@@ -19,8 +19,8 @@ from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
 from farm.cuda.measure.workload import CaseKey
 from farm.errors import UsageError
+from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
-from farm.executors.gpu import open_gpu
 from farm.extras import way_out
 from farm.store import open_store
 

@@ -117,7 +117,7 @@ class ClusterExecutor(Executor):
         return self._nodes.capacity
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """See Executor; nothing depends on it."""
+        """See Executor; without effect."""
 
     def submit(self, request: Request) -> None:
         """See Executor."""

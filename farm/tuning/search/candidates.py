@@ -16,7 +16,7 @@ from codegen.ir.tiling import Accumulator, Tiling
 from codegen.selection.choose import ranked_tilings
 from codegen.target.arch import has_clusters
 from farm.cuda.measure.workload import Case
-from farm.executors.subprocess_start import end_with
+from farm.executors.processes import end_with_parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class SideBySide:
         if count < 2:
             return in_turn(layers)
         # A process that is forked from one with a GPU may hang.
-        with ProcessPoolExecutor(count, get_context("spawn"), end_with, (os.getpid(),)) as pool:
+        with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
             return list(pool.map(_ranked, layers))
 
 

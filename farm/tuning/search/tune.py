@@ -22,7 +22,7 @@ from farm.config.settings import Settings
 from farm.cuda.device import Device
 from farm.cuda.measure.kernels import KernelPool
 from farm.cuda.measure.workload import Case
-from farm.executors.gpu import open_gpu
+from farm.executors import open_gpu
 from farm.ledger import open_ledger
 from farm.store import open_store
 from farm.store.contract import blob_digest
