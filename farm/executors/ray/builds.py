@@ -76,7 +76,7 @@ class ClusterExecutor(Executor):
     ) -> None:
         if isinstance(store, MemoryStore):
             raise UsageError(
-                "a store in memory is not seen by Ray's workers: use a store in a folder, or the inline executor"
+                "Ray's workers cannot read a store in memory: use a store in a folder, or the inline executor"
             )
         self._settings = settings
         self._worker_settings = replace(settings, database_url="")
