@@ -1,6 +1,6 @@
-"""Networks made from their papers' tables, with random weights pruned by magnitude: for demos, tests and benchmarks.
+"""Model zoo: published networks with random weights pruned by magnitude, for demos, tests and benchmarks.
 
-All but the small ones are as an exporter writes them for inference, before anything is folded.
+All but the small ones have the nodes that an exporter writes for inference, before folding.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from codegen.model_zoo.densenet import densenet121
 from codegen.model_zoo.efficientnet import efficientnet_b0
-from codegen.model_zoo.half_precision import in_float16
 from codegen.model_zoo.mlp import feed_forward, mlp
 from codegen.model_zoo.mobilenet_v2 import mobilenet_v2
-from codegen.model_zoo.network_file import write_network
+from codegen.model_zoo.onnx_file import in_float16, write_network
 from codegen.model_zoo.pruning import prune, random_weights
 from codegen.model_zoo.resnet import resnet18, resnet34, resnet50
 from codegen.model_zoo.small import alexnet_cifar10, lenet5, operator_network
@@ -60,4 +59,4 @@ NETWORKS: dict[str, Callable[[float, int], ModelProto]] = {
     "mlp": mlp,
     "feed_forward": feed_forward,
 }
-"""By name, the functions that make a network for a sparsity, 0 to 1, and a seed."""
+"""Functions that build a network from a sparsity (0 to 1) and a seed, by name."""

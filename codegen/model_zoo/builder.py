@@ -1,4 +1,4 @@
-"""A network as it grows: the nodes an exporter writes, with random weights pruned by magnitude."""
+"""Builder of ONNX networks: the nodes that an exporter writes, with random weights pruned by magnitude."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 OPSET = 17
 IR_VERSION = 8
-"""IR version of ONNX 1.12, the first with this opset: old runtimes read it too."""
+"""IR version of ONNX 1.12, the first release with this opset, which old runtimes read too."""
 
 
-def square_conv(channels: int, size: int, kernels: int, extent: int, stride: int = 1, groups: int = 1) -> Conv2d:
+def square_conv(channels: int, size: int, outputs: int, extent: int, stride: int = 1, groups: int = 1) -> Conv2d:
     """A convolution of `size` x `size` images with an odd extent, padded so that stride 1 keeps the size."""
     padding = extent // 2
-    return Conv2d(channels, size, size, kernels, extent, extent, (stride,) * 2, (padding,) * 4, groups=groups)
+    return Conv2d(channels, size, size, outputs, extent, extent, (stride,) * 2, (padding,) * 4, groups=groups)
 
 
 @dataclass
 class NetworkBuilder:
-    """Adds nodes and their weights to a model; each method that adds a node gives the name of its output.
+    """Builds a model node by node; each method that adds a node returns the name of its output.
 
-    The input of the network is the tensor `input`. `sparsity` is the share of zeros, 0 to 1, of every weight tensor.
+    The network's input is the tensor `input`. `sparsity` is the share of zeros, 0 to 1, in every weight tensor.
     """
 
     sparsity: float
@@ -40,7 +40,7 @@ class NetworkBuilder:
         import onnx
 
         self.rng = np.random.default_rng(self.seed)
-        # Everything is added in place: onnx.helper's make_graph and make_model each copy all weights.
+        # Nodes and weights are added in place: onnx.helper's make_graph and make_model each copy all weights.
         self.proto = onnx.ModelProto(ir_version=IR_VERSION, producer_name="farm")
         self.proto.opset_import.add(domain="", version=OPSET)
 
@@ -68,13 +68,13 @@ class NetworkBuilder:
         return self.node("Gemm", name, x, weights, self._bias(name, spec.outputs), transB=1)
 
     def matmul(self, name: str, x: str, spec: Linear) -> str:
-        """Weights as [inputs, outputs]; the bias is added by a node of its own, as its first input like PyTorch's."""
+        """A MatMul with weights [inputs, outputs], then an Add with the bias as first input, as PyTorch exports it."""
         weights = self._weight(name, (spec.inputs, spec.outputs), spec.inputs)
         bias = self._bias(name, spec.outputs)
         return self.add(f"{name}.add", bias, self.node("MatMul", name, x, weights))
 
     def batch_norm(self, name: str, x: str, channels: int, scale: float = 1) -> str:
-        """As after training: scales around `scale`, variances near one, small shifts and means."""
+        """A trained-looking BatchNormalization: scales around `scale`, variances near one, small shifts and means."""
         scales = self.rng.uniform(0.5 * scale, 1.5 * scale, channels).astype(np.float32)
         variances = self.rng.uniform(0.75, 1.75, channels).astype(np.float32)
         shifts, means = self.rng.standard_normal((2, channels), np.float32) * np.float32(0.1)
@@ -113,14 +113,14 @@ class NetworkBuilder:
         return self.node("AveragePool", self._next("pool"), x, ceil_mode=0, count_include_pad=1, **sizes)
 
     def average(self, x: str) -> str:
-        """[N, C, H, W] to the mean of each channel, [N, C]."""
+        """The mean of each channel, [N, C], of a tensor [N, C, H, W]."""
         return self.flatten(self.node("GlobalAveragePool", self._next("average"), x))
 
     def flatten(self, x: str) -> str:
         return self.node("Flatten", self._next("flatten"), x, axis=1)
 
     def model(self, name: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> ModelProto:
-        """The network: what the last node puts out is the tensor `output`. Shapes are those of one image."""
+        """The model, with the last node's output named `output`. Shapes are per image."""
         from onnx import TensorProto, helper
 
         graph = self.proto.graph
@@ -131,7 +131,7 @@ class NetworkBuilder:
         return self.proto
 
     def _weight(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
-        """Pruned normal weights, scaled to He's variance 2 / fan_in: else a signal fades in a deep, sparse network."""
+        """Pruned normal weights scaled to He's variance 2 / fan_in, so that signals do not fade in a deep network."""
         kernel = prune(self.rng.standard_normal(shape, np.float32), self.sparsity)
         if power := kept_power(self.sparsity):
             kernel *= np.float32(np.sqrt(2 / fan_in / power))
@@ -147,7 +147,7 @@ class NetworkBuilder:
         return name
 
     def _next(self, kind: str) -> str:
-        """A name that no other node has."""
+        """A unique node name."""
         return f"{kind}{len(self.proto.graph.node)}"
 
 

@@ -14,17 +14,17 @@ BLOCKS = (6, 12, 24, 16)
 """Dense layers of each block."""
 
 GROWTH = 32
-"""Channels that a dense layer adds."""
+"""Channels that each dense layer adds."""
 
 BOTTLENECK = 4
-"""The 1x1 convolution of a dense layer puts out this many times the growth."""
+"""Output channels of a dense layer's 1x1 convolution, as a multiple of the growth."""
 
 
 def densenet121(sparsity: float, seed: int) -> ModelProto:
     """DenseNet-121 of Huang et al. (2017), table 1: input [N, 3, 224, 224], output [N, 1000].
 
-    Normalisation and Relu come before each convolution but the first. A dense layer reads all before it in its block,
-    joined by a Concat of its own, as PyTorch's exporters write it.
+    Normalisation and Relu precede each convolution but the first. A dense layer reads the outputs of all layers before
+    it in its block through its own Concat, as PyTorch exports it.
     """
     net = NetworkBuilder(sparsity, seed)
     x = net.conv("conv0", "input", square_conv(3, 224, 64, 7, stride=2), bias=False)
@@ -42,7 +42,7 @@ def densenet121(sparsity: float, seed: int) -> ModelProto:
 
 
 def _dense_block(net: NetworkBuilder, name: str, x: str, channels: int, size: int, layers: int) -> tuple[str, int]:
-    """The input of the block and what its layers put out side by side, and how many channels these are."""
+    """The block's input and its layers' outputs concatenated, and the number of their channels."""
     features = [x]
     for number in range(1, layers + 1):
         layer, width = f"{name}.layer{number}", BOTTLENECK * GROWTH

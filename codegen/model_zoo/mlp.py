@@ -20,7 +20,7 @@ POSITIONS, FEATURES, HIDDEN = 16, 256, 1024
 def mlp(sparsity: float, seed: int) -> ModelProto:
     """A perceptron with three hidden layers: input [N, 1, 28, 28], output [N, 10].
 
-    Exporters write a layer as MatMul and Add or as Gemm: the hidden ones are the former, the last is the latter.
+    The hidden layers are MatMul and Add, the last layer is a Gemm, the two forms that exporters write.
     """
     net = NetworkBuilder(sparsity, seed)
     x = net.flatten("input")

@@ -1,4 +1,4 @@
-"""Pruning by magnitude."""
+"""Pruning by magnitude, and random pruned weights."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from codegen.ir.layer_spec import LayerSpec, is_bounded
 
 
 def prune(weights: FloatArray, sparsity: float) -> FloatArray:
-    """A copy in which the smallest magnitudes are zero: round(sparsity * size) of them, or more if more were zero.
+    """A copy with the round(sparsity * size) smallest magnitudes set to zero; zeros of the input stay zero.
 
-    Among equal magnitudes the first go. Raises ValueError if the sparsity is not within 0 to 1.
+    Among equal magnitudes the first are pruned. Raises ValueError if the sparsity is not within 0 to 1.
     """
     if not 0 <= sparsity <= 1:
-        raise ValueError(f"sparsity {sparsity} is not a share of zeros: give 0 to 1")
+        raise ValueError(f"invalid sparsity {sparsity}: expected a share of zeros, 0 to 1")
     pruned = weights.copy(order="C")
     zeros = round(sparsity * weights.size)
     if zeros:
         flat = pruned.reshape(-1)
         magnitudes = np.abs(flat)
-        largest = np.partition(magnitudes, zeros - 1)[zeros - 1]  # of those that go; linear in time, unlike sorting
+        largest = np.partition(magnitudes, zeros - 1)[zeros - 1]  # pruned; linear, unlike sorting
         smaller = magnitudes < largest
         equal = np.flatnonzero(magnitudes == largest)
         flat[smaller] = 0
@@ -31,7 +31,7 @@ def prune(weights: FloatArray, sparsity: float) -> FloatArray:
 
 
 def kept_power(sparsity: float) -> float:
-    """The mean square of normal values of variance 1 once they are pruned; without values, 0."""
+    """The mean square of standard normal values after pruning; 0 if all are pruned."""
     normal = NormalDist()
     if (share := (1 + sparsity) / 2) == 1:
         return 0.0
@@ -40,7 +40,7 @@ def kept_power(sparsity: float) -> float:
 
 
 def random_weights(spec: LayerSpec, sparsity: float, seed: int = 0) -> Weights:
-    """Normal weights of one layer, pruned by magnitude, and a normal bias."""
+    """Random normal weights of one layer, pruned by magnitude, with normal biases."""
     rng = np.random.default_rng(seed)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
     bias = rng.standard_normal(spec.output_channels, dtype=np.float32)
@@ -48,7 +48,7 @@ def random_weights(spec: LayerSpec, sparsity: float, seed: int = 0) -> Weights:
 
 
 def random_bounds(spec: LayerSpec, seed: int = 0) -> FloatArray | None:
-    """Normal bounds of input elements, as normalisations lead to: a lowest, a highest or none; None of other layers."""
+    """Random input bounds [C, 2] of a bounded layer: channels with a lower, an upper or no bound. None for others."""
     if not is_bounded(spec):
         return None
     rng = np.random.default_rng(seed + 2)

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Block = Callable[[NetworkBuilder, str, str, int, int, int, int], str]
-"""Adds a block: name, input, its channels, its size, width and stride to the name of what the block puts out."""
+"""Adds a block of this name, input, input channels, input size, width and stride; returns its output's name."""
 
 EXPANSION = 4
-"""A bottleneck puts out this many times its width."""
+"""Output channels of a bottleneck as a multiple of its width."""
 
 LAST_SCALE = 0.2
-"""Scale of the normalisation before an addition, so that 16 additions do not let the activations grow."""
+"""Scale of the normalisation before an addition, which keeps activations from growing over 16 additions."""
 
 
 def resnet18(sparsity: float, seed: int, width: int = 64) -> ModelProto:
     """ResNet-18 of He et al. (2015), table 1: input [N, 3, 224, 224], output [N, 1000].
 
-    `width` is the number of channels of the first stage; each of the three others has twice as many as the one before.
+    `width` is the number of channels of the first stage; it doubles in each further stage.
     """
     return _resnet("resnet18", (2, 2, 2, 2), _basic_block, 1, sparsity, seed, width)
 
@@ -37,7 +37,7 @@ def resnet34(sparsity: float, seed: int) -> ModelProto:
 def resnet50(sparsity: float, seed: int) -> ModelProto:
     """ResNet-50 of He et al. (2015), table 1: input [N, 3, 224, 224], output [N, 1000].
 
-    Version 1.5: the 3x3 convolution of a block has the stride, the paper has it in the 1x1 before.
+    Version 1.5: a block's stride is in its 3x3 convolution; in the paper it is in the 1x1 convolution before.
     """
     return _resnet("resnet50", (3, 4, 6, 3), _bottleneck, EXPANSION, sparsity, seed)
 
@@ -60,7 +60,7 @@ def _resnet(
 
 
 def _basic_block(net: NetworkBuilder, name: str, x: str, channels: int, size: int, width: int, stride: int) -> str:
-    """Two 3x3 convolutions and the shortcut around them."""
+    """A block of two 3x3 convolutions and the shortcut around them."""
     smaller = size // stride
     y = net.relu(_conv_norm(net, f"{name}.conv1", f"{name}.bn1", x, square_conv(channels, size, width, 3, stride)))
     y = _conv_norm(net, f"{name}.conv2", f"{name}.bn2", y, square_conv(width, smaller, width, 3), LAST_SCALE)
@@ -68,19 +68,19 @@ def _basic_block(net: NetworkBuilder, name: str, x: str, channels: int, size: in
 
 
 def _bottleneck(net: NetworkBuilder, name: str, x: str, channels: int, size: int, width: int, stride: int) -> str:
-    """1x1, 3x3 and 1x1 convolutions and the shortcut around them."""
-    kernels, smaller = EXPANSION * width, size // stride
+    """A block of 1x1, 3x3 and 1x1 convolutions and the shortcut around them."""
+    outputs, smaller = EXPANSION * width, size // stride
     y = net.relu(_conv_norm(net, f"{name}.conv1", f"{name}.bn1", x, square_conv(channels, size, width, 1)))
     y = net.relu(_conv_norm(net, f"{name}.conv2", f"{name}.bn2", y, square_conv(width, size, width, 3, stride)))
-    y = _conv_norm(net, f"{name}.conv3", f"{name}.bn3", y, square_conv(width, smaller, kernels, 1), LAST_SCALE)
-    return net.relu(net.add(f"{name}.add", y, _shortcut(net, name, x, channels, size, kernels, stride)))
+    y = _conv_norm(net, f"{name}.conv3", f"{name}.bn3", y, square_conv(width, smaller, outputs, 1), LAST_SCALE)
+    return net.relu(net.add(f"{name}.add", y, _shortcut(net, name, x, channels, size, outputs, stride)))
 
 
-def _shortcut(net: NetworkBuilder, name: str, x: str, channels: int, size: int, kernels: int, stride: int) -> str:
-    """The block's input, through a 1x1 convolution where the shape changes."""
-    if channels == kernels:
+def _shortcut(net: NetworkBuilder, name: str, x: str, channels: int, size: int, outputs: int, stride: int) -> str:
+    """The block's input, through a 1x1 convolution if the shape changes."""
+    if channels == outputs:
         return x
-    down = square_conv(channels, size, kernels, 1, stride)
+    down = square_conv(channels, size, outputs, 1, stride)
     return _conv_norm(net, f"{name}.downsample.0", f"{name}.downsample.1", x, down)
 
 

@@ -1,4 +1,4 @@
-"""Small networks: quick to make and to compile."""
+"""Small networks that are quick to build and to compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lenet5(sparsity: float, seed: int) -> ModelProto:
-    """LeNet-5 as Caffe has it: input [N, 1, 28, 28], output [N, 10]."""
+    """LeNet-5 in Caffe's variant: input [N, 1, 28, 28], output [N, 10]."""
     net = NetworkBuilder(sparsity, seed)
     x = net.max_pool(net.conv("conv1", "input", TEN_OPERATORS["lenet-conv1"]), 2, 2)
     x = net.max_pool(net.conv("conv2", x, TEN_OPERATORS["lenet-conv2"]), 2, 2)
@@ -33,7 +33,7 @@ def alexnet_cifar10(sparsity: float, seed: int) -> ModelProto:
 
 
 def operator_network(spec: Conv2d, sparsity: float, seed: int) -> ModelProto:
-    """One convolution and a Relu: input [N, C, H, W], output [N, K, H', W']. The spec's own epilogue is left out."""
+    """One convolution and a Relu, without the spec's epilogue: input [N, C, H, W], output [N, K, H', W']."""
     net = NetworkBuilder(sparsity, seed)
     net.relu(net.conv("conv", "input", spec))
     return net.model("operator", spec.input_shape, spec.output_shape)

@@ -1,4 +1,4 @@
-"""The convolutions of the paper's table."""
+"""The ten convolutions of the SparseRT paper's table."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ TEN_OPERATORS: dict[str, Conv2d] = {
     "vgg-conv2": Conv2d(64, 224, 224, 64, 3, 3, padding=(1, 1, 1, 1)),
     "vgg-conv3": Conv2d(64, 112, 112, 128, 3, 3, padding=(1, 1, 1, 1)),
 }
-"""The operators of Dong et al. (2020), table 2, by their names there."""
+"""The operators of Dong et al. (2020), table 2, by the paper's names."""

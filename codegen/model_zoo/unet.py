@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 SIZE = 128
 WIDTHS = (32, 64, 128, 256)
-"""Channels of the levels from the input down: half of the paper's."""
+"""Channels of each level from the input down, half of the paper's."""
 
 BOTTOM_WIDTH = 512
 SLOPE = 0.1
 
 
 def unet(sparsity: float, seed: int) -> ModelProto:
-    """A U-Net for two classes after Ronneberger et al. (2015): input [N, 3, 128, 128], output [N, 2, 128, 128], 0 to 1.
+    """A two-class U-Net after Ronneberger et al. (2015): input [N, 3, 128, 128], output [N, 2, 128, 128], 0 to 1.
 
-    Unlike the paper's it has half the width, padded convolutions (so nothing is cropped), batch normalisation after
-    each of them, LeakyRelu on the way down and Relu on the way up.
+    Differences from the paper: half the width, padded convolutions without cropping, batch normalisation after each
+    convolution, LeakyRelu on the way down and Relu on the way up.
     """
     net = NetworkBuilder(sparsity, seed)
     x, channels, size = "input", 3, SIZE

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 def vgg16_stages(width: int = 64) -> tuple[tuple[Conv2d, ...], ...]:
-    """The convolutions between two poolings, of all five stages."""
+    """The convolutions of each of the five stages, which pooling separates."""
     stages = []
     channels, size = 3, 224
-    for kernels, count in ((width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)):
-        inputs = (channels, *[kernels] * (count - 1))
-        stages.append(tuple(square_conv(each, size, kernels, 3) for each in inputs))
-        channels, size = kernels, size // 2
+    for outputs, count in ((width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)):
+        inputs = (channels, *[outputs] * (count - 1))
+        stages.append(tuple(square_conv(each, size, outputs, 3) for each in inputs))
+        channels, size = outputs, size // 2
     return tuple(stages)
 
 
 def vgg16_classifier(width: int = 64) -> tuple[Linear, ...]:
-    """The fully connected layers: the first reads the flattened 7 x 7 of the last stage."""
+    """The fully connected layers; the first one reads the last stage's flattened 7x7 output."""
     features, hidden = 8 * width * 7 * 7, 64 * width
     return Linear(features, hidden), Linear(hidden, hidden), Linear(hidden, 1000)
 
@@ -31,8 +31,8 @@ def vgg16_classifier(width: int = 64) -> tuple[Linear, ...]:
 def vgg16(sparsity: float, seed: int, width: int = 64) -> ModelProto:
     """Configuration D of Simonyan and Zisserman (2014): input [N, 3, 224, 224], output [N, 1000].
 
-    `width` is the number of channels of the first stage, all other sizes grow with it; at 64, 138 million weights
-    (553 MB). The dropout of training is left out.
+    `width` is the number of channels of the first stage, and all other sizes scale with it. At 64 the network has 138
+    million weights (553 MB). Training's dropout is omitted.
     """
     net = NetworkBuilder(sparsity, seed)
     x = "input"

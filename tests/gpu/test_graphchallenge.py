@@ -17,10 +17,11 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from cli.exit_codes import OK
 from cli.main import run
+from codegen.frontend.tsv.manifest import CLIP
+from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.network import write_tsv_network
-from codegen.frontend.tsv.triples import write_rows
 from codegen.ir.checkpoint import FloatArray
-from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import Toolchain
 from farm.bench.graphchallenge.benchmark import ChallengeSession, wrongness
@@ -36,6 +37,7 @@ from farm.bench.graphchallenge.kernels import (
 from farm.bench.graphchallenge.network import COMPACTED, Challenge
 from farm.bench.graphchallenge.torch_network import ChallengeGpu
 from farm.cuda.device import Device
+from tests.unit.small_challenge import write_rows
 
 NEURONS, ROWS, LAYERS, BIAS = 64, 3000, COMPACTED + 4, -0.3
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from codegen.emulator.ptx import emulate
+from codegen.frontend.tsv.manifest import CLIP
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
-from codegen.frontend.tsv.triples import write_rows
-from codegen.model_zoo.radixnet import CLIP, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.toolchain.tools import find_toolchain
 from farm.bench.graphchallenge.kernels import compile_ptx, listed_virtual_arch
 from farm.bench.graphchallenge.network import Challenge, edge_table, grouped_table, in_tiles
 from tests.command import farm
+from tests.unit.small_challenge import write_rows
 
 NEURONS, ROWS, GROUP, BIAS = 64, 300, 16, -0.3
 

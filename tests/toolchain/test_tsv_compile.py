@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from codegen.frontend.tsv.manifest import CLIP
+from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
-from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from farm.api import Farm
 from farm.bundle.reader import Bundle
 from farm.errors import UsageError

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from cli.main import run
+from codegen.frontend.tsv.manifest import CLIP
+from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.network import write_tsv_network
-from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from farm.bench.graphchallenge.benchmark import rates
 from farm.bench.graphchallenge.builds import Begun, begin
 from farm.bench.graphchallenge.kernels import cases_of, chain_of, tilings_of

@@ -13,15 +13,18 @@ from codegen.errors import CheckpointError
 from codegen.frontend.model_file import read_model
 from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.tsv.__main__ import main
+from codegen.frontend.tsv.manifest import CLIP
+from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
-from codegen.frontend.tsv.triples import read_rows, read_triples, write_rows, write_triples
+from codegen.frontend.tsv.triples import read_rows, read_triples, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray
-from codegen.model_zoo.radixnet import CLIP, SparseMatrix, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.verification.reference import layer_output
 from farm.cuda.measure.workload import Choice
 from farm.jobs.model import BuildOptions
 from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
+from tests.unit.small_challenge import write_rows
 
 NEURONS = 64
 
@@ -130,14 +133,14 @@ def test_values_and_inputs_are_read_back_bit_by_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "it is empty"),
+        ("", "is empty"),
         ("1 2\n", "2 numbers"),
-        ("1 2 0.5\n1 65 0.5\n", "line 2 has the place 1, 65 in a matrix of 64 x 64"),
-        ("0 2 0.5\n", "line 1 has the place 0, 2"),
-        ("1.5 2 0.5\n", "line 1 has the place 1.5, 2"),
-        ("1 2 0.5\n3 3 1\n1 2 0.25\n", "the place 1, 2 comes more than once"),
+        ("1 2 0.5\n1 65 0.5\n", "line 2 has row 1, column 65, outside a matrix of 64 x 64"),
+        ("0 2 0.5\n", "line 1 has row 0, column 2"),
+        ("1.5 2 0.5\n", "line 1 has row 1.5, column 2"),
+        ("1 2 0.5\n3 3 1\n1 2 0.25\n", "row 1, column 2 occurs more than once"),
         ("1 2 nan\n", "line 1 has the value nan"),
-        ("1 2 1e300\n", "no finite float32"),
+        ("1 2 1e300\n", "not a finite float32"),
         ("1 2 half\n", "no triples"),
         ("1 2 0.5\n1 3\n", "no triples"),
         ("\xff\xfe", "no triples"),
@@ -156,15 +159,15 @@ def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, messag
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "no manifest"),
-        ("[]", "no manifest"),
+        ("{", "not a manifest"),
+        ("[]", "not a manifest"),
         ('{"neurons": 64, "layers": ["a.tsv"]}', "KeyError: 'bias'"),
-        ('{"neurons": 64, "bias": 0, "layers": []}', "not the names of TSV files"),
+        ('{"neurons": 64, "bias": 0, "layers": []}', "not a list of file names"),
         ('{"neurons": [64], "bias": 0, "layers": ["a.tsv"]}', "'neurons' is neither a number nor a list of 2"),
         ('{"neurons": 64, "bias": "no", "layers": ["a.tsv"]}', "'bias' is neither"),
         ('{"neurons": 0, "bias": 0, "layers": ["a.tsv"]}', "give numbers from 1"),
-        ('{"neurons": 64, "bias": [NaN], "layers": ["a.tsv"]}', "'bias' has nan, which is no finite float32"),
-        ('{"neurons": 64, "bias": -1e300, "layers": ["a.tsv"]}', "'bias' has -1e.300, which is no finite float32"),
+        ('{"neurons": 64, "bias": [NaN], "layers": ["a.tsv"]}', "'bias' has nan, not a finite float32"),
+        ('{"neurons": 64, "bias": -1e300, "layers": ["a.tsv"]}', "'bias' has -1e.300, not a finite float32"),
         ('{"neurons": 64, "bias": 0, "clip": "32", "layers": ["a.tsv"]}', "'clip' is '32'"),
         *(
             (
@@ -254,7 +257,7 @@ def test_a_made_network_can_be_read(
     monkeypatch.setattr("sys.argv", ["tsv", str(tmp_path / "file"), "--neurons", "64", *options])
     with pytest.raises(SystemExit):
         main()
-    assert "file: it cannot be written (File exists): name another folder" in capsys.readouterr().err
+    assert "file cannot be written (File exists): name another folder" in capsys.readouterr().err
 
 
 def test_its_layers_can_be_tuned_and_measured_like_any_others(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Networks as text: a file of triples `row column value` for each layer, as the sparse DNN challenge has them."""
+"""The TSV front end: networks as text, one file of triples `row column value` per layer, as in the Graph Challenge."""

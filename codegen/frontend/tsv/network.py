@@ -1,8 +1,8 @@
-"""A network of TSV files: read into a Checkpoint, and written.
+"""Reading of a TSV network into a Checkpoint, and writing.
 
-The batch's rows lie across: a kernel's image is a tile of rows, [neurons][rows of a tile], and a layer a 1x1
-convolution of it, so that the lanes of a warp are rows and their loads lie side by side. Between two layers nobody
-asks in which order the neurons come: those that read the same inputs become neighbours, so that a K group loads few.
+The layout is transposed: an image is a tile of batch rows, [neurons][rows of the tile], and a layer is a 1x1
+convolution of it. The lanes of a warp are then rows, and their loads coalesce. The order of neurons between two layers
+is free: neurons that read the same inputs become neighbours, so that a K group loads few inputs.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from numpy.typing import NDArray
 
 from codegen.frontend.onnx.export.layer_sequence import LayerSequence
 from codegen.frontend.tsv.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from codegen.frontend.tsv.triples import read_text, read_triples, write_triples
+from codegen.frontend.tsv.matrix import SparseMatrix
+from codegen.frontend.tsv.triples import read_bytes, read_triples, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray, Layer, Weights
 from codegen.ir.layer_spec import Clip, Conv2d
 from codegen.keys import digest_fields
-from codegen.model_zoo.radixnet import SparseMatrix
 
 TILE_ROWS = 256
-"""Rows of the batch that are an image, where the network is not so wide that their addresses are too far apart."""
+"""Rows of the batch per image, unless the network is so wide that addresses exceed OFFSET_BYTES."""
 OFFSET_BYTES = 2**23
-"""What an address in machine code may add to a register."""
+"""Largest offset of an address in machine code."""
 LEAST_TILE_ROWS = 32
+"""Least rows per image: the lanes of a warp."""
 
 
 def read_tsv_network(path: Path | str) -> Checkpoint:
-    """Reads a manifest, or a folder with one or with the challenge's files. Raises CheckpointError, naming the file."""
+    """Reads a TSV network from a manifest or a folder. Raises CheckpointError, naming the file."""
     manifest, matrices = read_matrices(Path(path))
     return sparse_network(manifest.name, str(path), manifest.neurons, matrices, manifest.biases, manifest.clip)
 
 
 def read_matrices(path: Path) -> tuple[Manifest, tuple[SparseMatrix, ...]]:
-    """The same as it is in the files: of equal files the same matrix. Raises CheckpointError."""
+    """The manifest and one matrix per layer; equal files share a matrix. Raises CheckpointError."""
     manifest = read_manifest(path)
     contents: dict[Path, bytes] = {}
     read: dict[tuple[bytes, int, int], SparseMatrix] = {}
     layers = []
     for i, file in enumerate(manifest.files):
         if file not in contents:
-            contents[file] = hashlib.sha256(read_text(file)).digest()
+            contents[file] = hashlib.sha256(read_bytes(file)).digest()
         key = (contents[file], manifest.neurons[i], manifest.neurons[i + 1])
         if key not in read:
             read[key] = read_triples(file, *key[1:])
@@ -64,21 +65,21 @@ def sparse_network(
     *,
     in_order: bool = True,
 ) -> Checkpoint:
-    """The checkpoint of these layers; `neurons` are those of the input, then of each layer.
+    """The checkpoint of these layers; `neurons` are the sizes of the input, then of each layer.
 
-    Layers of the same matrix, bias and order share their weights. Unless the outputs are to come in their own order,
-    those of the last layer come in that of `together` too, in which it is less code.
+    Layers of equal matrix, bias and order share their weights. With `in_order` the last layer's outputs keep their
+    order; without it they come in `shared_input_order`, which gives less code.
     """
     rows = tile_rows(max(neurons))
     orders: dict[int, NDArray[np.int64]] = {}
     made: dict[tuple[int, int, float, bool], Weights] = {}
     layers = []
     before = -1
-    """Whose order the inputs have: of the matrix with this id, or their own."""
+    """Id of the matrix whose output order the inputs have; -1 for their own order."""
     for i, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
         inputs, outputs, plain = neurons[i], neurons[i + 1], in_order and i == len(matrices) - 1
         if id(matrix) not in orders:
-            orders[id(matrix)] = together(matrix, outputs)
+            orders[id(matrix)] = shared_input_order(matrix, outputs)
         key = (id(matrix), before, bias, plain)
         if key not in made:
             kernel = matrix.kernel(inputs, outputs)
@@ -96,17 +97,17 @@ def sparse_network(
 
 
 def tile_rows(neurons: int) -> int:
-    """Rows of an image of a network that is nowhere wider than this."""
+    """Rows per image of a network whose widest layer has this many neurons."""
     rows = TILE_ROWS
     while rows > LEAST_TILE_ROWS and 4 * rows * neurons > OFFSET_BYTES:
         rows //= 2
     return rows
 
 
-def together(matrix: SparseMatrix, outputs: int) -> NDArray[np.int64]:
+def shared_input_order(matrix: SparseMatrix, outputs: int) -> NDArray[np.int64]:
     """An order of the outputs in which those that read the same inputs are neighbours.
 
-    Each is followed by the one that shares the most inputs with it, of those that have no place yet.
+    Greedy: each output is followed by the unplaced one that shares the most inputs with it.
     """
     order = np.lexsort((matrix.sources, matrix.targets))
     sources, targets = matrix.sources[order], matrix.targets[order]
@@ -135,7 +136,7 @@ def together(matrix: SparseMatrix, outputs: int) -> NDArray[np.int64]:
 def write_tsv_network(
     folder: Path, matrices: Sequence[SparseMatrix], neurons: int, layers: int, bias: float, clip: float | None
 ) -> Path:
-    """Writes each matrix once, and a manifest of so many layers that has them in turn; gives the manifest's path."""
+    """Writes each matrix once, and a manifest of `layers` layers that cycles through them; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for i, matrix in enumerate(matrices):

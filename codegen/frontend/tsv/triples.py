@@ -1,4 +1,4 @@
-"""One file of triples: `row column value` a line, counted from 1, with tabs or spaces between them."""
+"""Files of triples: lines of `row column value`, counted from 1 and separated by tabs or spaces."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from pathlib import Path
 import numpy as np
 
 from codegen.errors import CheckpointError
+from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.ir.checkpoint import FloatArray
-from codegen.model_zoo.radixnet import SparseMatrix
 
 
-def read_text(path: Path) -> bytes:
-    """A file as it is. Raises CheckpointError, which names it."""
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file. Raises CheckpointError, naming the file."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file: check the path") from error
     except OSError as error:
-        raise CheckpointError(f"{path}: it cannot be read ({error.strerror}): check its permissions") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
 
 
 def read_triples(path: Path, rows: int, columns: int) -> SparseMatrix:
-    """The matrix of a file, rows as sources and columns as targets. Raises CheckpointError, which names the file."""
-    text = BytesIO(read_text(path))
+    """The matrix of a file, rows as sources and columns as targets. Raises CheckpointError, naming the file."""
+    text = BytesIO(read_bytes(path))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty file, which is told below
+            warnings.simplefilter("ignore", UserWarning)  # an empty file, reported below
             table = np.loadtxt(text, dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
-    except ValueError as error:  # also of bytes that are no text
+    except ValueError as error:  # also for bytes that are not text
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path}: it has no triples 'row column value' ({reason}): write it again") from error
+        raise CheckpointError(f"{path} has no triples 'row column value' ({reason}): write it again") from error
     if table.size == 0:
-        raise CheckpointError(f"{path}: it is empty: write it again, a triple 'row column value' a line")
+        raise CheckpointError(f"{path} is empty: write one triple 'row column value' per line")
     if table.shape[1] != 3:
-        raise CheckpointError(f"{path}: its lines have {table.shape[1]} numbers, not 3: write 'row column value'")
+        raise CheckpointError(f"{path} has {table.shape[1]} numbers per line, not 3: write 'row column value'")
     places = table[:, :2]
     wrong = (places != np.floor(places)) | (places < 1) | (places > (rows, columns))
     if wrong.any():
         line = int(np.flatnonzero(wrong.any(axis=1))[0])
         raise CheckpointError(
-            f"{path}: line {line + 1} has the place {places[line, 0]:g}, {places[line, 1]:g} in a matrix of "
-            f"{rows} x {columns}, counted from 1: say how many neurons the network has, or write the file again"
+            f"{path}: line {line + 1} has row {places[line, 0]:g}, column {places[line, 1]:g}, outside a matrix of "
+            f"{rows} x {columns} counted from 1: correct the number of neurons, or write the file again"
         )
     sources, targets = places.astype(np.int64).T - 1
     flat = sources * columns + targets
@@ -51,18 +51,20 @@ def read_triples(path: Path, rows: int, columns: int) -> SparseMatrix:
     if (counts > 1).any():
         at = int(first[counts > 1][0])
         raise CheckpointError(
-            f"{path}: the place {sources[at] + 1}, {targets[at] + 1} comes more than once: write each once"
+            f"{path}: row {sources[at] + 1}, column {targets[at] + 1} occurs more than once: write each pair once"
         )
     with np.errstate(over="ignore"):
         values = table[:, 2].astype(np.float32)
     if not np.isfinite(values).all():
         line = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise CheckpointError(f"{path}: line {line + 1} has the value {table[line, 2]:g}, which is no finite float32")
+        raise CheckpointError(
+            f"{path}: line {line + 1} has the value {table[line, 2]:g}, not a finite float32: check the training"
+        )
     return SparseMatrix(sources, targets, values + np.float32(0))  # -0.0 is 0.0
 
 
 def write_triples(path: Path, matrix: SparseMatrix) -> None:
-    """Writes the file; values are read back as they were."""
+    """Writes a matrix, with enough digits to read equal values back."""
     order = np.lexsort((matrix.targets, matrix.sources))
     rows = zip(
         (matrix.sources[order] + 1).tolist(),
@@ -74,14 +76,8 @@ def write_triples(path: Path, matrix: SparseMatrix) -> None:
 
 
 def read_rows(path: Path, count: int, neurons: int) -> FloatArray:
-    """The inputs of a network [count, neurons], most of which are zero. Raises CheckpointError."""
+    """The dense inputs of a network, [count, neurons], from triples. Raises CheckpointError, naming the file."""
     matrix = read_triples(path, count, neurons)
     dense = np.zeros((count, neurons), dtype=np.float32)
     dense[matrix.sources, matrix.targets] = matrix.values
     return dense
-
-
-def write_rows(path: Path, rows: FloatArray) -> None:
-    """Writes inputs [count, neurons]."""
-    sources, targets = np.nonzero(rows)
-    write_triples(path, SparseMatrix(sources, targets, rows[sources, targets]))

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.frontend.tsv.network import read_matrices, sparse_network, together
+from codegen.frontend.tsv.manifest import BIASES, CLIP
+from codegen.frontend.tsv.matrix import SparseMatrix
+from codegen.frontend.tsv.network import read_matrices, shared_input_order, sparse_network
 from codegen.ir.checkpoint import Checkpoint, FloatArray
 from codegen.kernels.register_budget import REGISTERS, allocated
-from codegen.model_zoo.radixnet import BIASES, CLIP, SparseMatrix, radix_net, random_layers
+from codegen.model_zoo.radixnet import radix_net, random_layers
 from farm.errors import UsageError
 
 KINDS = ("radix-net", "random")
@@ -78,7 +80,7 @@ class Challenge:
     @cached_property
     def output_order(self) -> NDArray[np.int64]:
         """Which output each of the checkpoint's is."""
-        return together(self.matrices[-1], self.neurons)
+        return shared_input_order(self.matrices[-1], self.neurons)
 
     def compacts(self, layer: int) -> bool:
         """Whether dead rows go after this layer."""

@@ -1,7 +1,10 @@
-"""A network in half precision."""
+"""Conversion of a network to float16, and its ONNX file."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +13,24 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 
+def write_network(path: Path | str, model: ModelProto) -> None:
+    """Writes an ONNX file atomically."""
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(model.SerializeToString(deterministic=True))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def in_float16(model: ModelProto) -> ModelProto:
-    """The same network with weights, constants, inputs and outputs of float16; the model itself is changed."""
+    """Converts weights, constants, inputs and outputs to float16, in place; returns the model."""
     from onnx import TensorProto
 
     graph = model.graph
