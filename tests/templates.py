@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
@@ -14,12 +14,14 @@ from pathlib import Path
 
 import platformdirs
 
+from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LayerSpec
-from codegen.ir.tiling import Tiling
+from codegen.ir.tiling import Part, Tiling
 from codegen.keys import GENERATOR_SOURCES, code_digest, template_key
 from codegen.ptx.template import Template, make_template
 from codegen.toolchain.ptxas import assemble, ptxas_options
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
+from codegen.verification.compare import Verification, random_run, verify_layer
 
 LIMITS = ToolLimits(300)
 KEPT_SECONDS = 7 * 86_400
@@ -88,3 +90,16 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         flock(file, LOCK_EX)
         yield
+
+
+def verify_random_run(
+    template: Template,
+    weights: Weights,
+    parts: Sequence[Part],
+    *,
+    cubins: Sequence[bytes] | None = None,
+    batch: int = 2,
+) -> Verification:
+    """Verifies parts of a layer in the emulator, on random arrays."""
+    run = random_run(template.spec, template.tiling, weights, batch)
+    return verify_layer(template, run, parts, cubins=cubins)

@@ -1,9 +1,9 @@
-"""Verification: a kernel's outputs against the reference, within a bound from the number of terms."""
+"""Verification of a layer's outputs against the float64 reference, within error bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from codegen.ir.layer_spec import AddResidual, LayerSpec, is_gated, plain
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import AnyTiled, products_together, tiled
 from codegen.kernels.block_order import launched_block
-from codegen.kernels.output_region import Region
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
@@ -30,14 +29,47 @@ from codegen.verification.reference import outcomes
 Block = tuple[int, int, int]
 
 SMALL_GRID = 48
-"""A grid of up to this many blocks is run whole."""
-PLACES_OF_GROUP = 3
-"""At least so many blocks of each K group."""
+"""Grids of up to this many blocks run whole."""
+MIN_BLOCKS_OF_GROUP = 3
+"""Fewest sampled blocks of a K group."""
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One execution of a layer: its arrays, held as `numpy_dtype` says."""
+
+    spec: LayerSpec
+    tiling: Tiling
+    weights: Weights
+    x: NDArray[Any]
+    """Input, [batch, *input_shape]."""
+    output: NDArray[Any]
+    """Output, [batch, *output_shape]; `poisoned` where a kernel has not written."""
+    residual: NDArray[Any] | None = None
+    """Residual of the epilogue, shaped as the output; None for a layer without one."""
+    gate: NDArray[Any] | None = None
+    """Channel gates, [batch, channels]; None for a layer without gates."""
+    seed: int = 0
+    """Seed of the sampled blocks."""
+
+    def arrays(self) -> dict[str, NDArray[Any] | None]:
+        """Arrays by the names of a launch's arguments."""
+        return {"input": self.x, "output": self.output, "residual": self.residual, "gate": self.gate}
+
+
+def random_run(spec: LayerSpec, tiling: Tiling, weights: Weights, batch: int = 2, seed: int = 0) -> LayerRun:
+    """A run on random arrays, with a poisoned output; `batch` counts images, or rows of a Linear."""
+    x, residual, gate = (
+        random_input(spec, batch, seed),
+        random_residual(spec, batch, seed),
+        random_gate(spec, batch, seed),
+    )
+    return LayerRun(spec, tiling, weights, x, poisoned(spec, batch), residual, gate, seed)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked and how far it was off."""
+    """Result of a comparison with the reference."""
 
     blocks_run: int
     blocks_total: int
@@ -45,9 +77,9 @@ class Verification:
     relative_error: float
     """Norm of the difference over norm of the reference."""
     bound_share: float
-    """Largest error of one output as a share of its bound: at most 1 is right."""
+    """Largest error of an output as a share of its bound; at most 1 for a correct output."""
     message: str = ""
-    """What is wrong, empty if nothing is."""
+    """The first defect found; empty if there is none."""
 
     @property
     def ok(self) -> bool:
@@ -55,9 +87,11 @@ class Verification:
 
 
 def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
-    """Blocks that see every stream and every kind of border: all of a small grid, else the corners of the tile grid,
-    the middle of each edge, and some of the interior, over the images in turn. Every K group runs; where there are
-    many, they share the places among them."""
+    """Blocks that cover every instruction stream and every kind of border.
+
+    A small grid is taken whole. Of a larger one each K group gets some of the tile grid's corners, edge centres and
+    random interior tiles, on different images; many K groups share these places among them.
+    """
     across = layer.tiles[1]
     cluster = layer.tiling.cluster
     down, images, groups = grid[0] // across, grid[1], grid[2] // cluster
@@ -69,101 +103,86 @@ def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
     for z in range(groups):
         random = zip(rng.integers(0, down, 2).tolist(), rng.integers(0, across, 2).tolist(), strict=True)
         places = sorted(marked | set(random))
-        share = max(PLACES_OF_GROUP, SMALL_GRID // groups)
+        share = max(MIN_BLOCKS_OF_GROUP, SMALL_GRID // groups)
         for i in range(min(share, len(places))):
             row, column = places[(i + z * share) % len(places)]
             place = row * across + column, (i + z) % images
-            blocks += [(*place, z * cluster + rank) for rank in range(cluster)]  # one cannot run without the others
+            blocks += [
+                (*place, z * cluster + rank) for rank in range(cluster)
+            ]  # the blocks of a cluster run together only
     return blocks
 
 
 def verify_layer(
     template: Template,
-    weights: Weights,
+    run: LayerRun,
     parts: Sequence[Part],
     launches: Sequence[Launch] | None = None,
-    *,
     cubins: Sequence[bytes] | None = None,
-    batch: int = 2,
-    seed: int = 0,
 ) -> Verification:
-    """Runs the PTX of these parts of a layer in the emulator, on sampled blocks, and compares with the reference.
+    """Emulates parts of a layer on sampled blocks, which write `run.output`, and compares the output.
 
-    `launches` are those of the parts' cubins, if these were made before. With `cubins`, their machine code runs instead
-    of the PTX, once it is proved to wait for what it uses. No GPU is needed. `batch` is in images, or in rows of a
-    Linear. Raises EmulationError, and MachineCodeError for machine code that is refused.
+    The emulator runs the rewritten PTX or, with `cubins`, their machine code, one cubin per part, after the hazard
+    check. `launches` are the recorded launches of the parts; the default is those of the rewritten PTX. Raises
+    EmulationError, and MachineCodeError for machine code that the hazard checker or the emulator refuses.
     """
-    layer = tiled(template.spec, template.tiling)
-    spec, tiling = layer.spec, layer.tiling
-    x, residual = random_input(spec, batch, seed), random_residual(spec, batch, seed)
-    gate = random_gate(spec, batch, seed)
-    output = poisoned(spec, batch)
-    arrays: dict[str, Any] = {"input": x, "output": output, "residual": residual, "gate": gate}
-    arrays |= layer.launch.numbers(batch)
-    grid = layer.launch.grid_at(batch)
-    chosen = sample_blocks(layer, grid, seed)
-    run: list[Block] = []
+    layer = tiled(run.spec, run.tiling)
+    run = _lowered(run, layer)
+    batch = len(run.x)
+    arrays: dict[str, Any] = {**run.arrays(), **layer.launch.numbers(batch)}
+    sampled = sample_blocks(layer, layer.launch.grid_at(batch), run.seed)
+    blocks_run: list[Block] = []
     for number, part in enumerate(parts):
-        kernel = rewrite(template, weights, part)
+        kernel = rewrite(template, run.weights, part)
         launch = kernel.launch if launches is None else launches[number]
         if launch.grid != kernel.launch.grid:
             raise EmulationError(
-                "this version of farm divides the layer into other blocks than the one that compiled it, so nobody "
-                "knows what a block should compute: run farm compile again, or verify the cubins with --gpu"
+                "another version of farm divided this layer into other blocks: run farm compile again, or verify the "
+                "cubins with --gpu"
             )
-        blocks = [block for block in chosen if part.first <= block[2] < part.end]
-        here = launch.grid_at(batch)
-        places = [launched_block(layer, (i, j, k - part.first), here) for i, j, k in blocks]
-        given = [arrays[name] for name in launch.arguments]
+        grid = launch.grid_at(batch)
+        blocks = [block for block in sampled if part.first <= block[2] < part.end]
+        launched = [launched_block(layer, (i, j, k - part.first), grid) for i, j, k in blocks]
+        arguments = [arrays[name] for name in launch.arguments]
         if cubins is None:
-            emulate.run(kernel.ptx, launch.grid_at(batch), launch.block, launch.shared_bytes, given, blocks=places)
+            emulate.run(kernel.ptx, grid, launch.block, launch.shared_bytes, arguments, blocks=launched)
         else:
             cubin = CubinFile.read(cubins[number])
             prove(cubin)
-            run_words(cubin, launch.grid_at(batch), launch.block, launch.shared_bytes, given, places)
-        run += blocks
-    regions = [layer.block_region(block) for block in run]
-    written = is_written(output)
-    for region in regions:
-        written[region.index(written.ndim)] = False
+            run_words(cubin, grid, launch.block, launch.shared_bytes, arguments, launched)
+        blocks_run += blocks
+    written = is_written(run.output)
+    for block in blocks_run:
+        written[layer.block_region(block).index(written.ndim)] = False
     message = f"{int(written.sum())} outputs written outside the blocks that ran" if written.any() else ""
-    x = x if gate is None else gated_input(spec, x, gate)
-    return compare(plain(spec), tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
+    return _compare(run, layer, blocks_run, message)
 
 
-def verify_output(
-    spec: LayerSpec,
-    tiling: Tiling,
-    weights: Weights,
-    x: NDArray[Any],
-    output: NDArray[Any],
-    *,
-    residual: NDArray[Any] | None = None,
-    gate: NDArray[Any] | None = None,
-    seed: int = 0,
-) -> Verification:
-    """Checks the output of a whole run on a GPU: every element written, sampled blocks against the reference."""
-    missing = int((~is_written(output)).sum())
+def verify_output(run: LayerRun) -> Verification:
+    """Verifies the output of a whole run on a GPU: every element is written, and sampled blocks are compared."""
+    missing = int((~is_written(run.output)).sum())
     message = f"{missing} outputs were not written" if missing else ""
-    layer = tiled(spec, tiling)
-    spec = layer.spec
-    x, output = x.reshape(-1, *spec.input_shape), output.reshape(-1, *spec.output_shape)
-    residual = None if residual is None else residual.reshape(output.shape)
-    grid = layer.launch.grid_at(len(x))
-    blocks = sample_blocks(layer, grid, seed)
-    regions = [layer.block_region(block) for block in blocks]
-    x = x if gate is None else gated_input(spec, x, gate)
-    return compare(plain(spec), tiling, weights, x, output, residual, regions, grid[0] * grid[1] * grid[2], message)
+    layer = tiled(run.spec, run.tiling)
+    run = _lowered(run, layer)
+    return _compare(run, layer, sample_blocks(layer, layer.launch.grid_at(len(run.x)), run.seed), message)
+
+
+def _lowered(run: LayerRun, layer: AnyTiled) -> LayerRun:
+    """The run with the lowered layer's spec and views of the arrays in its shapes."""
+    output = run.output.reshape(-1, *layer.spec.output_shape)
+    residual = None if run.residual is None else run.residual.reshape(output.shape)
+    x = run.x.reshape(-1, *layer.spec.input_shape)
+    return replace(run, spec=layer.spec, tiling=layer.tiling, x=x, output=output, residual=residual)
 
 
 def random_input(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any]:
-    """Normal values, fresh for each seed: [batch, *input_shape], held as `numpy_dtype` says."""
+    """Normal values of a seed, [batch, *input_shape], held as `numpy_dtype` says."""
     values = np.random.default_rng(seed).standard_normal((batch, *spec.input_shape), dtype=np.float32)
     return from_float32(values, spec.data_type)
 
 
 def random_residual(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | None:
-    """Normal values for a layer that adds a residual: [batch, *output_shape]; None for others."""
+    """Normal values, [batch, *output_shape], for a layer that adds a residual; else None."""
     if AddResidual() not in spec.epilogue:
         return None
     values = np.random.default_rng(seed + 1).standard_normal((batch, *spec.output_shape), dtype=np.float32)
@@ -171,7 +190,7 @@ def random_residual(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | No
 
 
 def random_gate(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | None:
-    """Normal values for a gated layer: [batch, channels]; None for others."""
+    """Normal values, [batch, channels], for a gated layer; else None."""
     if not is_gated(spec):
         return None
     values = np.random.default_rng(seed + 2).standard_normal((batch, spec.channels), dtype=np.float32)
@@ -179,39 +198,33 @@ def random_gate(spec: LayerSpec, batch: int, seed: int) -> NDArray[Any] | None:
 
 
 def poisoned(spec: LayerSpec, batch: int) -> NDArray[Any]:
-    """An output in which every element is NaN: what the kernel does not write stays one."""
+    """An output filled with one NaN bit pattern that marks elements no kernel has written."""
     bits = np.full((batch, *spec.output_shape), -1, dtype=f"i{numpy_dtype(spec.data_type).itemsize}")
     return bits.view(numpy_dtype(spec.data_type))
 
 
 def is_written(output: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements of an output are no longer as `poisoned` left them: no arithmetic gives that very NaN."""
+    """Mask of elements that differ from the poison pattern, which arithmetic never produces."""
     written: NDArray[np.bool_] = np.ascontiguousarray(output).view(f"i{output.dtype.itemsize}") != -1
     return written
 
 
-def compare(
-    spec: LayerSpec,
-    tiling: Tiling,
-    weights: Weights,
-    x: NDArray[Any],
-    output: NDArray[Any],
-    residual: NDArray[Any] | None,
-    regions: Sequence[Region],
-    blocks_total: int,
-    message: str = "",
-) -> Verification:
-    """Compares regions of an output, one a block, with the float64 reference.
+def _compare(run: LayerRun, layer: AnyTiled, blocks: Sequence[Block], message: str) -> Verification:
+    """Compares the outputs of blocks with the float64 reference.
 
-    What `outcomes` allows beyond the reference, after an overflow, is right and has no part in the errors. An output
-    that was not written fails.
+    After an overflow, any outcome that `outcomes` allows is correct and does not count as an error. An output that was
+    not written is wrong. A non-empty `message` is kept as the first defect.
     """
-    together = products_together(weights, tiling)
+    spec, output = plain(run.spec), run.output
+    x = run.x if run.gate is None else gated_input(run.spec, run.x, run.gate)
+    grid = layer.launch.grid_at(len(x))
+    regions = [layer.block_region(block) for block in blocks]
+    together = products_together(run.weights, run.tiling)
     checked = 0
     square_error = square_reference = share = 0.0
     for region in regions:
         index = region.index(output.ndim)
-        expected, *others = outcomes(spec, weights, x, region, residual, together)
+        expected, *others = outcomes(spec, run.weights, x, region, run.residual, together)
         got = to_float32(output[index], spec.data_type).astype(np.float64)
         overflowed = np.zeros(got.shape, dtype=np.bool_)
         for other in others:
@@ -226,10 +239,10 @@ def compare(
         square_reference += float(np.sum(expected.value[~overflowed] ** 2))
         share = worst if np.isnan(worst) else max(share, worst)
         if not worst <= 1 and not message:
-            place = ", ".join(str(each.start or 0) for each in region.index(output.ndim))
+            place = ", ".join(str(each.start or 0) for each in index)
             of = np.unravel_index(np.argmax(shares), shares.shape)
             wrong = f"is {got[of]:.3g} instead of {expected.value[of]:.3g}"
             wrong += f", off by {worst:.3g} times its error bound" if np.isfinite(worst) else ""
             message = f"in the block of outputs from [{place}]: one {wrong}"
     relative = float(np.sqrt(square_error / square_reference)) if square_reference else float(np.sqrt(square_error))
-    return Verification(len(regions), blocks_total, checked, relative, share, message)
+    return Verification(len(regions), grid[0] * grid[1] * grid[2], checked, relative, share, message)

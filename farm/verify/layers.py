@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.emulator.sass.emulate import KNOWN_ARCH, is_known
 from codegen.errors import CodegenError, DeviceError, TemplateError
@@ -15,9 +15,7 @@ from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, runs_on
 from codegen.verification.compare import (
     Verification,
-    random_gate,
-    random_input,
-    random_residual,
+    random_run,
     verify_layer,
     verify_output,
 )
@@ -129,7 +127,8 @@ def _verify_kernels(
                     "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
                 )
         images = batch * (build.rows or 1)
-        return verify_layer(template, weights, parts, made.launches, cubins=cubins, batch=images, seed=seed)
+        run = random_run(template.spec, template.tiling, weights, images, seed)
+        return verify_layer(template, run, parts, made.launches, cubins)
     except TemplateError as error:
         return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:
@@ -167,13 +166,12 @@ def _verify_cubins(
 ) -> Verification:
     weights = _weights(store, build)
     kernels = [(_cubin(store, build, result), result.known_launch) for result in made]
-    x = random_input(build.spec, batch, seed)
-    residual, gate = random_residual(build.spec, batch, seed), random_gate(build.spec, batch, seed)
+    run = random_run(build.spec, build.tiling, weights, batch, seed)
     try:
-        output = device.run_layer(kernels, x, build.spec.output_shape, residual, gate)
+        output = device.run_layer(kernels, run.x, build.spec.output_shape, run.residual, run.gate)
     except DeviceError as error:
         return _wrong(str(error))
-    return verify_output(build.spec, build.tiling, weights, x, output, residual=residual, gate=gate, seed=seed)
+    return verify_output(replace(run, output=output))
 
 
 def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:

@@ -21,7 +21,14 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
-from codegen.verification.compare import Verification, random_gate, random_input, random_residual, verify_output
+from codegen.verification.compare import (
+    Verification,
+    random_gate,
+    random_input,
+    random_residual,
+    random_run,
+    verify_output,
+)
 from farm.config.settings import Settings
 from farm.cuda.device import Device
 from farm.testing import laptop_settings
@@ -90,9 +97,7 @@ class Workbench:
 
     def verify(self, spec: LayerSpec, tiling: Tiling, weights: Weights, output: NDArray[Any]) -> Verification:
         batch = len(output)
-        x, residual = random_input(spec, batch, seed=batch), random_residual(spec, batch, seed=batch)
-        gate = random_gate(spec, batch, seed=batch)
-        return verify_output(spec, tiling, weights, x, output, residual=residual, gate=gate)
+        return verify_output(replace(random_run(spec, tiling, weights, batch, seed=batch), output=output))
 
     def check(
         self,

@@ -97,7 +97,7 @@ def test_the_emulator_does_not_guess_what_the_blocks_of_another_program_compute(
         return replace(launch, grid=(GridSize(launch.grid[0].fixed + 1), *launch.grid[1:]))
 
     monkeypatch.setattr(conv2d, "launch_of", launch_of)
-    assert all("divides the layer into other blocks" in each.verification.message for each in farm.verify(compiled.id))
+    assert all("divided this layer into other blocks" in each.verification.message for each in farm.verify(compiled.id))
 
 
 class NotedLaunches:

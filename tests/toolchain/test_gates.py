@@ -18,17 +18,18 @@ from codegen.ir.layer_spec import plain
 from codegen.ir.tiling import Part
 from codegen.ptx.rewrite import rewrite
 from codegen.verification.compare import (
+    LayerRun,
     poisoned,
     random_gate,
     random_input,
     random_residual,
-    verify_layer,
     verify_output,
 )
 from codegen.verification.dot_products import gated_input
 from codegen.verification.reference import layer_output
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
+from tests.templates import verify_random_run
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_run import half_of_the_weights, template_of
@@ -115,7 +116,7 @@ def test_a_gate_of_another_image_is_noticed(name: str) -> None:
 
     def found(given: np.ndarray[Any, Any]) -> str:
         output = from_float32(computed(case, x, given), spec.data_type)
-        return verify_output(spec, case.tiling, weights, x, output, residual=residual, gate=gate).message
+        return verify_output(LayerRun(spec, case.tiling, weights, x, output, residual, gate)).message
 
     assert found(gate) == ""
     assert "error bound" in found(gate[::-1].copy())
@@ -123,7 +124,7 @@ def test_a_gate_of_another_image_is_noticed(name: str) -> None:
 
 def test_a_whole_layer_is_verified_with_gates_of_its_own() -> None:
     case = GATE_CASES["gates"]
-    verified = verify_layer(template_of(case), half_of_the_weights(case.spec), [Part(0, 3)], batch=3)
+    verified = verify_random_run(template_of(case), half_of_the_weights(case.spec), [Part(0, 3)], batch=3)
     assert verified.ok, verified.message
 
 

@@ -27,8 +27,8 @@ from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
-from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer
-from tests.templates import shared_template
+from codegen.verification.compare import poisoned, random_input, random_residual
+from tests.templates import shared_template, verify_random_run
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_sass_assembler import ASSEMBLED, skeleton_of
@@ -103,11 +103,11 @@ def test_one_changed_immediate_changes_the_output(cubin: CubinFile) -> None:
 def test_verification_of_machine_code_finds_one_wrong_weight(cubin: CubinFile) -> None:
     case, weights = CASES[PLAIN], drawn_weights(PLAIN, 0.5, 0)
     template, part = template_for(PLAIN, "compute_80"), Part(0, stream_count(case.spec, case.tiling))
-    assert verify_layer(template, weights, [part], cubins=[cubin.data]).ok
+    assert verify_random_run(template, weights, [part], cubins=[cubin.data]).ok
     words = cubin.words
     place = int(np.flatnonzero(OPCODE.get(words) == FFMA_IMMEDIATE)[20])
     IMMEDIATE.put(words[place : place + 1], np.float32(7).view(np.uint32))
-    assert not verify_layer(template, weights, [part], cubins=[cubin.with_words(words)]).ok
+    assert not verify_random_run(template, weights, [part], cubins=[cubin.with_words(words)]).ok
 
 
 def test_only_the_chosen_blocks_run(cubin: CubinFile) -> None:
@@ -190,7 +190,7 @@ def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> Non
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
     for code in (cubin, direct):
-        assert verify_layer(template, weights, [whole], cubins=[code]).ok
+        assert verify_random_run(template, weights, [whole], cubins=[code]).ok
 
 
 def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
@@ -201,4 +201,4 @@ def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
     weights, whole = Weights(kernel, np.arange(12, dtype=np.float32)), Part(0, 3)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
-    assert verify_layer(template, weights, [whole], cubins=[direct]).ok
+    assert verify_random_run(template, weights, [whole], cubins=[direct]).ok

@@ -24,10 +24,10 @@ from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.toolchain.tools import ToolLimits, find_toolchain
-from codegen.verification.compare import random_gate, random_input, random_residual, verify_layer
+from codegen.verification.compare import random_gate, random_input, random_residual
 from codegen.verification.dot_products import gated_input
 from codegen.verification.reference import error_bound, layer_output
-from tests.templates import shared_template
+from tests.templates import shared_template, verify_random_run
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import half_of_the_weights, rounded, run, template_of
@@ -51,7 +51,7 @@ def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
     # One template of the full form for all sparsities: nvcc takes seconds for each.
     tenth = np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
     tiling = choose_tiling(spec, 64, tenth if form == "full" else nonzeros, form=form)
-    found = verify_layer(shared_template(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
+    found = verify_random_run(shared_template(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
     assert found.ok, found.message
     assert found.relative_error < RELATIVE_ERROR
 

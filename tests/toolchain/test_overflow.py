@@ -11,11 +11,11 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, DataType, Gelu, LayerSpec, LeakyRelu, Linear, Swish
 from codegen.ptx.template import Template
 from codegen.selection.choose import choose_parts, choose_tiling
-from codegen.verification.compare import poisoned, random_input, random_residual, verify_layer, verify_output
+from codegen.verification.compare import LayerRun, poisoned, random_input, random_residual, verify_output
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
-from tests.templates import shared_template
+from tests.templates import shared_template, verify_random_run
 
 LARGE: dict[DataType, float] = {"float32": 3.4e38, "float16": 65504.0, "bfloat16": 3.38e38}
 SPECS: tuple[LayerSpec, ...] = (
@@ -46,7 +46,7 @@ def test_a_kernel_that_overflows_is_right(spec: LayerSpec, data_type: DataType) 
     weights = overflowing(spec)
     template = made(spec, weights)
     parts = choose_parts(spec, template.tiling, weights.nonzeros_per_output)
-    found = verify_layer(template, weights, parts, batch=4)
+    found = verify_random_run(template, weights, parts, batch=4)
     assert found.ok, found.message
     assert found.bound_share <= 1
     assert np.isfinite(found.relative_error)
@@ -60,13 +60,13 @@ def test_infinities_of_the_wrong_sign_and_outputs_not_written_are_wrong_also_whe
     with np.errstate(over="ignore"):
         right = (x * np.float32(3.4e38)).repeat(8, axis=1)
     assert np.isinf(right).any()
-    assert verify_output(spec, tiling, weights, x, right).message == ""
+    assert verify_output(LayerRun(spec, tiling, weights, x, right)).message == ""
     wrong = np.where(np.isinf(right), -right, right)
-    assert "instead of" in verify_output(spec, tiling, weights, x, wrong).message
+    assert "instead of" in verify_output(LayerRun(spec, tiling, weights, x, wrong)).message
     largest = np.where(np.isinf(right), np.float32(3.4e38), right)
-    assert "instead of" in verify_output(spec, tiling, weights, x, largest).message
+    assert "instead of" in verify_output(LayerRun(spec, tiling, weights, x, largest)).message
     unwritten = np.where(np.isinf(right), poisoned(spec, 64), right)
-    assert "were not written" in verify_output(spec, tiling, weights, x, unwritten).message
+    assert "were not written" in verify_output(LayerRun(spec, tiling, weights, x, unwritten)).message
 
 
 def test_an_output_that_was_not_written_is_wrong_where_no_number_would_be_right() -> None:
@@ -75,9 +75,10 @@ def test_an_output_that_was_not_written_is_wrong_where_no_number_would_be_right(
     tiling = choose_tiling(spec, 64, weights.nonzeros_per_output)
     x, residual = np.ones((64, 4), np.float32), random_residual(spec, 64, seed=0)
     no_number = np.full((64, 8), np.nan, np.float32)
-    assert verify_output(spec, tiling, weights, x, no_number, residual=residual).message == ""
+    run = LayerRun(spec, tiling, weights, x, no_number, residual)
+    assert verify_output(run).message == ""
     no_number[5, 3] = poisoned(spec, 1)[0, 0]
-    assert verify_output(spec, tiling, weights, x, no_number, residual=residual).message == "1 outputs were not written"
+    assert verify_output(run).message == "1 outputs were not written"
 
 
 def test_farm_verify_calls_an_overflow_right(farm: Farm) -> None:

@@ -27,11 +27,11 @@ from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
-from codegen.verification.compare import random_input, verify_layer
+from codegen.verification.compare import random_input
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
 from tests.bundle_samples import validator
-from tests.templates import shared_template
+from tests.templates import shared_template, verify_random_run
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_run import half_of_the_weights, template_of
 from tests.toolchain.operator_run import run as run_case
@@ -96,7 +96,7 @@ def test_it_is_assembled_without_ptxas(name: str) -> None:
     made = DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole)
     by_ptxas = assemble(rewrite(template, weights).ptx, ARCH, toolchain)
     for cubin in (made, by_ptxas):
-        found = verify_layer(template, weights, [whole], cubins=[cubin.data], batch=case.batch)
+        found = verify_random_run(template, weights, [whole], cubins=[cubin.data], batch=case.batch)
         assert found.ok, found.message
 
 

@@ -38,7 +38,7 @@ from codegen.sass.isa.operands import operands
 from codegen.sass.qualification import supported_data_types
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import ToolLimits, find_toolchain
-from codegen.verification.compare import poisoned, random_gate, random_residual, verify_layer
+from codegen.verification.compare import poisoned, random_gate, random_residual
 from farm.qualification.build import BuildPool, BuiltShape, Kernels, LayerPair, build_shape
 from farm.qualification.comparator import Comparison, count_differing
 from farm.qualification.corpus import (
@@ -59,7 +59,7 @@ from farm.qualification.qualify import (
     collect_outcome,
     compare_shapes,
 )
-from tests.templates import shared_template
+from tests.templates import shared_template, verify_random_run
 
 SHAPE = 2
 """A 3x3 convolution whose layers are small."""
@@ -334,7 +334,7 @@ def test_the_activation_of_a_channel_without_weights_is_left_to_the_gpu_by_both(
             words = CubinFile.read(cubin.data).words
             functions.append(int(operands(words).named("MUFU").sum()))
     assert len(set(functions)) == 1
-    assert verify_layer(template, weights, [Part(0, 2)], cubins=[direct.data]).ok
+    assert verify_random_run(template, weights, [Part(0, 2)], cubins=[direct.data]).ok
 
 
 def test_the_activation_of_a_float16_channel_without_weights_is_left_to_ptxas() -> None:

@@ -22,8 +22,8 @@ from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
-from codegen.verification.compare import random_input, verify_layer
-from tests.templates import shared_template
+from codegen.verification.compare import random_input
+from tests.templates import shared_template, verify_random_run
 from tests.toolchain.machine_case import (
     ARCH,
     MASKS,
@@ -169,10 +169,10 @@ def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
 def test_another_bound_is_found_by_the_emulator() -> None:
     weights = weights_of(PLAIN, 1.0)
     template, made, whole = template_of(PLAIN), directly(PLAIN, weights), [whole_layer(PLAIN)]
-    assert verify_layer(template, weights, whole, cubins=[made.data]).ok
+    assert verify_random_run(template, weights, whole, cubins=[made.data]).ok
     place = int(in_streams(made.words)[0])
     other = with_field(made, encoding.IMMEDIATE, place, int(np.float32(9).view(np.uint32)))
-    assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
+    assert not verify_random_run(template, weights, whole, cubins=[other.data]).ok
 
 
 def test_bounds_by_comparison_and_choice_are_refused_with_the_reason() -> None:

@@ -16,7 +16,7 @@ from codegen.sass.qualification import unsupported_reason
 from codegen.sass.verify.hazards import prove
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
-from codegen.verification.compare import verify_layer
+from tests.templates import verify_random_run
 from tests.toolchain.gate_cases import GATE_CASES
 from tests.toolchain.machine_case import (
     ARCH,
@@ -93,11 +93,11 @@ def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
 def test_another_gate_is_found_by_the_emulator() -> None:
     weights = weights_of(ONE_ROW, 1.0)
     template, made, whole = template_of(ONE_ROW), directly(ONE_ROW, weights), [whole_layer(ONE_ROW)]
-    assert verify_layer(template, weights, whole, cubins=[made.data]).ok
+    assert verify_random_run(template, weights, whole, cubins=[made.data]).ok
     words = made.words
     place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     other = with_field(made, encoding.SOURCE_B, place, encoding.SOURCE_B.get(words)[place] + 1)
-    assert not verify_layer(template, weights, whole, cubins=[other.data]).ok
+    assert not verify_random_run(template, weights, whole, cubins=[other.data]).ok
 
 
 def test_gates_of_float16_are_left_to_ptxas_with_the_reason() -> None:

@@ -22,12 +22,11 @@ from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.toolchain.temp_folders import ScratchFolder
 from codegen.toolchain.tools import find_toolchain, run_tool
-from codegen.verification.compare import verify_layer
 from farm.api import Farm
 from farm.bundle.reader import Bundle
 from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
-from tests.templates import LIMITS, shared_cubin, shared_template
+from tests.templates import LIMITS, shared_cubin, shared_template, verify_random_run
 
 SPEC = Linear(300, 37, epilogue=(Clip(low=0.0),))
 TILING = Tiling("table_linear", 128, 1, 1, 4, 128, 1)
@@ -142,7 +141,7 @@ def test_a_layer_of_a_job_is_one_cubin_that_computes_what_it_should_and_loads_fr
 
 def test_what_a_job_made_is_verified_on_rows_of_several_blocks() -> None:
     tiling = replace(TILING, images=2)
-    found = verify_layer(
+    found = verify_random_run(
         shared_template(SPEC, tiling), weights_of(), [Part(0, tiled(SPEC, tiling).streams.count)], batch=5
     )
     assert found.ok, found.message

@@ -16,9 +16,8 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
-from codegen.verification.compare import verify_layer
 from codegen.verification.reference import error_bound, layer_output
-from tests.templates import shared_template
+from tests.templates import shared_template, verify_random_run
 
 SPEC = Conv2d(40, 1, 64, 24, 1, 1, epilogue=(Clip(0.0, 32.0),))
 PLAIN = Tiling("direct_global", 32, 1, 1, 8, 16, stages=0)
@@ -46,7 +45,7 @@ def test_it_computes_what_the_layer_is(spec: Conv2d, tiling: Tiling) -> None:
     weights = random_weights(spec, 0.9, seed=3)
     groups = -(-spec.output_channels // tiling.group_outputs)
     parts = (Part(0, 1), Part(1, groups)) if groups > 1 else (Part(0, 1),)
-    found = verify_layer(template_of(spec, tiling), weights, parts, batch=3)
+    found = verify_random_run(template_of(spec, tiling), weights, parts, batch=3)
     assert found.ok, found.message
     assert found.outputs_checked == 3 * np.prod(spec.output_shape)
 

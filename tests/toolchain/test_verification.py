@@ -15,7 +15,8 @@ from codegen.kernels import launch_of, tiled
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
-from codegen.verification.compare import random_input, random_residual, sample_blocks, verify_layer, verify_output
+from codegen.verification.compare import LayerRun, random_input, random_residual, sample_blocks, verify_output
+from tests.templates import verify_random_run
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import half_of_the_weights, run, template_of
 
@@ -48,7 +49,7 @@ def test_a_wrong_weight_and_a_missing_output_are_noticed(name: str) -> None:
     wrong.kernel[np.nonzero(wrong.kernel)] *= np.float32(1.25)
 
     def found(output: NDArray[Any]) -> str:
-        return verify_output(case.spec, case.tiling, weights, x, output, residual=residual).message
+        return verify_output(LayerRun(case.spec, case.tiling, weights, x, output, residual)).message
 
     right = run([rewrite(template_of(case), weights)], case, x)
     assert not found(right)
@@ -64,6 +65,6 @@ def test_an_output_written_where_none_belongs_is_noticed() -> None:
     last = f"+{3 * plane}],v; }} // farm.store 3"
     assert template.ptx.count(last) == 1
     stray = template.ptx.replace(last, last.replace(f"+{3 * plane}", f"+{4 * plane}"))
-    assert verify_layer(template, weights, [Part(0, 1)]).ok
-    message = verify_layer(Template.from_ptx(stray), weights, [Part(0, 1)]).message
+    assert verify_random_run(template, weights, [Part(0, 1)]).ok
+    message = verify_random_run(Template.from_ptx(stray), weights, [Part(0, 1)]).message
     assert "outputs written outside the blocks that ran" in message

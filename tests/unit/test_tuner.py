@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.ir.tiling import Tiling
 from codegen.selection.choose import choose_tiling, ranked_tilings
-from codegen.verification.compare import verify_output
+from codegen.verification.compare import LayerRun, Verification, verify_output
 from farm.cuda.measure.workload import Case, Choice, model_cases
 from farm.tuning.search.building import ALIKE, Building, spread
 from farm.tuning.search.layer_kinds import Effort
@@ -119,9 +119,9 @@ def test_what_the_reference_refuses_is_not_kept_though_it_is_near_the_first_kern
 def test_the_reference_sees_a_tilings_output_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tiling] = []
 
-    def verify(spec: Any, tiling: Tiling, *data: Any, **more: Any) -> Any:
-        seen.append(tiling)
-        return verify_output(spec, tiling, *data, **more)
+    def verify(run: LayerRun) -> Verification:
+        seen.append(run.tiling)
+        return verify_output(run)
 
     monkeypatch.setattr("farm.tuning.search.check.verify_output", verify)
     for winner in (RANKED[0], RANKED[5]):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from codegen.errors import CodegenError, DeviceError
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator
-from codegen.verification.compare import verify_output
+from codegen.verification.compare import LayerRun, verify_output
 from farm.bench.layers.contenders import GENERATED, Peer, peers_for
 from farm.bench.layers.gimmik_kernels import GimmikKernels, gimmik_kernels
 from farm.bench.layers.index_kernels import IndexCubins, index_cubins
@@ -151,10 +151,16 @@ class Session:
 
             stage.poison()
             launch(0)
-            output = stage.output()
-            verified = verify_output(
-                case.spec, layer.tiling, case.weights, stage.x, output, residual=stage.residual, seed=self._rules.seed
+            run = LayerRun(
+                case.spec,
+                layer.tiling,
+                case.weights,
+                stage.x,
+                stage.output(),
+                stage.residual,
+                seed=self._rules.seed,
             )
+            verified = verify_output(run)
             if not verified.ok:
                 return replace(missing, reason=f"{WRONG}{verified.message}", relative_error=verified.relative_error)
             error = verified.relative_error

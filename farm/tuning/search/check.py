@@ -11,7 +11,7 @@ from codegen.ir.dtypes import to_float32
 from codegen.ir.tiling import Tiling
 from codegen.kernels import products_together
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER
-from codegen.verification.compare import verify_output
+from codegen.verification.compare import LayerRun, verify_output
 from farm.cuda.measure.workload import Case
 from farm.tuning.search.rig import Bench
 
@@ -54,9 +54,8 @@ class Judge:
         if tiling in self._passed:
             return ""
         case, bench = self._case, self._bench
-        found = verify_output(
-            case.spec, tiling, case.weights, bench.x, output, residual=bench.residual, seed=self._seed
-        )
+        run = LayerRun(case.spec, tiling, case.weights, bench.x, output, bench.residual, seed=self._seed)
+        found = verify_output(run)
         if not found.message:
             self._passed.add(tiling)
         return found.message
