@@ -22,7 +22,7 @@ from codegen.kernels.block_order import launched_block
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from codegen.verification.dot_products import gated_input
 from codegen.verification.reference import outcomes
 
@@ -148,7 +148,7 @@ def verify_layer(
             emulate.run(kernel.ptx, grid, launch.block, launch.shared_bytes, arguments, blocks=launched)
         else:
             cubin = CubinFile.read(cubins[number])
-            prove(cubin)
+            check_cubin(cubin)
             run_words(cubin, grid, launch.block, launch.shared_bytes, arguments, launched)
         blocks_run += blocks
     written = is_written(run.output)

@@ -56,7 +56,7 @@ class Measured:
     nonzeros: int
     words: int
     direct: float
-    """Of the assembler and its proof."""
+    """Seconds of the assembler and the hazard checker."""
     ptxas: float
     """Over all parts."""
     skeleton: float

@@ -14,7 +14,7 @@ from cli.options.parse import assembler_of
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from farm.api import Farm
 from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
@@ -53,7 +53,7 @@ def test_a_second_checkpoint_of_the_same_shapes_needs_neither_nvcc_nor_ptxas(
         assert {result.assembler for result in farm.inspect(job.id).results} == {"direct"}
     store = open_store(settings)
     for result in farm.inspect(second.id).results:
-        prove(CubinFile.read(store.get(str(result.cubin)) or b""))
+        check_cubin(CubinFile.read(store.get(str(result.cubin)) or b""))
 
 
 def test_what_all_checkpoints_of_a_sweep_share_is_read_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from codegen.sass.isa.opcodes import (
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
-from codegen.sass.verify.hazards import findings, prove
+from codegen.sass.verify.hazards import check, check_cubin
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import poisoned, random_input, random_residual
@@ -147,7 +147,7 @@ def test_blocks_with_little_or_nothing_to_do_compute_bit_for_bit_what_the_ptx_do
 def test_the_words_of_ptxas_compute_what_those_made_without_it_do(weights: Weights, cubin: CubinFile) -> None:
     kernel = rewrite(template_for(TWO, "compute_90"), weights)
     by_ptxas = CubinFile.read(assemble(kernel.ptx, ARCH, find_toolchain(), ("-O1",)).data)
-    prove(by_ptxas)
+    check_cubin(by_ptxas)
     np.testing.assert_array_equal(computed(TWO, weights, by_ptxas), computed(TWO, weights, cubin))
 
 
@@ -192,9 +192,9 @@ def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: Cubi
         field.put(words, 7 if field is encoding.PREDICATE else 0)
     encoding.STALL.put(words, 5)
     UNIFORM_B.put(words[1:2], name)
-    assert [each.reason for each in findings(words, 255)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
+    assert [each.reason for each in check(words, 255)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
     encoding.STALL.put(words[:1], 6)
-    assert findings(words, 255) == []
+    assert check(words, 255) == []
 
 
 def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_reading(cubin: CubinFile) -> None:
@@ -206,13 +206,13 @@ def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_
     words[11] = 0x000000000000794D, 0x000FEA0003800000
     encoding.STALL.put(words[:1], 8)
     encoding.STALL.put(words[1:2], 5)
-    assert findings(words, cubin.registers) == []
+    assert check(words, cubin.registers) == []
     encoding.STALL.put(words[:1], 7)
-    assert [each.reason for each in findings(words, cubin.registers)] == ["reads R9 7 cycles after word 0, not 8"]
+    assert [each.reason for each in check(words, cubin.registers)] == ["reads R9 7 cycles after word 0, not 8"]
     encoding.DESTINATION.put(words[1:2], 8)
     encoding.SOURCE_C.put(words[1:2], 10)
     encoding.STALL.put(words[:1], 8)
-    assert [each.reason for each in findings(words, cubin.registers)] == ["overwrites R9 8 cycles after word 0, not 9"]
+    assert [each.reason for each in check(words, cubin.registers)] == ["overwrites R9 8 cycles after word 0, not 9"]
 
 
 def test_a_sum_in_another_register_is_refused() -> None:
@@ -229,8 +229,8 @@ def test_a_sum_in_another_register_is_refused() -> None:
     ("opcode", "which", "reason"),
     [
         (MEMBAR, 0, "written since the last barrier of the cluster"),
-        (UCGABAR_ARRIVE, 0, "waits for the cluster's barrier, and has not arrived at it"),
-        (UCGABAR_WAIT, 0, "shared memory of another block was written|has not waited since"),
+        (UCGABAR_ARRIVE, 0, "waits at the cluster barrier without having arrived"),
+        (UCGABAR_WAIT, 0, "shared memory of another block was written|arrives twice"),
     ],
 )
 def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
@@ -246,7 +246,7 @@ def test_blocks_that_do_not_wait_for_who_reads_their_sums_are_not_proved(cubin: 
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL):
         words[places(words, opcode)[1::2]] = nothing(words)
-    assert any("no barrier behind it" in each.reason for each in findings(words, cubin.registers))
+    assert any("no barrier behind it" in each.reason for each in check(words, cubin.registers))
 
 
 def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cubin: CubinFile) -> None:
@@ -266,11 +266,11 @@ def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cub
 @pytest.mark.parametrize(
     ("opcode", "which", "reason"),
     [
-        (MEMBAR, 0, "no barrier and fence before it|a fence that no cluster's barrier follows"),
-        (0x5AB, 0, "a fence that no cluster's barrier follows"),
+        (MEMBAR, 0, "no barrier and fence before it|a fence without a cluster barrier"),
+        (0x5AB, 0, "a fence without a cluster barrier"),
         (UCGABAR_ARRIVE, 0, "do not arrive and wait in turn"),
         (UCGABAR_WAIT, 0, "do not arrive and wait in turn"),
-        (CCTL, 0, "what was loaded before may be taken for new"),
+        (CCTL, 0, "later loads may return older data"),
         (UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
     words = cubin.words
     words[places(words, opcode)[which]] = nothing(words)
     with pytest.raises(MachineCodeError, match=reason):
-        prove(changed(cubin, words))
+        check_cubin(changed(cubin, words))
 
 
 def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinFile) -> None:
@@ -288,21 +288,21 @@ def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinF
     place = int(places(words, MEMBAR)[0])
     encoding.STALL.put(words[place : place + 1], 2)
     with pytest.raises(MachineCodeError, match="no barrier and fence before it"):
-        prove(changed(cubin, words))
+        check_cubin(changed(cubin, words))
 
 
 def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
     load, arrive = int(places(words, LD)[0]), int(places(words, UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
-    assert any("loads from another block" in each.reason for each in findings(words, cubin.registers))
+    assert any("loads from another block" in each.reason for each in check(words, cubin.registers))
 
 
 def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: CubinFile) -> None:
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL, MEMBAR, ERRBAR, CGAERRBAR):
         words[places(words, opcode)] = nothing(words)
-    found = [each for each in findings(words, cubin.registers) if "with no barrier and fence" in each.reason]
+    found = [each for each in check(words, cubin.registers) if "with no barrier and fence" in each.reason]
     assert len(found) == len(places(words, LD))
 
 
@@ -310,7 +310,7 @@ def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: Cub
     words = cubin.words
     load = int(places(words, LD)[-1])
     words[load] = words[int(places(words, STS_PLAIN)[-1])]
-    assert any("where other blocks load from it" in each.reason for each in findings(words, cubin.registers))
+    assert any("where other blocks load from it" in each.reason for each in check(words, cubin.registers))
 
 
 def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinFile) -> None:
@@ -318,4 +318,4 @@ def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinF
     place = int(places(words, UCGABAR_WAIT)[0])
     encoding.PREDICATE.put(words[place : place + 1], 0)
     with pytest.raises(MachineCodeError, match="a predicate guards"):
-        prove(changed(cubin, words))
+        check_cubin(changed(cubin, words))

@@ -29,7 +29,7 @@ from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import find_toolchain
 from tests.templates import shared_template
@@ -156,7 +156,7 @@ def test_a_stream_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
     """Between two chunks without weights there is nothing but the body, whose words stall no longer than they need."""
     template = template_for(name, "compute_80")
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH)
-    prove(
+    check_cubin(
         CubinFile.read(
             made.assemble(drawn_weights(name, 0.03, 1), Part(0, stream_count(template.spec, template.tiling))).data
         )
@@ -196,7 +196,7 @@ def test_sixteen_times_as_many_k_groups_are_proved_in_hardly_more_steps() -> Non
     weights = Weights(kernel, rng.standard_normal(spec.output_channels).astype(np.float32))
     assembler = DirectAssembler.of(template, make_skeleton(template, ARCH, find_toolchain()).data, ARCH)
     few, many = (CubinFile.read(assembler.assemble(weights, Part(0, count)).data) for count in (2, 32))
-    assert calls_of(lambda: prove(many)) < 2 * calls_of(lambda: prove(few))
+    assert calls_of(lambda: check_cubin(many)) < 2 * calls_of(lambda: check_cubin(few))
 
 
 def calls_of(work: Callable[[], None]) -> int:
@@ -300,4 +300,4 @@ def test_a_result_before_the_only_chunk_may_be_needed_behind_it_though_no_multip
     made = DirectAssembler.of(template, make_skeleton(template, "sm_90", find_toolchain()).data, ARCH)
     kernel = np.zeros(spec.weights_shape, dtype=np.float32)
     kernel[0] = 1.0
-    prove(CubinFile.read(made.assemble(Weights(kernel, np.ones(8, dtype=np.float32)), Part(0, 8)).data))
+    check_cubin(CubinFile.read(made.assemble(Weights(kernel, np.ones(8, dtype=np.float32)), Part(0, 8)).data))

@@ -19,7 +19,7 @@ from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import random_input
@@ -108,7 +108,7 @@ def test_odd_bounds_and_inputs_give_bit_for_bit_what_the_ptx_does(name: str) -> 
 def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) -> None:
     weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
     by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
-    prove(by_ptxas)
+    check_cubin(by_ptxas)
     assert_same(computed(case, weights, by_ptxas, x), computed(case, weights, directly(case, weights), x))
 
 
@@ -154,7 +154,7 @@ def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_p
     words = made.words
     place = int(next(each for each in in_streams(words) if encoding.WAIT.get(words)[each]))
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(with_field(made, encoding.WAIT, place, 0))
+        check_cubin(with_field(made, encoding.WAIT, place, 0))
 
 
 def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
@@ -163,7 +163,7 @@ def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
     place = int(in_streams(words)[0])
     assert int(encoding.STALL.get(words)[place]) == 5
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 4 cycles after"):
-        prove(with_field(made, encoding.STALL, place, 4))
+        check_cubin(with_field(made, encoding.STALL, place, 4))
 
 
 def test_another_bound_is_found_by_the_emulator() -> None:

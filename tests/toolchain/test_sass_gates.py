@@ -13,7 +13,7 @@ from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.opcodes import FMUL, LDS
 from codegen.sass.qualification import unsupported_reason
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from tests.templates import verify_random_run
@@ -56,7 +56,7 @@ def test_masks_at_their_edges_give_bit_for_bit_what_the_ptx_does(case: Case, mas
 def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) -> None:
     weights = weights_of(case, 0.5)
     by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
-    prove(by_ptxas)
+    check_cubin(by_ptxas)
     np.testing.assert_array_equal(computed(case, weights, by_ptxas), computed(case, weights, directly(case, weights)))
 
 
@@ -78,7 +78,7 @@ def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
     words = made.words
     place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     with pytest.raises(MachineCodeError, match=r"reads R\d+ before word \d+ is waited for"):
-        prove(with_field(made, encoding.WAIT, place, 0))
+        check_cubin(with_field(made, encoding.WAIT, place, 0))
 
 
 def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
@@ -87,7 +87,7 @@ def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
     place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
     assert int(encoding.STALL.get(words)[place]) > 1
     with pytest.raises(MachineCodeError, match=r"reads R\d+ 1 cycles after"):
-        prove(with_field(made, encoding.STALL, place, 1))
+        check_cubin(with_field(made, encoding.STALL, place, 1))
 
 
 def test_another_gate_is_found_by_the_emulator() -> None:

@@ -34,16 +34,14 @@ class Clusters:
     def arrive(self, lanes: Selection, *, releases: bool) -> None:
         """The lanes are at the barrier, and go on; if it does not release, nobody sees by it what they wrote."""
         if (twice := np.flatnonzero(self._arrived[lanes] > self._waited[lanes])).size:
-            raise FaultError(
-                lane_at(lanes, int(twice[0])), "arrives at the cluster's barrier, and has not waited since"
-            )
+            raise FaultError(lane_at(lanes, int(twice[0])), "arrives twice at the cluster barrier without waiting")
         self._arrived[lanes] += 1
         self._releases[lanes] = releases
 
     def check_wait(self, lanes: NDArray[np.intp]) -> None:
         """Raises FaultError for a lane that waits for a barrier at which it has not arrived."""
         if (early := np.flatnonzero(self._arrived[lanes] == self._waited[lanes])).size:
-            raise FaultError(int(lanes[early[0]]), "waits for the cluster's barrier, and has not arrived at it")
+            raise FaultError(int(lanes[early[0]]), "waits at the cluster barrier without having arrived")
 
     def passing(self, waiting: NDArray[np.bool_], ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which of the lanes that wait for the barrier may go on: all of their clusters have arrived, or ended."""

@@ -2,7 +2,7 @@
 
 It knows the instructions that ptxas makes of the farm's kernels for sm_90 and refuses all others by name, also a bit
 of a word that it does not know. Memory is that of the PTX emulator, and so is what no program may do with it. It takes
-every result as there at once: whether the words wait for what they use is `proof.py`'s to say.
+every result as there at once: whether the words wait for what they use is checked by `sass/verify`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from codegen.sass.cubin import CubinFile
 from codegen.sass.qualification import unsupported_reason
 from codegen.sass.skeleton.marker_ptx import DEMANDS, LAST_DEMAND, RESERVED_DEMANDS, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
-from codegen.sass.verify.hazards import prove
+from codegen.sass.verify.hazards import check_cubin
 from codegen.toolchain.ptxas import Cubin, assemble
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, ToolLimits
 
@@ -122,7 +122,7 @@ class DirectAssembler:
         # Adding -0.0 changes nothing, not even the sign of a zero: the rewritten PTX has no addition there.
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
         data = splice(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))
-        prove(CubinFile.read(data))
+        check_cubin(CubinFile.read(data))
         return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)
 
 

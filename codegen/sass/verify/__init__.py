@@ -1,1 +1,1 @@
-"""The hazard checker: what it accepts cannot read a register too early."""
+"""The hazard checker for machine code: registers, scoreboards, branches and cluster barriers."""

@@ -1,4 +1,7 @@
-"""What is under way where a branch is taken, followed to where the branch goes; all branches of a kernel at once."""
+"""Hazards across branches: results that are pending where a branch is taken, and used where it goes.
+
+All branches of a kernel are followed at once.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,33 @@ from codegen.sass.isa.operands import Accesses
 from codegen.sass.verify.program import Finding, Places, Program, resource_name
 
 _RESULT, _CYCLES, _OPERAND = range(3)
-"""Why a register is not ready: its value comes after a time that nobody knows, or that is known, or its old value is
-still being read.
-"""
+"""Why a register is not ready: its result has an unknown latency, or a fixed one, or its old value is still read."""
 _WORD_BITS, _RESOURCE_BITS = 32, 16
-"""Of a number that stands for both."""
+"""Widths in a key that packs a word and a resource."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Pending:
-    """Registers that are not ready when a branch is taken, [pending] each."""
+    """Registers that are not ready when a branch is taken; arrays are [pending]."""
 
     kind: NDArray[np.int64]
     word: Places
-    """Who made it so."""
+    """The word that writes or reads the register."""
     resource: NDArray[np.int64]
     scoreboards: NDArray[np.int64]
-    """Bits: to wait for any of them is enough."""
+    """A bit for each scoreboard; a wait for any of them is enough."""
 
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """Where something is pending, [states] each."""
+    """Places that pending registers have been followed to; arrays are [states]."""
 
     pending: NDArray[np.int64]
     """An index into a `_Pending`."""
     elapsed: NDArray[np.int64]
     """Cycles since its word issued; 0 where they do not matter."""
     start: Places
-    """Where the code goes on."""
+    """The word at which the code continues."""
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -52,12 +53,12 @@ class _States:
         return _States(self.pending[chosen], self.elapsed[chosen], self.start[chosen])
 
     def keys(self, length: int) -> NDArray[np.int64]:
-        """Of code of this length: a number for each state, another one for another."""
+        """A number that is unique to each state, in code of `length` words."""
         return (self.pending * LONGEST + self.elapsed) * length + self.start
 
 
-def pending_on_branches(code: Program) -> Iterator[Finding]:
-    """What the code at a branch's target uses although it is not ready when the branch is taken."""
+def check_branches(code: Program) -> Iterator[Finding]:
+    """Uses, after a branch, of a register that is not ready when the branch is taken."""
     if not len(code.branches):
         return
     branches, targets = code.branches.T
@@ -87,7 +88,7 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
         after, branch = after.at(soon), branch[soon]
         keys, first = np.unique(after.keys(len(code)), return_index=True)
         new = np.ones(len(first), dtype=np.bool_)
-        # Only by branches backwards may the code come again to where it was.
+        # Only a backward branch can lead to a state that was seen before.
         again = np.flatnonzero(backwards[branch[first]])
         if len(again):
             new[again] &= ~np.isin(keys[again], seen, assume_unique=True)
@@ -96,7 +97,7 @@ def pending_on_branches(code: Program) -> Iterator[Finding]:
 
 
 def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All pairs of a range, first <= place < end, and a place in it, as indices."""
+    """All pairs of a range, first <= place < end, and a place within it, as indices of both."""
     low = np.searchsorted(sorted_places, first)
     count = np.maximum(np.searchsorted(sorted_places, end) - low, 0)
     owner = np.repeat(np.arange(len(first)), count)
@@ -104,7 +105,7 @@ def _pairs(sorted_places: Places, first: Places, end: Places) -> tuple[NDArray[n
 
 
 def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) -> Places:
-    """For each set of scoreboards the first word, from `start` on, that waits for one of them."""
+    """For each set of scoreboards, the first word from `start` on that waits for one of them."""
     found = np.full(len(start), len(code))
     for board, places in enumerate(code.waits):
         chosen = np.flatnonzero(scoreboards >> board & 1)
@@ -115,7 +116,7 @@ def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) ->
 
 
 def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pending, _States]:
-    """What the words before each branch leave under way, and where it is when the branch has been taken."""
+    """What is pending at each branch, and the states once the branch has been taken."""
     writes, reads = code.used.writes, code.used.reads
     variable = code.asynchronous[writes.word]
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
@@ -132,13 +133,13 @@ def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pen
 
 
 _Found = tuple[NDArray[np.int64], ...]
-"""The arrays of a `_Pending`, cycles elapsed, and the branch, as an index."""
+"""The arrays of a `_Pending`, then cycles elapsed, then the index of the branch."""
 
 
 def _before_branches(
     code: Program, branches: Places, accesses: Accesses, end: Places
 ) -> tuple[Places, NDArray[np.int64], NDArray[np.int64]]:
-    """Accesses before a branch of their own segment that is before `end`: the words, resources, and branches."""
+    """Accesses before a branch of their own segment, if the branch is before `end`: words, resources and branches."""
     segment_ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
     last = segment_ends[code.segment[accesses.word]]
     access, branch = _pairs(branches, accesses.word + 1, np.minimum(last + 1, end))
@@ -146,7 +147,7 @@ def _before_branches(
 
 
 def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
-    """Results of an unknown latency."""
+    """Results of unknown latency that may not have arrived."""
     word, resource, branch = _before_branches(code, branches, writes, code.done[writes.word])
     last = _is_last(code, word, resource, branches[branch])
     word, resource, branch = word[last], resource[last], branch[last]
@@ -157,7 +158,7 @@ def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
 
 
 def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
-    """Results of a known latency that may be longer than what has passed."""
+    """Results of fixed latency that may not have arrived."""
     after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
     in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + LONGEST)]
     word, resource, branch = _before_branches(code, branches, writes, in_time)
@@ -168,7 +169,7 @@ def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
 
 
 def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
-    """Operands that are still being read; any later word of the same unit tells that they have been."""
+    """Operands that may still be read. A unit reads in order, so a later word's scoreboard covers earlier reads."""
     word, resource, branch = _before_branches(code, branches, reads, code.released[reads.word])
     scoreboards = np.zeros(len(word), dtype=np.int64)
     for unit in np.unique(code.units[word]).tolist():
@@ -182,13 +183,13 @@ def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
 
 
 def _is_last(code: Program, word: Places, resource: NDArray[np.int64], place: Places) -> NDArray[np.bool_]:
-    """Whether what a word writes may still be there at a place: all who write it after are guarded by predicates."""
+    """Whether a word's result may still be there at a place: every word that overwrites it first is guarded."""
     following: Places = code.certain_writes.following(resource, word + 1)
     return following >= place
 
 
 def _wrong(code: Program, pending: _Pending, states: _States, use: Places) -> NDArray[np.bool_]:
-    """Whether a word may not use a register yet."""
+    """[states]: whether the word `use` comes too early."""
     kind = pending.kind[states.pending]
     wrong = np.where(kind == _OPERAND, ~code.asynchronous[use], kind == _RESULT)
     cycles = np.flatnonzero(kind == _CYCLES)
@@ -200,7 +201,7 @@ def _wrong(code: Program, pending: _Pending, states: _States, use: Places) -> ND
 def _cycles_of(
     code: Program, pending: _Pending, states: _States, use: Places
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many cycles after the word that writes a register it is used, and how many it takes."""
+    """Cycles from the word that writes a register to its use, and the cycles that its result needs."""
     elapsed = states.elapsed + code.cycles[use] - code.cycles[states.start]
     writer, resource = pending.word[states.pending], pending.resource[states.pending]
     reads = code.used.reads.following(resource, use) == use

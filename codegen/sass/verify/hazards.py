@@ -1,12 +1,14 @@
-"""A static verifier of machine code for sm_90: what it accepts cannot read a register before its value is there.
+"""The hazard checker for sm_90: accepted machine code cannot read a register before its value is there.
 
-It checks that every result of an unknown latency (loads, special registers) is waited for before anything uses its
-register, that operands of a load or store are not overwritten before they were read, that results of a fixed latency
-are at least as far from their use as ptxas puts them (`latencies.py`), that each wait is for a scoreboard which
-something sets, that registers stay below the cubin's count, and that branches go to a word of the code. It follows
-the code in order, and every branch to where it goes.
+It checks, along the code and along every branch:
 
-It does not know what the code computes: that is the emulator's to check. Whatever it does not know, it refuses.
+- A result of unknown latency (loads, special registers) is waited for before its register is used.
+- Operands of a load or store are not overwritten before they have been read.
+- A result of fixed latency is at least as far from its use as ptxas puts it (`isa/latencies.py`).
+- Each wait is for a scoreboard that something sets.
+- Registers stay below the cubin's count, and branches go to words of the code.
+
+What the code computes is checked by the emulator. An unknown instruction is refused.
 """
 
 from __future__ import annotations
@@ -21,37 +23,39 @@ from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import latencies
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, REUSE, SOURCE_A, WORD_BYTES, ZERO_REGISTER, Words
 from codegen.sass.isa.opcodes import PREDICATES
-from codegen.sass.verify.branch_hazards import pending_on_branches
-from codegen.sass.verify.cluster_barriers import barrier_findings
+from codegen.sass.verify.branch_hazards import check_branches
+from codegen.sass.verify.cluster_barriers import check_cluster_barriers
 from codegen.sass.verify.program import ARCHITECTURE, Finding, Places, Program, resource_name
 
 _SHOWN = 3
+"""Findings in the message of an error."""
 
 
-def prove(cubin: CubinFile) -> None:
-    """Raises MachineCodeError, with the first findings, unless all that is checked here holds for the cubin."""
+def check_cubin(cubin: CubinFile) -> None:
+    """Raises MachineCodeError with the first findings, if there are any."""
     if cubin.capability != ARCHITECTURE:
-        raise MachineCodeError(f"machine code for sm_{cubin.capability}: the rules known here are sm_{ARCHITECTURE}'s")
-    found = findings(cubin.words, cubin.registers, cubin.jump_tables // WORD_BYTES)
+        raise MachineCodeError(f"sm_{cubin.capability}: hazards are checked for sm_{ARCHITECTURE} only")
+    found = check(cubin.words, cubin.registers, cubin.jump_tables // WORD_BYTES)
     if found:
         shown = "; ".join(f"word {each.word}: {each.reason}" for each in found[:_SHOWN])
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise MachineCodeError(f"the code of {cubin.kernel} is refused: {shown}{more}")
 
 
-def findings(words: Words, registers: int, jump_targets: Places | None = None) -> list[Finding]:
-    """All that is wrong with a kernel's words [instructions, 2], in their order; `jump_targets` are those of BRX.
+def check(words: Words, registers: int, jump_targets: Places | None = None) -> list[Finding]:
+    """Every hazard in a kernel's words [instructions, 2], sorted by word.
 
-    Raises MachineCodeError for an opcode that is not known.
+    `registers` is the cubin's count for a thread, `jump_targets` are the words that BRX may go to. Raises
+    MachineCodeError for an unknown opcode.
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets)
-    found = [*_bounds(code, registers), *_waits(code), *_in_order(code), *_overwritten_operands(code)]
-    found += [*pending_on_branches(code), *_kept_operands(code), *barrier_findings(code)]
+    found = [*_bounds(code, registers), *_waits(code), *_register_hazards(code), *_overwritten_operands(code)]
+    found += [*check_branches(code), *_stale_reuse(code), *check_cluster_barriers(code)]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
 
 
 def _bounds(code: Program, registers: int) -> Iterator[Finding]:
-    """Registers, branch targets, and that the code does not run off its end."""
+    """Registers beyond the count, branches out of the code, and code that runs off its end."""
     for accesses in (code.used.reads, code.used.writes):
         limit = registers - latencies.SPARE_REGISTERS
         for i in np.flatnonzero((accesses.resource < PREDICATES) & (accesses.resource >= limit)):
@@ -60,18 +64,18 @@ def _bounds(code: Program, registers: int) -> Iterator[Finding]:
     for b in np.flatnonzero(code.used.named("BRA")):
         distance = int(code.distances[b])
         if distance % WORD_BYTES or not 0 <= b + 1 + distance // WORD_BYTES < len(code):
-            yield Finding(int(b), f"a branch over {distance} bytes, to no word of the code")
+            yield Finding(int(b), f"branches over {distance} bytes, to no word of the code")
     for target in code.jump_targets.tolist():
         if not 0 <= target < len(code):
-            yield Finding(0, f"a jump table with word {target} of {len(code)}")
+            yield Finding(0, f"a jump table names word {target} of {len(code)}")
     ends = np.flatnonzero(code.ends)
     padding = code.used.named("NOP")
     if not len(ends) or not padding[ends[-1] + 1 :].all():
-        yield Finding(len(code) - 1, "the code runs on behind its end")
+        yield Finding(len(code) - 1, "the code runs off its end")
 
 
 def _waits(code: Program) -> Iterator[Finding]:
-    """Every wait is for a scoreboard that something set, long enough ago that the wait sees it."""
+    """Waits for a scoreboard that nothing sets, or that was set so recently that the wait misses it."""
     for boards in (code.write_scoreboard, code.read_scoreboard):
         setters = np.flatnonzero(boards != NO_SCOREBOARD)
         waiting = code.first_wait(setters, boards[setters])
@@ -81,7 +85,7 @@ def _waits(code: Program) -> Iterator[Finding]:
         for setter, place in zip(setters[near].tolist(), waiting[near].tolist(), strict=True):
             yield Finding(place, f"waits for scoreboard {boards[setter]} too soon after word {setter} sets it")
     for place in np.flatnonzero(code.used.named("LDGDEPBAR") & (code.write_scoreboard == NO_SCOREBOARD)).tolist():
-        yield Finding(place, "ends a group of copies without a scoreboard to wait for it by")
+        yield Finding(place, "ends a group of copies without setting a scoreboard")
     for scoreboard, places in enumerate(code.waits):
         if not len(places):
             continue
@@ -92,7 +96,7 @@ def _waits(code: Program) -> Iterator[Finding]:
 
 
 def _reached_from(code: Program, sources: Places) -> Places:
-    """Per segment the first word that may run after one of these did: all behind it may."""
+    """[segments]: the first word that may run after one of `sources`; all words after it may too."""
     first = np.full(int(code.segment[-1]) + 1, len(code))
     places = sources[~code.ends[sources] & (sources + 1 < len(code))] + 1
     branches, targets = code.branches.T
@@ -103,8 +107,8 @@ def _reached_from(code: Program, sources: Places) -> Places:
     return first
 
 
-def _in_order(code: Program) -> Iterator[Finding]:
-    """Every register that a word reads or writes has the value that the last word before it gave it."""
+def _register_hazards(code: Program) -> Iterator[Finding]:
+    """Reads and writes of a register before the word that wrote it last has delivered its result."""
     for accesses, writing in ((code.used.reads, False), (code.used.writes, True)):
         places, resources = accesses.word, accesses.resource
         before = places
@@ -113,8 +117,8 @@ def _in_order(code: Program) -> Iterator[Finding]:
             there = writer >= 0
             there[there] = code.segment[writer[there]] == code.segment[places[there]]
             places, resources, writer = places[there], resources[there], writer[there]
-            yield from _against(code, writer, places, resources, writing=writing)
-            # One that a predicate guards may not have run: what came before it counts too, unless that is long ago.
+            yield from _too_early(code, writer, places, resources, writing=writing)
+            # A guarded writer may not have run, so an earlier one counts too, unless its result is certainly there.
             again = np.flatnonzero(code.guard[writer] != ALWAYS)
             places, resources, before = places[again], resources[again], writer[again]
             recent = code.cycles[places] - code.cycles[before] < latencies.LONGEST
@@ -122,13 +126,13 @@ def _in_order(code: Program) -> Iterator[Finding]:
             places, resources, before = places[again], resources[again], before[again]
 
 
-def _against(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
-    """Accesses at `places` to what the words `writer` write, with nothing but guarded words in between."""
+def _too_early(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
+    """Accesses at `places` to results of the words `writer`, if only guarded words write them in between."""
     passed = code.cycles[places] - code.cycles[writer]
     doubtful = np.flatnonzero((passed < latencies.LONGEST) | (code.done[writer] > places))
     writer, places, resources, passed = writer[doubtful], places[doubtful], resources[doubtful], passed[doubtful]
-    variable = code.asynchronous[writer]
-    late, near = variable & (code.done[writer] > places), ~variable & (passed < latencies.LONGEST)
+    unknown = code.asynchronous[writer]
+    late, near = unknown & (code.done[writer] > places), ~unknown & (passed < latencies.LONGEST)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))
     needed = code.needed(writer, places, resources, writing=writing)
@@ -145,7 +149,7 @@ def _against(code: Program, writer: Places, places: Places, resources: Places, *
 
 
 def _overwritten_operands(code: Program) -> Iterator[Finding]:
-    """No register is written before the loads and stores that read it have read it; predicates are read at issue."""
+    """Writes of a register that a load or store before them may still read. Predicates are read at issue."""
     reads = code.used.reads
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
     readers, resources = reads.word[late], reads.resource[late]
@@ -159,10 +163,10 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
         yield Finding(int(writer[i]), f"overwrites {name} before word {readers[i]} has read it")
 
 
-def _kept_operands(code: Program) -> Iterator[Finding]:
-    """What a multiply-add of halves keeps of its input, the register still holds when its unit reads it next.
+def _stale_reuse(code: Program) -> Iterator[Finding]:
+    """Packed float16 multiply-adds that keep an input whose register changes before their unit reads it again.
 
-    It is kept until the unit reads one of the same bank: registers of odd numbers are a bank, the others another.
+    An input is kept until the unit reads a register of the same bank. Odd registers are one bank, even ones the other.
     """
     kept = REUSE.get(code.words) & 1 == 1
     register = SOURCE_A.get(code.words)

@@ -1,6 +1,7 @@
-"""The words of a kernel and what a verifier asks of them: who wrote a register last, who waits, what runs next.
+"""A kernel's words, decoded for the hazard checker: results, waits, branches and required distances.
 
-Places are numbers of words; the number of all words stands for nowhere.
+A place is the number of a word; the count of all words means "nowhere". A segment is a run of words that only
+falls through from one to the next.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES,
 from codegen.sass.isa.operands import Accesses, operands
 
 ARCHITECTURE: Final = 90
-"""The one whose rules these are."""
+"""The architecture that these rules are for."""
 Places = NDArray[np.int64]
 
 _INPUT_PREDICATE = Field(87, 4)
@@ -47,14 +48,15 @@ _DEPBAR_SCOREBOARD, _DEPBAR_LEFT = Field(44, 3), Field(38, 6)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or not known to be right; `word` is the number of the instruction."""
+    """A hazard, or code that is not known to be free of one."""
 
     word: int
+    """The number of the instruction."""
     reason: str
 
 
 class Program:
-    """A kernel's words [instructions, 2]; `jump_targets` are the words that BRX goes to."""
+    """A kernel's words [instructions, 2]; `jump_targets` are the words that BRX may go to."""
 
     def __init__(self, words: Words, jump_targets: Places) -> None:
         used = operands(words)
@@ -70,10 +72,10 @@ class Program:
         self.least_cycles = used.per_word(lambda opcode: opcode.least_cycles)
         self.quick_uniform = used.per_word(lambda opcode: opcode.quick_uniform) != 0
         self.queues = used.per_word(lambda opcode: opcode.queue)
-        """Results of a queue come in order; 0 is none."""
+        """Results of one queue arrive in order; 0: no queue."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
         self.ends = used.named("BRX") | used.named("EXIT", "BRA") & unguarded
-        """Nothing runs on from here to the next word."""
+        """Words after which the next word never runs."""
         self.segment = np.cumsum(self.ends) - self.ends
 
     def __len__(self) -> int:
@@ -81,14 +83,14 @@ class Program:
 
     @cached_property
     def waits(self) -> list[Places]:
-        """Per scoreboard the words that wait until all who set it are done, in order."""
+        """For each scoreboard, the words that wait until all its setters are done, in order."""
         masks = WAIT.get(self.words)
         depbar = self.used.named("DEPBAR") & (_DEPBAR_LEFT.get(self.words) == 0)
         also = _DEPBAR_SCOREBOARD.get(self.words)
         return [np.flatnonzero((masks >> s & 1 == 1) | depbar & (also == s)) for s in range(SCOREBOARDS)]
 
     def first_wait(self, after: Places, scoreboards: Places) -> Places:
-        """For each place the first later one of its segment that waits for its scoreboard."""
+        """For each place, the first later word of its segment that waits for its scoreboard."""
         found = np.full(len(after), len(self))
         for scoreboard, places in enumerate(self.waits):
             chosen = np.flatnonzero(scoreboards == scoreboard)
@@ -101,7 +103,7 @@ class Program:
 
     @cached_property
     def covering(self) -> Places:
-        """Per word the one whose scoreboard tells when its result is there: itself, or the next of its queue."""
+        """For each word, the one whose scoreboard tells that its result arrived: itself, or a later one of its queue."""
         result = np.arange(len(self))
         for queue in range(1, int(self.queues.max(initial=0)) + 1):
             places = np.flatnonzero(self.queues == queue)
@@ -116,9 +118,9 @@ class Program:
 
     @cached_property
     def done(self) -> Places:
-        """Per word of unknown latency the first one at which its result is known to be there; of the others itself.
+        """For each word, the first place at which its result has certainly arrived; itself if its latency is fixed.
 
-        Where that of a later one of its queue is known to be there, if no predicate guards it, so is its own.
+        Results of one queue arrive in order, so the arrival of a later one, if unguarded, tells of this one too.
         """
         result = np.arange(len(self))
         places = np.flatnonzero(self.asynchronous)
@@ -132,8 +134,8 @@ class Program:
 
     @cached_property
     def _under_way(self) -> tuple[Accesses, Places]:
-        """Writes of an unknown latency; and of each the first word at which it, and all before it in its segment that
-        write the same, are known to be there.
+        """Writes of unknown latency, and for each the first place at which it and all earlier writes of its resource
+        in its segment have certainly arrived.
         """
         writes = self.used.writes.where(self.asynchronous[self.used.writes.word])
         others = (np.diff(each, prepend=-1) != 0 for each in (writes.resource, self.segment[writes.word]))
@@ -141,7 +143,7 @@ class Program:
         return writes, np.maximum.accumulate(first_of_next + self.done[writes.word]) - first_of_next
 
     def unfinished(self, resources: Places, before: Places, places: Places) -> NDArray[np.bool_]:
-        """Whether, at each place, a result may be missing that a word of its segment before `before` writes."""
+        """[places]: whether a result that its segment writes to the resource before `before` may not have arrived."""
         writes, until = self._under_way
         found = writes.index_before(resources, before)
         there = found >= 0
@@ -151,9 +153,9 @@ class Program:
 
     @cached_property
     def released(self) -> Places:
-        """Per word that reads its operands late the first one at which it is known to have read them.
+        """For each asynchronous word, the first place at which it has certainly read its operands.
 
-        Operands are read in the order of the words, so that one who is known to have read them speaks for those before.
+        A unit reads operands in the order of the words, so a later word that has read them tells of earlier ones too.
         """
         result = np.full(len(self), len(self))
         places = np.flatnonzero(self.asynchronous)
@@ -165,7 +167,7 @@ class Program:
         return result
 
     def _least_from(self, values: Places, places: Places) -> Places:
-        """For each place the least value there and at the later ones of its segment."""
+        """For each place, the least value at it and at later places of its segment."""
         segments = np.split(values[places], np.flatnonzero(np.diff(self.segment[places])) + 1)
         return np.concatenate([np.minimum.accumulate(each[::-1])[::-1] for each in segments])
 
@@ -175,7 +177,7 @@ class Program:
 
     @cached_property
     def branches(self) -> NDArray[np.int64]:
-        """[branches, 2]: every branch and a place that it may go to, if that is a word of the code; in order."""
+        """[branches, 2]: each branch and a word that it may go to, sorted; targets outside the code are left out."""
         direct = np.flatnonzero(self.used.named("BRA"))
         targets = direct + 1 + self.distances[direct] // WORD_BYTES
         inside = (targets >= 0) & (targets < len(self))
@@ -184,7 +186,7 @@ class Program:
         return np.unique(np.concatenate([np.stack([direct[inside], targets[inside]]), several], axis=1), axis=1).T
 
     def opposite(self, first: Places, second: Places) -> NDArray[np.bool_]:
-        """Whether two words never run both: their guards are one predicate and its opposite, as nobody wrote it."""
+        """Whether two words never both run: one predicate guards both, negated once, and does not change between."""
         guarded = (self.guard[first] != ALWAYS) & (self.guard[first] == self.guard[second])
         guarded &= self.guard_negated[first] != self.guard_negated[second]
         resources = PREDICATES + self.guard[first]
@@ -193,17 +195,17 @@ class Program:
         return both
 
     def needed(self, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
-        """The cycles that a result of the words `writer` takes until `places` may use it."""
+        """Least cycles from words `writer` to the words `places` that read, or with `writing` overwrite, a result."""
         by, to = self.units[places], self.units[writer]
         if writing:
-            # Who reads it too has it before writing it: how long that takes is what its reading is held to.
+            # A word that also reads the register is checked as a reader.
             read = self.used.reads.hold(resources, places)
             return np.where(read, 1, latencies.OVERWRITE_CYCLES[to, by])
         guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
         of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
         by, to = (
-            np.where(self._late(places, resources), _UPPER, by),
-            np.where(self._last(writer, resources), _UPPER, to),
+            np.where(self.is_upper_addend(places, resources), _UPPER, by),
+            np.where(self.is_upper_result(writer, resources), _UPPER, to),
         )
         of_register = np.maximum(latencies.REGISTER_CYCLES[to, by], self.least_cycles[writer])
         needed = np.where(resources >= PREDICATES, of_predicate, of_register)
@@ -211,28 +213,28 @@ class Program:
         of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
         return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
 
-    def _late(self, places: Places, resources: Places) -> NDArray[np.bool_]:
-        """Whether a register is nothing to the word at its place but the upper half of an addend of 64 bits."""
+    def is_upper_addend(self, places: Places, resources: Places) -> NDArray[np.bool_]:
+        """Whether the word at a place uses a register only as the upper half of a 64-bit addend."""
         words, wide = self.words[places], np.isin(self.units[places], (_WIDE, _HIGH))
         second = (OPCODE.get(words) >> FORM_SHIFT == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
         others = second | (SOURCE_A.get(words) == resources)
         late: NDArray[np.bool_] = wide & (SOURCE_C.get(words) + 1 == resources) & ~others
         return late
 
-    def _last(self, writer: Places, resources: Places) -> NDArray[np.bool_]:
-        """Whether a register is the upper half of what an IMAD.WIDE writes."""
+    def is_upper_result(self, writer: Places, resources: Places) -> NDArray[np.bool_]:
+        """Whether a register is the upper half of an IMAD.WIDE's result."""
         last: NDArray[np.bool_] = (self.units[writer] == _WIDE) & (DESTINATION.get(self.words[writer]) != resources)
         return last
 
     @cached_property
     def certain_writes(self) -> Accesses:
-        """Of words that no predicate guards."""
+        """Writes of unguarded words."""
         writes = self.used.writes
         return writes.where(self.guard[writes.word] == ALWAYS)
 
 
 def resource_name(resource: int) -> str:
-    """As in R5, P0, UR4."""
+    """A resource as assembly names it: R5, P0, UR4, UP1."""
     for start, letter in ((UNIFORM_PREDICATES, "UP"), (UNIFORM_REGISTERS, "UR"), (PREDICATES, "P"), (0, "R")):
         if resource >= start:
             return f"{letter}{resource - start}"

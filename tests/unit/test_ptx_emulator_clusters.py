@@ -94,8 +94,8 @@ def test_clusters_that_do_not_fit_together_run_one_after_the_other(monkeypatch: 
             + "ret;",
             "rank 0 in the cluster, which has ended",
         ),
-        (WRITE + WAIT + "ret;", "has not arrived at it"),
-        (WRITE + ARRIVE + ARRIVE + WAIT + "ret;", "arrives at the cluster's barrier, and has not waited since"),
+        (WRITE + WAIT + "ret;", "without having arrived"),
+        (WRITE + ARRIVE + ARRIVE + WAIT + "ret;", "arrives twice at the cluster barrier without waiting"),
         (
             "setp.eq.u32 %p1, %r8, 0; @%p1 bra here; bar.sync 0; spin: bra spin; here: " + ARRIVE + WAIT + "ret;",
             "does not end",

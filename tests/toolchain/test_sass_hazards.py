@@ -58,12 +58,12 @@ def changed(cubin: CubinFile, field: Field, place: int, value: int) -> Words:
 
 
 def is_refused(cubin: CubinFile, words: Words) -> bool:
-    return bool(hazards.findings(words, cubin.registers))
+    return bool(hazards.check(words, cubin.registers))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_ptxas_makes_is_accepted(name: str) -> None:
-    hazards.prove(CubinFile.read(cubin_for(name, "sm_90")))
+    hazards.check_cubin(CubinFile.read(cubin_for(name, "sm_90")))
 
 
 def test_a_multiply_add_that_does_not_wait_for_its_load_is_refused(cubin: CubinFile) -> None:
@@ -166,7 +166,7 @@ def test_a_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: CubinFile, n
     for cycles in (least, least - 1):
         STALL.put(words[:1], cycles)
         reason = f"reads {register} {cycles} cycles after word 0, not {least}"
-        assert [each.reason for each in hazards.findings(words, 255)] == [reason] * (cycles < least)
+        assert [each.reason for each in hazards.check(words, 255)] == [reason] * (cycles < least)
 
 
 @pytest.mark.parametrize(("guard", "accepted"), [(ALWAYS, True), (0, False)])
@@ -184,21 +184,21 @@ def test_a_special_register_is_there_when_a_later_one_that_no_predicate_guards_i
     WRITE_SCOREBOARD.put(words[:1], 5)
     PREDICATE.put(words[1:2], guard)
     missing = ["reads UR7 before word 0 is waited for"]
-    assert [each.reason for each in hazards.findings(words, 255)] == ([] if accepted else missing)
+    assert [each.reason for each in hazards.check(words, 255)] == ([] if accepted else missing)
 
 
 def test_a_register_beyond_the_count_is_refused(cubin: CubinFile) -> None:
     used = operands(cubin.words)
     highest = int(used.writes.resource[used.writes.resource < PREDICATES].max())
     assert highest + 3 == cubin.registers
-    assert hazards.findings(cubin.words, cubin.registers - 1)
+    assert hazards.check(cubin.words, cubin.registers - 1)
 
 
 def test_an_address_overwritten_before_the_copies_that_read_it_have_read_it_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     assert (READ_SCOREBOARD.get(words) != NO_SCOREBOARD).any()
     READ_SCOREBOARD.put(words, NO_SCOREBOARD)
-    assert any("has read it" in each.reason for each in hazards.findings(words, cubin.registers))
+    assert any("has read it" in each.reason for each in hazards.check(words, cubin.registers))
 
 
 def test_a_branch_that_goes_nowhere_is_refused(cubin: CubinFile) -> None:
@@ -226,7 +226,7 @@ def test_a_branch_past_a_wait_is_refused(cubin: CubinFile) -> None:
 def test_code_that_runs_off_its_end_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     last = int(np.flatnonzero(OPCODE.get(words) == EXIT)[-1])
-    assert any("its end" in each.reason for each in hazards.findings(words[:last], cubin.registers))
+    assert any("its end" in each.reason for each in hazards.check(words[:last], cubin.registers))
 
 
 def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
@@ -235,9 +235,9 @@ def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
 
 def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
     with pytest.raises(MachineCodeError, match="opcode 0xabc"):
-        hazards.findings(changed(cubin, OPCODE, 5, 0xABC), cubin.registers)
+        hazards.check(changed(cubin, OPCODE, 5, 0xABC), cubin.registers)
     with pytest.raises(MachineCodeError, match="sm_80"):
-        hazards.prove(CubinFile.read(cubin_for(PLAIN, "sm_80")))
+        hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_80")))
 
 
 def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() -> None:
@@ -249,9 +249,9 @@ def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() ->
     before, after = products[products < load][-1], products[products > load][0]
     for place in (before, after):
         SOURCE_A.put(words[place : place + 1], DESTINATION.get(words[load : load + 1]))
-    assert not any("kept" in each.reason for each in hazards.findings(words, cubin.registers))
+    assert not any("kept" in each.reason for each in hazards.check(words, cubin.registers))
     REUSE.put(words[before : before + 1], 1)
-    assert any(f"as word {before} kept it" in each.reason for each in hazards.findings(words, cubin.registers))
+    assert any(f"as word {before} kept it" in each.reason for each in hazards.check(words, cubin.registers))
 
 
 def test_no_words_use_no_registers() -> None:
