@@ -103,7 +103,7 @@ class Program:
 
     @cached_property
     def covering(self) -> Places:
-        """For each word, the one whose scoreboard tells that its result arrived: itself, or a later one of its queue."""
+        """For each word, the one whose scoreboard tells that its result arrived: itself or a later one of its queue."""
         result = np.arange(len(self))
         for queue in range(1, int(self.queues.max(initial=0)) + 1):
             places = np.flatnonzero(self.queues == queue)
