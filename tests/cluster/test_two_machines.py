@@ -67,7 +67,7 @@ def test_a_machine_with_other_tools_than_the_plans_gets_no_work_and_says_why(nod
     other = replace(find_toolchain(), known=ToolFacts("13.0.88", "12.9.1", ("sm_90",)))
     with (
         open_executor(settings, open_store(settings), other) as executor,
-        pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's 12\.9\.1"),
+        pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's is 12\.9\.1"),
     ):
         _ = executor.capacity
 

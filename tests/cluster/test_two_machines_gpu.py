@@ -245,7 +245,7 @@ def test_a_machine_with_other_tools_gets_no_work_and_says_why(site: Site, monkey
     other = replace(find_toolchain(), known=ToolFacts("13.0.88", "12.9.1", ("sm_90",)))
     monkeypatch.setattr(cluster_gpu, "find_toolchain", lambda *_: other)
     with (
-        pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's 12\.9\.1"),
+        pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's is 12\.9\.1"),
         open_gpu(site.settings),
     ):
         pass

@@ -30,7 +30,7 @@ def chosen(nodes: Nodes, request: CubinRequest = CUBIN) -> str | None:
 
 
 def test_a_machine_gets_work_once_it_is_checked_and_while_it_is_alive() -> None:
-    unchecked = replace(node("a"), reason="it is not checked yet")
+    unchecked = replace(node("a"), reason="not checked yet")
     nodes = seen(unchecked, node("b", reason="its ptxas is 12.9.1"))
     assert (chosen(nodes), nodes.capacity) == (None, 0)
     assert "b: its ptxas is 12.9.1" in nodes.refusal(CUBIN)
@@ -60,7 +60,7 @@ def test_a_request_that_needs_more_memory_than_any_machine_has_is_refused_in_wor
     assert chosen(nodes) == "large"
     huge = replace(CUBIN, cost=1_000_000)
     assert chosen(nodes, huge) is None
-    assert "needs about 16,384 MiB of memory, and the largest has 1,024 MiB" in nodes.refusal(huge)
+    assert "needs about 16,384 MiB of memory, the largest has 1,024 MiB" in nodes.refusal(huge)
 
 
 def test_what_crashed_a_worker_is_tried_on_another_machine_if_there_is_one() -> None:
@@ -85,9 +85,9 @@ def test_memory_is_asked_for_by_cost_in_few_classes_and_more_for_what_ran_out_of
 def test_a_machine_that_differs_says_in_what() -> None:
     here = NodeFacts.here("13.0.88", "13.0.88")
     assert here.difference(here) == ""
-    assert replace(here, ptxas="12.9.1").difference(here).startswith("its ptxas is 12.9.1, the coordinator's 13.0.88")
+    assert replace(here, ptxas="12.9.1").difference(here).startswith("its ptxas is 12.9.1, the coordinator's is 13.0.88")
     assert "nvcc" in replace(here, nvcc="12.9.1").difference(here)
-    assert "version of this program" in replace(here, program="0" * 64).difference(here)
+    assert "program version" in replace(here, program="0" * 64).difference(here)
 
 
 def test_what_each_machine_did_is_counted() -> None:

@@ -1,1 +1,1 @@
-"""Executors on a Ray cluster."""
+"""The executor and the GPU host on a Ray cluster."""

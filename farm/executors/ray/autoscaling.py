@@ -1,4 +1,4 @@
-"""Machines that are wanted and not there: what a cluster's autoscaler sees of it, and how long they are waited for."""
+"""Missing nodes: placeholder tasks that make an autoscaler start them, and the wait until they come."""
 
 from __future__ import annotations
 
@@ -13,77 +13,80 @@ from farm.errors import NoWorkerError
 from farm.executors.contract import Notice
 from farm.executors.ray.connection import RayConnection
 
-MOST_CLAIMS = 64
-"""At once. As machines come there are others, so that a cluster grows by and by to what the work needs."""
+MAX_PLACEHOLDERS = 64
+"""Most placeholder tasks at once; new ones follow as nodes start, so that a cluster grows step by step."""
 NOT_FOR_GPU_WORK = {"farm/work": "!gpu"}
-"""A group of machines with the label farm/work=gpu is started for work on a GPU only: builds need no such machine."""
+"""Label selector that keeps builds from starting nodes labelled farm/work=gpu, which are for work on a GPU only."""
 GONE_SECONDS = 30.0
-"""How long another machine is waited for, at least, when the last one is gone."""
+"""Least wait for a new node after the last one is gone."""
 TELL_SECONDS = 30.0
-"""How often it is said that there is no machine yet."""
+"""Interval of the notices while waiting."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a piece of work needs of a machine."""
+class Resources:
+    """Resources that a request needs on a node."""
 
     cpus: int = 0
     gpus: int = 0
     memory_bytes: int = 0
 
 
-def come() -> None:
-    """All that a claim does: the machine is there."""
+def placeholder() -> None:
+    """Body of a placeholder task: it starts only on a new node, and then its work is done."""
 
 
-class Demand:
-    """Claims for machines: tasks that wait for one, of the shape of the work that has no room.
+class ResourceDemand:
+    """Demand for nodes that an autoscaler sees: pending placeholder tasks with the resources of unplaced requests.
 
-    The work itself is bound to machines that were checked, and what is bound asks an autoscaler for none. A claim may
-    run on any machine but those that are known, so it is never served by one with other tools, and ends when a new one
-    is there. It is Ray's own task: however this process ends, the demand ends with it.
+    Requests are pinned to checked nodes, and an autoscaler starts no node for a pinned task. A placeholder may run on
+    any node except the known ones, so it waits for a new node and ends there. The demand ends with this process,
+    because Ray drops the tasks of a driver that ends.
     """
 
     def __init__(self, connection: RayConnection) -> None:
         self._connection = connection
-        self._claims: dict[Any, Shape] = {}
-        """By Ray's reference."""
+        self._placeholders: dict[Any, Resources] = {}
+        """Resources of the pending placeholders, by Ray's object reference."""
 
-    def want(self, shapes: Counter[Shape]) -> None:
-        """So many machines' worth of work has no room now; what was wanted before and is not any more is forgotten."""
+    def update(self, wanted: Counter[Resources]) -> None:
+        """Replace the demand: submits missing placeholders and cancels surplus ones."""
         ray = self._connection.ray
-        if self._claims:
-            ended, _ = ray.wait(list(self._claims), num_returns=len(self._claims), timeout=0)
+        if self._placeholders:
+            ended, _ = ray.wait(list(self._placeholders), num_returns=len(self._placeholders), timeout=0)
             for reference in ended:
-                del self._claims[reference]
-        missing = shapes - Counter(self._claims.values())
-        surplus = Counter(self._claims.values()) - shapes
-        for reference, shape in list(self._claims.items()):
-            if surplus[shape] > 0:
-                surplus[shape] -= 1
-                del self._claims[reference]
+                del self._placeholders[reference]
+        missing = wanted - Counter(self._placeholders.values())
+        surplus = Counter(self._placeholders.values()) - wanted
+        for reference, resources in list(self._placeholders.items()):
+            if surplus[resources] > 0:
+                surplus[resources] -= 1
+                del self._placeholders[reference]
                 ray.cancel(reference, force=True)
         if missing:
             elsewhere = self._connection.elsewhere()
-            task = ray.remote(max_retries=0)(come)
-            for shape in missing.elements():
-                selector = elsewhere if shape.gpus else elsewhere | NOT_FOR_GPU_WORK
-                claim = task.options(
-                    num_cpus=shape.cpus, num_gpus=shape.gpus, memory=shape.memory_bytes, label_selector=selector
+            task = ray.remote(max_retries=0)(placeholder)
+            for resources in missing.elements():
+                selector = elsewhere if resources.gpus else elsewhere | NOT_FOR_GPU_WORK
+                task_options = task.options(
+                    num_cpus=resources.cpus,
+                    num_gpus=resources.gpus,
+                    memory=resources.memory_bytes,
+                    label_selector=selector,
                 )
-                self._claims[claim.remote()] = shape
+                self._placeholders[task_options.remote()] = resources
 
     def forget(self) -> None:
-        """Nothing is wanted."""
-        if self._claims:
-            self.want(Counter())
+        """Cancel all placeholders."""
+        if self._placeholders:
+            self.update(Counter())
 
 
-class Patience:
-    """How long machines that are not there are waited for, with a word every so often."""
+class NodeWait:
+    """The wait for a node, with notices and a time limit."""
 
     def __init__(self, connection: RayConnection, settings: Settings, notice: Notice, seconds: float | None) -> None:
-        """`seconds` None: as the settings say where the cluster grows, or the user has set it, else not at all."""
+        """`seconds` None: FARM_WORKER_WAIT if the cluster grows or the user has set it, else no wait."""
         self._connection = connection
         self._settings = settings
         self._notice = notice
@@ -94,19 +97,20 @@ class Patience:
 
     @property
     def shortage_seconds(self) -> float:
-        """For a machine larger than those that are there: never forever, since the cluster may know none so large."""
+        """Time limit of the wait for a larger node; finite, because the cluster may have no such node type."""
         chosen = self._settings.origins.get("worker_wait_seconds", "default") != "default"
         return self._settings.worker_wait_seconds if chosen or self._connection.grows else 0.0
 
     def reset(self) -> None:
-        """There is a machine."""
+        """End the wait: there is a node."""
         self._had_one = True
         self._since = None
 
     def wait(self, what: str, missing: str, why: str, way_out: str) -> None:
-        """There is none: says so now and then. Raises NoWorkerError once that has been so for too long.
+        """Note that there is no node, and send a notice now and then. Raises NoWorkerError at the time limit.
 
-        `what` is waited for, as in "worker"; `missing` says so as an error; `why` is wrong with those that are there.
+        `what` names the node in notices ("worker"), `missing` is the error message, `why` says what is wrong with the
+        present nodes.
         """
         now = time.monotonic()
         if self._since is None:
@@ -116,7 +120,7 @@ class Patience:
         because = f" ({why})" if why else ""
         if now - self._since >= seconds:
             waited = f"after {format_seconds(seconds)} " if seconds else ""
-            raise NoWorkerError(f"{waited}{missing}{because}; {way_out}")
+            raise NoWorkerError(f"{waited}{missing}{because}. {way_out}.")
         if now - self._told_at >= TELL_SECONDS:
             self._told_at = now
             coming = "the cluster to start one" if self._connection.grows else "one to join the cluster"

@@ -1,4 +1,4 @@
-"""Runs requests as Ray tasks, on this machine or on a cluster."""
+"""The executor that runs requests as Ray tasks, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, redacted
 from farm.errors import FarmError, UsageError
 from farm.executors.contract import Executor, Notice, WorkerState, no_notice
-from farm.executors.ray.autoscaling import MOST_CLAIMS, Demand, Patience, Shape
+from farm.executors.ray.autoscaling import MAX_PLACEHOLDERS, NodeWait, ResourceDemand, Resources
 from farm.executors.ray.connection import CHECK_SECONDS, RayConnection, first_line
 from farm.executors.ray.nodes import Node, NodeFacts, Nodes, node_facts
 from farm.store import open_store
@@ -24,46 +24,46 @@ from farm.worker.build import Worker
 from farm.worker.messages import Failure, Fault, Request, Result, failed
 
 LOOK_SECONDS = 2.0
-"""How often it is asked which machines there are."""
+"""Interval of listing the nodes."""
 
 
 @lru_cache(maxsize=1)
 def _worker(settings: Settings) -> Worker:
-    """One for the life of Ray's worker process, so that its parsed templates stay."""
+    """One worker for the life of Ray's worker process, so that its parsed templates are kept."""
     return Worker.of(settings, open_store(settings), find_toolchain(settings.nvcc, settings.ptxas))
 
 
 def build_request(settings: Settings, request: Request) -> Result:
-    """What a Ray task does: the worker's body, with the store and the toolchain that its machine has."""
+    """Body of a Ray task: builds a request with the store and the toolchain of its node."""
     try:
         worker = _worker(settings)
     except (CodegenError, FarmError) as error:
-        return failed(request, Failure(Fault.FARM, f"a worker cannot start: {error}"))
+        return failed(request, Failure(Fault.FARM, f"worker cannot start: {error}"))
     return worker.build(request)
 
 
 @dataclass(frozen=True)
-class Task:
-    """A request on its way."""
+class SubmittedRequest:
+    """A request that was given to Ray, and its node."""
 
     request: Request
     node: Node
 
 
 @dataclass(frozen=True)
-class Held:
-    """A request for which no machine is large enough, while a cluster that grows may still start one."""
+class UnplacedRequest:
+    """A request too large for the present nodes, while a growing cluster may still start a larger one."""
 
     request: Request
     until: float
-    """By the monotonic clock."""
+    """End of the wait, by the monotonic clock."""
 
 
 class ClusterExecutor(Executor):
-    """One Ray task per request, on the machine that this program chose: only those with the plan's tools get any.
+    """Runs each request as a Ray task pinned to a node whose tools and program version match the coordinator's.
 
-    Starts Ray on this machine, or joins the cluster that the settings name. For work that has no room there it raises
-    demand, which an autoscaler sees.
+    Starts Ray on this machine, or joins the cluster that the settings name. Requests without a free node become demand
+    that an autoscaler sees.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class ClusterExecutor(Executor):
             )
         self._settings = settings
         self._worker_settings = replace(settings, database_url="")
-        """Workers use no database, so its password stays here."""
+        """Settings of the workers, without the database URL and its password."""
         self._toolchain = toolchain
         self._connection = RayConnection(settings)
-        self._demand = Demand(self._connection)
-        self._patience = Patience(self._connection, settings, notice, patience_seconds)
+        self._demand = ResourceDemand(self._connection)
+        self._node_wait = NodeWait(self._connection, settings, notice, patience_seconds)
         self._ray: Any = None
         self._build: Any = None
         self._check: Any = None
         self._nodes = Nodes()
         self._looked_at = 0.0
         self._expected: Sequence[Request] = ()
-        """That have no room yet."""
-        self._tasks: dict[Any, Task] = {}
-        """By Ray's reference to the result to come."""
+        """Announced requests beyond the capacity."""
+        self._submitted: dict[Any, SubmittedRequest] = {}
+        """By Ray's reference to the result."""
         self._checks: dict[Any, Node] = {}
-        """The same for machines that are asked which tools they have."""
-        self._held: dict[str, Held] = {}
-        """By key."""
+        """Nodes whose tools are being checked, by Ray's reference to the answer."""
+        self._unplaced: dict[str, UnplacedRequest] = {}
+        """Requests by key."""
         self._refused: list[Result] = []
 
     @property
@@ -106,9 +106,9 @@ class ClusterExecutor(Executor):
         self._connect()
         self._look()
         if self._nodes.usable or self._checks:
-            self._patience.reset()
+            self._node_wait.reset()
         else:
-            self._patience.wait(
+            self._node_wait.wait(
                 "worker",
                 f"{self._connection.where} has no machine that can do this work",
                 self._nodes.reasons,
@@ -124,14 +124,14 @@ class ClusterExecutor(Executor):
         self._connect()
         if self._place(request):
             return
-        patience = self._patience.shortage_seconds
+        patience = self._node_wait.shortage_seconds
         if patience:
-            self._held[request.key] = Held(request, time.monotonic() + patience)
+            self._unplaced[request.key] = UnplacedRequest(request, time.monotonic() + patience)
         else:
             self._refuse(request)
 
     def _place(self, request: Request) -> bool:
-        """Gives it to a machine, if there is one for it."""
+        """Submit a request to the least loaded node that fits; False if there is none."""
         node = self._nodes.choose(request)
         if node is None:
             return False
@@ -140,7 +140,7 @@ class ClusterExecutor(Executor):
         reference = self._build.options(memory=request.memory_bytes, scheduling_strategy=here).remote(
             self._worker_settings, request
         )
-        self._tasks[reference] = Task(request, node)
+        self._submitted[reference] = SubmittedRequest(request, node)
         return True
 
     def _refuse(self, request: Request) -> None:
@@ -156,11 +156,11 @@ class ClusterExecutor(Executor):
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         """See Executor."""
-        self._retry_held()
+        self._retry_unplaced()
         results, self._refused = self._refused, []
-        references = list(self._tasks)
+        references = list(self._submitted)
         if not references:
-            if self._held and not results:
+            if self._unplaced and not results:
                 time.sleep(min(timeout_seconds, LOOK_SECONDS))
                 self._look()
             return results
@@ -172,12 +172,12 @@ class ClusterExecutor(Executor):
     def cancel(self, keys: Collection[str]) -> None:
         """See Executor."""
         self._refused = [result for result in self._refused if result.key not in keys]
-        for key in keys & self._held.keys():
-            del self._held[key]
-        for reference in [each for each, task in self._tasks.items() if task.request.key in keys]:
-            # Its worker process is killed, and the kernel ends a tool whose parent died.
+        for key in keys & self._unplaced.keys():
+            del self._unplaced[key]
+        for reference in [each for each, task in self._submitted.items() if task.request.key in keys]:
+            # Ray kills the worker process, and the kernel then kills its tool.
             self._ray.cancel(reference, force=True)
-            task = self._tasks.pop(reference)
+            task = self._submitted.pop(reference)
             self._nodes.drop(task.node, [task.request.key])
 
     def running(self) -> Collection[str]:
@@ -190,7 +190,7 @@ class ClusterExecutor(Executor):
 
     def cancel_all(self) -> None:
         """See Executor."""
-        self.cancel({task.request.key for task in self._tasks.values()} | self._held.keys())
+        self.cancel({task.request.key for task in self._submitted.values()} | self._unplaced.keys())
         self._refused.clear()
         self._expected = ()
         self._demand.forget()
@@ -202,12 +202,12 @@ class ClusterExecutor(Executor):
         self._disconnect()
 
     def _result(self, reference: Any) -> Result:
-        task = self._tasks.pop(reference)
+        task = self._submitted.pop(reference)
         request = task.request
         try:
             result: Result = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            told = f"a worker cannot run this program: {first_line(error)}"
+            told = f"worker cannot run this program: {first_line(error)}"
             result = failed(request, Failure(Fault.FARM, told, stderr=redacted(str(error))))
         except self._ray.exceptions.RayError as error:
             told = f"its worker on {task.node.name} died: {first_line(error)}"
@@ -235,35 +235,35 @@ class ClusterExecutor(Executor):
             raise
 
     def _await_first_check(self) -> None:
-        """Until one machine may get work, or none may; others may still be asked."""
+        """Wait until one node is usable or all checks have ended."""
         end = time.monotonic() + CHECK_SECONDS
         while not self._nodes.usable and self._checks and time.monotonic() < end:
             self._ray.wait(list(self._checks), num_returns=1, timeout=1.0)
             self._take_checks()
 
     def _look(self) -> None:
-        """Every now and then: notices machines that came or went, has those that are new checked, and asks for more."""
+        """Every LOOK_SECONDS: list the nodes, check new ones, and update the demand."""
         if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
         for node in self._nodes.see(node for node in self._connection.nodes() if node.cpus):
             if self._connection.is_own:
-                node.reason = ""  # this machine, and this program's own sources
+                node.reason = ""  # this machine runs the same program
             else:
                 check = self._check.options(scheduling_strategy=self._connection.on(node))
                 self._checks[check.remote(self._settings.nvcc, self._settings.ptxas)] = node
         self._take_checks()
         if not self._connection.is_own:
-            homeless = [*(held.request for held in self._held.values()), *self._expected][:MOST_CLAIMS]
-            self._demand.want(Counter(Shape(cpus=1, memory_bytes=request.memory_bytes) for request in homeless))
+            waiting = [*(unplaced.request for unplaced in self._unplaced.values()), *self._expected][:MAX_PLACEHOLDERS]
+            self._demand.update(Counter(Resources(cpus=1, memory_bytes=request.memory_bytes) for request in waiting))
 
-    def _retry_held(self) -> None:
-        for held in list(self._held.values()):
-            placed = self._place(held.request)
-            if not placed and time.monotonic() > held.until:
-                self._refuse(held.request)
-            if placed or time.monotonic() > held.until:
-                del self._held[held.request.key]
+    def _retry_unplaced(self) -> None:
+        for unplaced in list(self._unplaced.values()):
+            placed = self._place(unplaced.request)
+            if not placed and time.monotonic() > unplaced.until:
+                self._refuse(unplaced.request)
+            if placed or time.monotonic() > unplaced.until:
+                del self._unplaced[unplaced.request.key]
 
     def _take_checks(self) -> None:
         if not self._checks:

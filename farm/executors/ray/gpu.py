@@ -1,4 +1,4 @@
-"""Runs work on a GPU of a Ray cluster: one task with a GPU to itself, whose events come back as it tells them."""
+"""A GPU host on a Ray cluster: one task with one GPU, which streams its events back."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from farm.config.settings import Settings
 from farm.errors import FarmError, NoWorkerError
 from farm.executors.contract import Notice
 from farm.executors.gpu_host import Event, GpuHost, Work
-from farm.executors.ray.autoscaling import Demand, Patience, Shape
+from farm.executors.ray.autoscaling import NodeWait, ResourceDemand, Resources
 from farm.executors.ray.connection import CHECK_SECONDS, RayConnection, first_line
 from farm.executors.ray.nodes import Node, NodeFacts, node_facts
 
-ONE_GPU = Counter([Shape(gpus=1)])
+ONE_GPU = Counter([Resources(gpus=1)])
 LOOK_SECONDS = 0.5
-"""How often it is asked whether a GPU is free."""
+"""Interval of looking for a free GPU."""
 PATIENCE_SECONDS = 5.0
-"""After which it is said what is waited for: Ray takes some seconds to start a process, and to see that one ended."""
+"""Wait without a notice: Ray takes seconds to start a process, and to notice that one has ended."""
 
 
 @dataclass(frozen=True)
-class Begun:
-    """The first event: the task has its GPU."""
+class Started:
+    """First event of a task: it has its GPU."""
 
 
 @dataclass(frozen=True)
-class Raised:
-    """The last event of work that failed. Not the error itself: not every error can be pickled."""
+class Failed:
+    """Last event of failed work, with the exception's type and message, because not every exception can be pickled."""
 
     kind: type[Exception]
     message: str
 
 
 def gpu_task(settings: Settings, work: Work[Any]) -> Iterator[Any]:
-    """What the Ray task does."""
-    yield Begun()
+    """Body of the Ray task."""
+    yield Started()
     try:
         yield from work(settings)
     except (CodegenError, FarmError) as error:
-        yield Raised(type(error), str(error))
+        yield Failed(type(error), str(error))
 
 
 class ClusterGpuHost(GpuHost):
-    """Joins the cluster, and chooses a machine with a GPU whose tools and version of this program are the caller's."""
+    """Joins the cluster, and runs work on a node with a GPU whose tools and program version match the caller's."""
 
     def __init__(self, settings: Settings, notice: Notice) -> None:
         self._settings = settings
         self._notice = notice
         self._connection = RayConnection(settings)
-        self._demand = Demand(self._connection)
-        self._patience = Patience(self._connection, settings, notice, None)
+        self._demand = ResourceDemand(self._connection)
+        self._node_wait = NodeWait(self._connection, settings, notice, None)
         self._ray: Any = None
         self._nodes: list[Node] = []
-        """With a GPU, that there were."""
+        """Known nodes with a GPU, live or dead."""
         self._stream: Any = None
-        """The results of the running task; None while none runs."""
+        """Ray's stream of the running task's events."""
 
     @property
     def is_remote(self) -> bool:
@@ -68,7 +68,7 @@ class ClusterGpuHost(GpuHost):
         return True
 
     def __enter__(self) -> Self:
-        """Raises UnreachableError, and NoWorkerError if no machine of the cluster can do the work, or soon will."""
+        """Connect and wait for a usable node. Raises UnreachableError, and NoWorkerError at the end of the wait."""
         self._ray = self._connection.open()
         try:
             self._await_usable()
@@ -82,7 +82,7 @@ class ClusterGpuHost(GpuHost):
 
     def __exit__(self, *_error: object) -> None:
         if self._stream is not None:
-            # Its process is killed, which frees the GPU, and the kernel ends a tool whose parent died.
+            # Ray kills the process, which frees the GPU, and the kernel then kills its tool.
             self._ray.cancel(self._stream, force=True)
             self._stream = None
         self._demand.forget()
@@ -91,8 +91,7 @@ class ClusterGpuHost(GpuHost):
     def run(self, work: Work[Event]) -> Iterator[Event]:
         """See GpuHost."""
         node = self._free_node()
-        # No CPU: it waits for a GPU only, not for the builds that were given to the machine before. One call: a process
-        # that stayed would keep memory of the GPU.
+        # num_cpus=0: it must not wait for builds on that node. max_calls=1: a reused process would hold GPU memory.
         task = self._ray.remote(num_cpus=0, num_gpus=1, max_calls=1, max_retries=0)(gpu_task)
         here = self._connection.on(node)
         self._stream = task.options(scheduling_strategy=here).remote(_settings_on(node, self._settings), work)
@@ -101,13 +100,13 @@ class ClusterGpuHost(GpuHost):
         try:
             for reference in self._stream:
                 event = self._ray.get(reference)
-                if isinstance(event, Raised):
-                    # Not by its constructor, which may want more than a message.
+                if isinstance(event, Failed):
+                    # Without the constructor, which may need other arguments than a message.
                     raise event.kind.__new__(event.kind, f"on {node.name}: {event.message}")
-                if not isinstance(event, Begun):
+                if not isinstance(event, Started):
                     yield event
         except self._ray.exceptions.RayTaskError:
-            raise  # a defect: it has the traceback from there
+            raise  # a bug in the work, with the remote traceback
         except self._ray.exceptions.RayError as error:
             raise NoWorkerError(
                 f"the process with the GPU on {node.name} was lost ({first_line(error)}): run the same command again"
@@ -115,22 +114,22 @@ class ClusterGpuHost(GpuHost):
         self._stream = None
 
     def _await_usable(self) -> None:
-        """Until there is a machine whose GPU can do this. Raises NoWorkerError where there will be none."""
+        """Wait for a usable node. Raises NoWorkerError at the end of the wait."""
         while True:
             self._look()
             if any(node.usable for node in self._nodes):
-                self._patience.reset()
+                self._node_wait.reset()
                 self._demand.forget()
                 return
             reasons = "; ".join(f"{node.name}: {node.reason}" for node in self._nodes if node.alive)
             kind = "whose GPU can do this" if reasons else "with a GPU"
             missing = f"{self._connection.where} has no machine {kind}"
-            self._patience.wait("machine with a GPU", missing, reasons, "--local takes the GPU of this machine")
-            self._demand.want(ONE_GPU)
+            self._node_wait.wait("machine with a GPU", missing, reasons, "--local takes the GPU of this machine")
+            self._demand.update(ONE_GPU)
             time.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Notices machines that came or went; those that are new say which tools they have."""
+        """List the nodes and check the tools of new ones."""
         there = {node.id: node for node in self._connection.nodes() if node.gpus}
         for node in self._nodes:
             node.alive = there.pop(node.id, None) is not None
@@ -148,7 +147,7 @@ class ClusterGpuHost(GpuHost):
         self._nodes += new
 
     def _free_node(self) -> Node:
-        """The first machine with a free GPU, however long that takes. Raises NoWorkerError if none is left."""
+        """Wait for a usable node with a free GPU, without a time limit. Raises NoWorkerError if no node is usable."""
         began, told = time.monotonic(), False
         while True:
             self._await_usable()
@@ -158,7 +157,7 @@ class ClusterGpuHost(GpuHost):
                 if free.get(node.id, 0) >= 1:
                     self._demand.forget()
                     return node
-            self._demand.want(ONE_GPU)
+            self._demand.update(ONE_GPU)
             if not told and time.monotonic() - began > PATIENCE_SECONDS:
                 names = ", ".join(node.name for node in usable)
                 self._notice(f"waiting for a GPU: those of the cluster ({names}) are in use")
@@ -167,6 +166,6 @@ class ClusterGpuHost(GpuHost):
 
 
 def _settings_on(node: Node, settings: Settings) -> Settings:
-    """What the work gets: no database, and as many compilers at once as the machine has CPUs unless the user chose."""
+    """Settings for work on a node: no database, and one compiler per CPU of the node unless the user set the number."""
     jobs = max(1, node.cpus) if settings.origins.get("jobs") == "default" else settings.jobs
     return replace(settings, database_url="", jobs=jobs)

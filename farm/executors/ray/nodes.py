@@ -1,4 +1,4 @@
-"""The machines of a cluster: which may get work, which gets the next request, and what each has done."""
+"""The nodes of a cluster: which are usable, which gets the next request, and what each has done."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from farm.executors.contract import UNCHECKED, WorkerState
 from farm.worker.messages import Request
 
 SUBMITTED_PER_CPU = 2
-"""One runs, one waits, so that no worker idles while its result travels."""
+"""Requests per CPU: one runs and one is queued, so that no CPU idles while a result is transferred."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a machine has to be like to build what another planned."""
+    """Versions that must be equal on the coordinator and a node."""
 
     nvcc: str
     ptxas: str
     program: str
-    """Digest of this program's sources."""
+    """Digest of the program's sources."""
 
     @staticmethod
     def here(nvcc: str, ptxas: str) -> NodeFacts:
-        """The facts of this machine, with these tool versions."""
+        """Facts of this machine with given tool versions."""
         return NodeFacts(nvcc, ptxas, program_digest())
 
     def difference(self, wanted: NodeFacts) -> str:
-        """Why a machine like this cannot do the work, in words; empty if it can."""
+        """Why a node with these facts cannot do the work; empty if it can."""
         if self.program != wanted.program:
-            return "its version of this program is not the coordinator's: install the same one on both"
+            return "its program version differs from the coordinator's: install the same one on both"
         for name in ("nvcc", "ptxas"):
             mine, theirs = getattr(self, name), getattr(wanted, name)
             if mine != theirs:
-                return f"its {name} is {mine}, the coordinator's {theirs}: install the same one on both"
+                return f"its {name} is {mine}, the coordinator's is {theirs}: install the same one on both"
         return ""
 
 
 def node_facts(nvcc: Path | None, ptxas: Path | None) -> NodeFacts | str:
-    """What a machine is asked before it gets work; in words why it can do none."""
+    """Check of a node, run there: its facts, or why it cannot do any work."""
     try:
         toolchain = find_toolchain(nvcc, ptxas)
         return NodeFacts.here(toolchain.nvcc_version, toolchain.ptxas_version)
@@ -53,7 +53,7 @@ def node_facts(nvcc: Path | None, ptxas: Path | None) -> NodeFacts | str:
 
 @dataclass
 class Node:
-    """One machine."""
+    """One node."""
 
     id: str
     name: str
@@ -61,10 +61,10 @@ class Node:
     gpus: int
     memory_bytes: int
     reason: str = UNCHECKED
-    """Why it gets no work; empty once it does."""
+    """Why it gets no work; empty if it does."""
     alive: bool = True
     requests: dict[str, float] = field(default_factory=dict)
-    """That it has, by their keys: since when, by the monotonic clock."""
+    """Time of submission of its unfinished requests, by key."""
     accepted: int = 0
     finished: int = 0
     failed: int = 0
@@ -76,30 +76,30 @@ class Node:
 
     @property
     def load(self) -> float:
-        """Requests for each CPU."""
+        """Unfinished requests per CPU."""
         return len(self.requests) / self.cpus
 
 
 class Nodes:
-    """All machines that were ever seen; the choice among them."""
+    """All nodes ever seen, and the choice among them."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
         self._crashed_on: dict[str, set[str]] = {}
-        """By the keys of requests whose worker died: the machines."""
+        """Ids of the nodes on which a request's worker died, by the request's key."""
 
     @property
     def usable(self) -> list[Node]:
-        """Those that may get work."""
+        """Nodes that may get work."""
         return [node for node in self._nodes.values() if node.usable]
 
     @property
     def capacity(self) -> int:
-        """Requests worth having submitted."""
+        """Number of requests worth submitting at a time."""
         return SUBMITTED_PER_CPU * sum(node.cpus for node in self.usable)
 
     def see(self, alive: Iterable[Node]) -> list[Node]:
-        """Takes note of who is alive; gives those that are new, and still to be checked."""
+        """Update the live nodes; returns the new ones, which are still unchecked."""
         now, new = time.monotonic(), []
         ids = set()
         for node in alive:
@@ -113,33 +113,33 @@ class Nodes:
         return new
 
     def choose(self, request: Request) -> Node | None:
-        """The least loaded machine that has the memory; one on which the request's worker died comes last."""
+        """The least loaded usable node with enough memory; nodes on which the request's worker died come last."""
         avoided = self._crashed_on.get(request.key, set())
         fit = [node for node in self.usable if node.memory_bytes >= request.memory_bytes]
         return min(fit, key=lambda node: (node.id in avoided, node.load), default=None)
 
     def refusal(self, request: Request) -> str:
-        """Why no machine was chosen, in words and with the way out."""
+        """Why no node was chosen, and the way out."""
         most = max((node.memory_bytes for node in self.usable), default=0)
         if most:
             return (
-                f"no machine can build this: it needs about {request.memory_bytes // 2**20:,} MiB of memory, and the "
-                f"largest has {most // 2**20:,} MiB: add a larger one to the Ray cluster, or prune the layer further"
+                f"no machine can build this: it needs about {request.memory_bytes // 2**20:,} MiB of memory, the "
+                f"largest has {most // 2**20:,} MiB. Add a larger one to the Ray cluster, or prune the layer further."
             )
-        return f"no machine can build this: {self.reasons or 'the Ray cluster has none with a CPU now'}"
+        return f"no machine can build this: {self.reasons or 'the Ray cluster has no node with a CPU'}"
 
     @property
     def reasons(self) -> str:
-        """Why none of those that are there is usable; empty where none is there."""
+        """Reasons of the live nodes for getting no work; empty without a live node."""
         return "; ".join(f"{node.name}: {node.reason}" for node in self._nodes.values() if node.alive)
 
     def give(self, node: Node, request: Request) -> None:
-        """It has the request now."""
+        """Record that a node was given a request."""
         node.requests[request.key] = time.monotonic()
         node.accepted += 1
 
     def take_back(self, node: Node, key: str, *, failed: bool, crashed: bool = False) -> None:
-        """It has ended."""
+        """Record that a request has ended on a node."""
         node.requests.pop(key, None)
         node.finished += not failed
         node.failed += failed
@@ -149,17 +149,17 @@ class Nodes:
             self._crashed_on.pop(key, None)
 
     def drop(self, node: Node, keys: Collection[str]) -> None:
-        """It was cancelled."""
+        """Forget cancelled requests of a node."""
         for key in keys:
             node.requests.pop(key, None)
 
     @property
     def running(self) -> list[str]:
-        """Keys: of each machine the requests that it has had longest, one for a CPU."""
+        """Keys of the requests assumed to run: on each node the oldest, one per CPU."""
         return [key for node in self._nodes.values() for key in list(node.requests)[: node.cpus]]
 
     def states(self) -> list[WorkerState]:
-        """As `farm workers` shows them: those that are alive."""
+        """States of the live nodes, for `farm workers`."""
         now = time.monotonic()
         return [_state(node, now) for node in list(self._nodes.values()) if node.alive]
 
