@@ -1,4 +1,4 @@
-"""Just enough PTX: one instruction into opcode, registers and immediates. Whole files: emulator/module.py."""
+"""PTX instructions: one instruction into opcode, registers and immediates. Whole files: module.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal
 from codegen.errors import PtxError
 
 TYPE_BYTES: Mapping[str, int] = {f"{kind}{8 * size}": size for kind in "busf" for size in (1, 2, 4, 8)}
-"""Bytes of each scalar type; `pred` has none."""
+"""Bytes of each scalar type, without `pred`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register, special ones such as `%tid.x` included; `negated` is the `!` of a predicate."""
+    """A register, also a special one such as `%tid.x`; `negated` is the `!` of a predicate."""
 
     name: str
     negated: bool = False
@@ -39,7 +39,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`[base + offset]`, the offset in bytes; without a base the offset is the address."""
+    """`[base + offset]` in bytes; without a base the offset is the address."""
 
     base: Register | Symbol | None
     offset: int = 0
@@ -60,13 +60,13 @@ class Instruction:
     """One instruction: `@predicate opcode operands;`."""
 
     opcode: str
-    """With every suffix, as written."""
+    """The opcode with every suffix, as written."""
     operands: tuple[Operand, ...] = ()
     predicate: Register | None = None
     line: int = 1
-    """In the text, from 1."""
+    """Line in the text, from 1."""
     text: str = ""
-    """As written, without the semicolon."""
+    """The instruction as written, without the semicolon."""
 
 
 _INSTRUCTION = re.compile(r"(?:@(!?)([\w$%.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
@@ -99,11 +99,11 @@ def _immediate(text: str) -> Immediate | None:
 
 
 class _UnknownOperandError(Exception):
-    """The text of an operand."""
+    """An operand of unknown form; the argument is its text."""
 
 
 class Scope:
-    """The names that a block declares, and the operands already read within it, but for numbers: most are weights."""
+    """The names that a block declares, and a cache of its operands without numbers, most of which are weights."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
@@ -116,7 +116,7 @@ class Scope:
         self.operands.clear()
 
     def resolve(self, name: str) -> Register | Symbol:
-        """What a name means here: of the innermost block that declares it."""
+        """The register or symbol of a name, as the innermost block declares it."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:

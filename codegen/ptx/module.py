@@ -1,7 +1,7 @@
-"""PTX files: modules, entries and what they declare. An instruction is read when somebody asks for it.
+"""PTX files: modules, entries and their declarations. Instructions are read on access.
 
-Comments, `.pragma`, `.loc` and `.file` are left out. A block `{ .reg .pred p; ... }` inside a body, as inline assembly
-makes them, is dissolved: the names that it declares get a `#` and a number, which no name in PTX can have.
+Comments, `.pragma`, `.loc` and `.file` are left out. A block `{ .reg .pred p; ... }` inside a body, from inline
+assembly, is dissolved: the names that it declares get a `#` and a number, which no name in PTX can have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from codegen.ptx.instruction import TYPE_BYTES, Instruction, Register, Scope, Sy
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in the state space `space`; an extern one has no size of its own."""
+    """A variable in the state space `space`; `size_bytes` is 0 for an extern one."""
 
     name: str
     space: str
@@ -31,7 +31,7 @@ class Variable:
     alignment: int
     extern: bool
     numbers: NDArray[np.uint64] | None = field(default=None, compare=False)
-    """What a table holds, of eight bytes each; None of variables that hold nothing to begin with."""
+    """Initial values of eight bytes each; None for a variable without."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Parameter:
 
 
 class Instructions:
-    """The instructions of a body. Their opcodes are known, the rest is read on demand: much code is never run."""
+    """The instructions of a body. Opcodes are read at once, operands on access: much code is never executed."""
 
     def __init__(self, text: str) -> None:
         self.opcodes: list[str] = []
-        """With every suffix, in order."""
+        """Opcodes with every suffix, in order."""
         self._text = text
         self._places: list[tuple[int, int, Scope]] = []
 
     def append(self, opcode: str, start: int, end: int, scope: Scope) -> None:
-        """Adds the instruction that is text[start:end], whose names mean what `scope` says."""
+        """Adds the instruction text[start:end], whose names are resolved in `scope`."""
         self.opcodes.append(opcode)
         self._places.append((start, end, scope))
 
@@ -85,9 +85,9 @@ class Entry:
     instructions: Instructions
     labels: Mapping[str, int]
     registers: Mapping[str, str]
-    """Name to type."""
+    """Types by name."""
     variables: tuple[Variable, ...]
-    """Declared in the body."""
+    """Variables declared in the body."""
     max_threads: int | None = None
     """Most threads of a block (`.maxntid`)."""
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -105,7 +105,7 @@ class Module:
 
 
 def parse_module(text: str | bytes) -> Module:
-    """Reads a PTX file but for its instructions' operands. Raises PtxError, which names the line."""
+    """Reads a PTX file without the operands of its instructions. Raises PtxError, which names the line."""
     return _ModuleParser(text if isinstance(text, str) else text.decode()).parse()
 
 
@@ -132,7 +132,7 @@ _MAX_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)\s*(?:,\s*(\d+))?\s*(?:
 
 @dataclass
 class _Body:
-    """One entry's body as it is read."""
+    """The body of an entry under construction."""
 
     instructions: Instructions
     labels: dict[str, int] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class _Body:
     scopes: list[Scope] = field(default_factory=list)
     declared: int = 0
     _opened_at: int | None = None
-    """How many instructions there were when the innermost scope began; None after the end of a block."""
+    """Number of instructions before the innermost scope; None after the end of a block."""
 
     def open(self, labels: list[str]) -> None:
         outer = self.scopes[-1] if self.scopes else None
@@ -157,7 +157,7 @@ class _Body:
     def declare(self, name: str, kind: str | None = None) -> str:
         """Makes a name known in the innermost scope, a register if it has a type; gives the name to use for it."""
         if self._opened_at != len(self.instructions):
-            # Instructions are read later: those before this one must not see what it declares.
+            # Instructions are read later: earlier ones must not see this declaration.
             self.scopes[-1] = Scope(self.scopes[-1])
             self._opened_at = len(self.instructions)
         unique = name
@@ -198,7 +198,7 @@ def _variable(text: str) -> Variable | None:
 
 
 class _ModuleParser:
-    """A position in a text without its noise."""
+    """A position in a text without comments and ignored directives."""
 
     def __init__(self, text: str) -> None:
         self.text = _NOISE.sub(_without_noise, text)
@@ -275,7 +275,7 @@ class _ModuleParser:
         return labels
 
     def _skip_space(self) -> bool:
-        """Goes to the next token; False at the end."""
+        """Moves to the next token; False at the end."""
         self._match(_SPACE)
         return self.position < len(self.text)
 

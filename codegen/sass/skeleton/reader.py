@@ -145,76 +145,45 @@ class Skeleton:
         if int(encoding.SOURCE_A.get(words)[compare]) != group:
             raise MachineCodeError("the number of the K group changes its register before the branch")
         body = slice(branch, body_end)
-        ends = places.several(places.loads, marker_ptx.LAST, body)
-        reserved = not len(ends)
-        last, *others = (places.several(places.all_stores, marker_ptx.LAST, body) if reserved else ends).tolist() or [
-            -1
-        ]
-        if last < 0 or others:
-            raise MachineCodeError("not one marker at the end of the chunks")
-        in_end, count = slice(last, body_end), len(template.accumulators.pinned)
-        moves = (
-            AccumulatorMoves.of(words, places.several(places.loads, marker_ptx.ACCUMULATORS, in_end), count)
-            if reserved
-            else None
-        )
-        if moves is None:
-            initial = np.array(
-                [
-                    places.only(places.loads, marker_ptx.ACCUMULATORS + 4 * i, within=body, what=f"accumulator {i}")
-                    for i in range(len(template.accumulators.pinned))
-                ]
-            )
+        last, reserved = _last_marker(places, body)
+        epilogue, count = slice(last, body_end), len(template.accumulators.pinned)
+        moves: AccumulatorMoves | None
+        if reserved:
+            loads = places.several(places.loads, marker_ptx.ACCUMULATORS, epilogue)
+            moved = AccumulatorMoves.of(words, loads, count)
+            moves, initial, pinned = moved, np.zeros(0, dtype=np.int64), moved.registers
+            ending = EpilogueCode.of_moved(words, opcodes, template.accumulators, epilogue)
+        else:
+            moves, initial = None, _accumulator_markers(places, count, body)
             pinned = encoding.DESTINATION.get(words)[initial]
             if len(set(pinned.tolist())) != len(pinned):
                 raise MachineCodeError("two accumulators are in one register")
-        else:
-            initial, pinned = np.zeros(0, dtype=np.int64), moves.registers
-        pointed = places.several(places.all_stores, marker_ptx.POINTERS, body)
-        together = [*range(1, template.pointers, marker_ptx.MARKED_TOGETHER)] or [1]
-        if len(pointed) != len(together) * template.chunks:
-            raise MachineCodeError(f"{len(pointed)} markers of pointers for {template.chunks} chunks")
-        pointed, first = pointed.reshape(template.chunks, -1), pointed[:: len(together)]
-        if _changes_between(words, pointed):
-            raise MachineCodeError("ptxas changes a pointer between two of its markers")
+            ending = EpilogueCode.of(words, opcodes, template.accumulators, pinned, epilogue)
+        pointers = _Pointers.of(words, places, template, body)
         loads, stores = (places.several(kind, marker_ptx.RING, body) for kind in (places.loads, places.all_stores))
-        found = OperandRing.of(words, loads, stores, template.chunks, template.ring_width, fewer=reserved)
-        ring, overlaps, loads, stores = found.registers, found.overlaps, found.loads, found.stores
+        ring = OperandRing.of(words, loads, stores, template.chunks, template.ring_width, fewer=reserved)
         held = places.several(places.all_stores, marker_ptx.HELD_ACCUMULATORS, body).reshape(template.chunks, -1)
         if held.size and (encoding.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("an accumulator changes its register from chunk to chunk")
-        in_order = np.concatenate([*([] if overlaps else [loads]), pointed, held, stores], axis=1)
+        of_chunks = [*([] if ring.overlaps else [ring.loads]), pointers.markers, held, ring.stores]
+        in_order = np.concatenate(of_chunks, axis=1)
         if (np.diff(in_order.ravel()) <= 0).any():
             raise MachineCodeError("the markers of a chunk are not in order")
-        number = np.arange(template.pointers - 1)
-        data = (
-            encoding.SOURCE_B.get(words)[pointed][:, number // marker_ptx.MARKED_TOGETHER]
-            + number % marker_ptx.MARKED_TOGETHER
-        )
-        registers = np.concatenate([encoding.SOURCE_A.get(words)[first][:, None], data], axis=1)
-        offsets = np.zeros(registers.shape, dtype=np.int64)
-        offsets[:, 0] = places.offsets[first] - marker_ptx.POINTERS
         _check_barriers(opcodes, in_order, body)
-        ending = (
-            EpilogueCode.of(words, opcodes, template.accumulators, pinned, in_end)
-            if moves is None
-            else EpilogueCode.of_moved(words, opcodes, template.accumulators, in_end)
-        )
         zeroed = places.several(places.loads, marker_ptx.AFTER, body)
         of_chunk = np.searchsorted(in_order.ravel(), zeroed)
         if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
             raise MachineCodeError("a use of an accumulator after a chunk comes before its markers")
         copies = loads_of(words, opcodes, body)
         check_held(words, copies, zeroed)
-        gone = [*initial.tolist(), *loads.ravel().tolist(), *in_order.ravel().tolist(), last, *ending.stores.tolist()]
         markers = np.zeros(len(words), dtype=np.bool_)
-        markers[gone] = True
+        markers[np.concatenate([initial, ring.loads.ravel(), in_order.ravel(), [last], ending.stores])] = True
         jumps, targets = _jumps(words, opcodes, body, markers, file.capability)
-        if moves is None:
+        if not reserved:
             _check_pinned(words, pinned, initial, ending.last_use, markers)
-        if overlaps:
-            in_ring = (ring[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
-            begin, end = (np.repeat(each, template.ring_width) for each in (loads[0], stores[-1]))
+        if ring.overlaps:
+            in_ring = (ring.registers[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
+            begin, end = (np.repeat(each, template.ring_width) for each in (ring.loads[0], ring.stores[-1]))
             _check_pinned(words, in_ring, begin, end, markers)
         count = len(template.accumulators.registers)
         skeleton = Skeleton(
@@ -227,12 +196,12 @@ class Skeleton:
             group_register=group,
             accumulators=pinned[:count],
             wide=pinned[count:].reshape(-1, 2),
-            splices=pointed[:, -1],
-            pointers=registers,
-            uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
-            offsets=offsets,
+            splices=pointers.markers[:, -1],
+            pointers=pointers.registers,
+            uniform=pointers.uniform,
+            offsets=pointers.offsets,
             residuals=_last(branch + np.flatnonzero(opcodes[body] == LDG), sum(map(len, template.residuals))),
-            ring=ring,
+            ring=ring.registers,
             markers=markers,
             zeroed=zeroed,
             moves=moves,
@@ -243,7 +212,7 @@ class Skeleton:
             copies=copies,
             one=int(encoding.DESTINATION.get(words)[last]),
             template=template,
-            overlaps=overlaps,
+            overlaps=ring.overlaps,
             stores=branch + np.flatnonzero(opcodes[body] == STG),
         )
         if len(skeleton.stores) < len(ending.biases.words):
@@ -278,6 +247,57 @@ class _Places:
         near = np.abs(self.offsets[within] - offset) < marker_ptx.REACH
         found: NDArray[np.int64] = np.flatnonzero(kind[within] & near) + within.start
         return found
+
+
+def _last_marker(places: _Places, body: slice) -> tuple[int, bool]:
+    """The marker behind the last chunk, and whether it is that of reserved accumulators: a store, not a load."""
+    loads = places.several(places.loads, marker_ptx.LAST, body)
+    found = loads if len(loads) else places.several(places.all_stores, marker_ptx.LAST, body)
+    if len(found) != 1:
+        raise MachineCodeError("not one marker at the end of the chunks")
+    return int(found[0]), not len(loads)
+
+
+def _accumulator_markers(places: _Places, count: int, body: slice) -> NDArray[np.int64]:
+    """[pinned registers]: the load that names each before the first chunk."""
+    offsets = [marker_ptx.ACCUMULATORS + 4 * i for i in range(count)]
+    found = [places.only(places.loads, each, within=body, what=f"accumulator {i}") for i, each in enumerate(offsets)]
+    return np.array(found, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pointers:
+    """The registers of pointers into shared memory, as the markers of each chunk name them."""
+
+    markers: NDArray[np.int64]
+    """[chunks, markers]"""
+    registers: NDArray[np.int64]
+    """[chunks, pointers]"""
+    uniform: NDArray[np.int64]
+    """[chunks]: the uniform register that is added to the first pointer; -1 without one."""
+    offsets: NDArray[np.int64]
+    """[chunks, pointers]: bytes from the register to where the pointer points."""
+
+    @staticmethod
+    def of(words: Words, places: _Places, template: MarkerPtx, body: slice) -> _Pointers:
+        together = marker_ptx.MARKED_TOGETHER
+        per_chunk = len(range(1, template.pointers, together)) or 1
+        found = places.several(places.all_stores, marker_ptx.POINTERS, body)
+        if len(found) != per_chunk * template.chunks:
+            raise MachineCodeError(f"{len(found)} markers of pointers for {template.chunks} chunks")
+        markers = found.reshape(template.chunks, per_chunk)
+        if _changes_between(words, markers):
+            raise MachineCodeError("ptxas changes a pointer between two of its markers")
+        first, number = markers[:, 0], np.arange(template.pointers - 1)
+        data = encoding.SOURCE_B.get(words)[markers][:, number // together] + number % together
+        offsets = np.zeros((template.chunks, template.pointers), dtype=np.int64)
+        offsets[:, 0] = places.offsets[first] - marker_ptx.POINTERS
+        return _Pointers(
+            markers=markers,
+            registers=np.concatenate([encoding.SOURCE_A.get(words)[first][:, None], data], axis=1),
+            uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
+            offsets=offsets,
+        )
 
 
 def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[int, int, int]:
