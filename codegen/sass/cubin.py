@@ -1,7 +1,7 @@
-"""A cubin read, and written back with other code: an ELF file with one kernel's words, and what speaks of their places.
+"""The cubin file: an ELF file with one kernel's code, and the code addresses that have to follow when it changes.
 
-What is not understood is kept byte by byte. Code of another length moves what follows it, by a whole number of
-`CODE_ALIGNMENT`, so that everything keeps the alignment that ptxas gave it.
+Everything that is not understood is kept byte by byte. Code of another length moves what follows it by a multiple of
+`CODE_ALIGNMENT`, so that every section keeps the alignment that ptxas gave it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from codegen.errors import MachineCodeError
 from codegen.sass.isa.encoding import WORD_BYTES, Words, text_of, words_of
 
 CODE_ALIGNMENT: Final = 128
-"""A kernel's code begins at a multiple of so many bytes and is as long as one."""
+"""A kernel's code begins at a multiple of this many bytes, and its length is one too."""
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -33,26 +33,26 @@ _CODE = ".text."
 _WIDE_LENGTH = 0xFFFFFFFF
 
 REGISTER_COUNT: Final = 0x2F
-"""Attribute: a symbol, and the registers of a thread."""
+"""Attribute: a symbol, then the registers per thread."""
 _EXITS: Final = 0x1C
 _MOST_LISTED: Final = 0x3FFF
-"""Addresses of an attribute, whose length is a number of 16 bits."""
+"""Most addresses in one attribute: its length in bytes has 16 bits."""
 _ADDRESSES: Final = {_EXITS: 4, 0x28: 4, 0x31: 4}
-"""Attributes that list code addresses: exits, warp-wide instructions; and how far apart they stand."""
+"""Attributes that list code addresses (exits, warp-wide instructions), and the bytes from one address to the next."""
 _INDIRECT_BRANCHES: Final = 0x34
-"""Attribute: the address of a BRX, two other words and how many targets, then these."""
+"""Attribute: the address of a BRX, two other words, the number of its targets, then the targets."""
 _CLUSTER: Final = 0x3D
-"""Attribute: the blocks of a cluster, in three words."""
+"""Attribute: the blocks of a cluster on x, y and z."""
 _WITHOUT_ADDRESSES: Final = {
     *(0x04, 0x05, 0x0A, 0x11, 0x12, 0x17, 0x19, 0x1B, 0x1E, REGISTER_COUNT),
     *(0x35, 0x36, 0x37, _CLUSTER, 0x3E, 0x41, 0x4A, 0x4C, 0x50, 0x55, 0x5F),
 }
-"""Those of the farm's kernels that say nothing of places in the code."""
+"""Attributes of the farm's kernels that hold no code address."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section: where it lies in the file, and how much of it."""
+    """A section of the ELF file."""
 
     index: int
     name: str
@@ -63,16 +63,17 @@ class Section:
 
     @property
     def end(self) -> int:
-        """Where the file goes on."""
+        """Offset of the first byte after it."""
         return self.offset + (0 if self.kind == _NOBITS else self.size)
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An entry of `.nv.info`, the driver's facts of a kernel; `offset` is that of its data in the file."""
+    """An entry of `.nv.info`, which tells the driver about the file or its kernel."""
 
     number: int
     offset: int
+    """Offset of its data in the file."""
     data: bytes
 
 
@@ -85,21 +86,21 @@ class CubinFile:
 
     @staticmethod
     def read(data: bytes) -> CubinFile:
-        """Raises MachineCodeError if it is no cubin, is cut short, or has more than one kernel."""
+        """Reads a file. Raises MachineCodeError if it is not a cubin, is truncated, or has not exactly one kernel."""
         try:
             cubin = CubinFile(data, tuple(_sections(data)))
         except (struct.error, ValueError) as error:
-            raise MachineCodeError(f"not a cubin, or a part of one only: {error}") from None
+            raise MachineCodeError(f"not a cubin, or truncated: {error}") from None
         kernels = [section for section in cubin.sections if section.name.startswith(_CODE)]
         if len(kernels) != 1:
-            raise MachineCodeError(f"a cubin of the farm has one kernel, this one {len(kernels)}")
+            raise MachineCodeError(f"a cubin with {len(kernels)} kernels: expected one")
         if any(section.end > len(data) for section in cubin.sections):
-            raise MachineCodeError("a part of a cubin only: a section ends beyond the file")
+            raise MachineCodeError("truncated cubin: a section ends beyond the file")
         return cubin
 
     @cached_property
     def code(self) -> Section:
-        """The section of the kernel's instructions."""
+        """The section with the kernel's instructions."""
         return next(section for section in self.sections if section.name.startswith(_CODE))
 
     @property
@@ -108,30 +109,30 @@ class CubinFile:
 
     @cached_property
     def capability(self) -> int:
-        """The number of its architecture: 90 for sm_90 and sm_90a."""
+        """The number of the architecture: 90 for sm_90 and sm_90a."""
         (flags,) = struct.unpack_from("<I", self.data, 48)
         return int(flags) >> 8 & 0xFF
 
     @property
     def words(self) -> Words:
-        """[instructions, 2]: the kernel's, in an array of their own."""
+        """The kernel's instructions [instructions, 2], a copy."""
         return words_of(self.data[self.code.offset : self.code.end])
 
     @cached_property
     def attributes(self) -> tuple[Attribute, ...]:
-        """Of the file and of the kernel."""
+        """The attributes of the file and of the kernel."""
         names = (".nv.info", f".nv.info.{self.kernel}")
         return tuple(each for section in self.sections if section.name in names for each in self._entries(section))
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
+        """Registers per thread."""
         (count,) = struct.unpack_from("<I", self._register_count.data, 4)
         return int(count)
 
     @cached_property
     def cluster(self) -> tuple[int, int, int]:
-        """Blocks of a cluster on x, y and z; 1 where there are none."""
+        """Blocks of a cluster on x, y and z; 1, 1, 1 for a kernel without clusters."""
         for attribute in self.attributes:
             if attribute.number == _CLUSTER:
                 x, y, z = struct.unpack("<III", attribute.data)
@@ -143,32 +144,32 @@ class CubinFile:
         for attribute in self.attributes:
             if attribute.number == REGISTER_COUNT:
                 return attribute
-        raise MachineCodeError("the cubin does not say how many registers a thread has")
+        raise MachineCodeError("the cubin has no register count")
 
     @cached_property
     def jump_tables(self) -> NDArray[np.int64]:
-        """The code addresses in constant memory that BRX jumps to, in bytes."""
+        """Code addresses, in bytes, of the jump tables that BRX uses, from constant memory."""
         return np.array([address for _, address in self._table_entries()], dtype=np.int64)
 
     def with_words(self, words: Words) -> bytes:
-        """The same cubin with other instructions in the places of the old: no place moves."""
+        """The file with other instructions of the same number. Raises MachineCodeError for another number."""
         if len(words) * WORD_BYTES != self.code.size:
             raise MachineCodeError(f"{len(words)} instructions in the place of {self.code.size // WORD_BYTES}")
         return self.data[: self.code.offset] + text_of(words) + self.data[self.code.end :]
 
     def with_code(self, words: Words, moved: NDArray[np.int64], registers: int | None = None) -> bytes:
-        """The cubin with code of any length.
+        """The file with code of another length, and all code addresses outside the code moved with it.
 
-        `moved` [old instructions + 1] is where each old instruction is now, or what stands in its place, the last
-        entry the end of the code; with a first dimension, where its copies are. `registers` are those of a thread, if
-        they are others. Branches are the caller's, as they lie in the words; all else that tells a place in the code
-        is put right. Raises MachineCodeError where something is not understood.
+        `moved` [old instructions + 1] is the new place of each old instruction, the last entry the end of the code;
+        [copies, old instructions + 1] if the code holds several copies. `registers` is the new count per thread, if it
+        changes. The caller sets branch distances, as they are part of the words. Raises MachineCodeError for an
+        attribute that is not understood.
         """
         size, copies = len(words) * WORD_BYTES, np.atleast_2d(moved)
         if size % CODE_ALIGNMENT or copies.shape[1] != self.code.size // WORD_BYTES + 1:
-            raise MachineCodeError(f"code is a multiple of {CODE_ALIGNMENT} bytes long, and every old word has a place")
+            raise MachineCodeError(f"code needs a multiple of {CODE_ALIGNMENT} bytes and a place for every old word")
         if second := [section.name for section in self.sections if section.name.startswith(".nv.capmerc")]:
-            raise MachineCodeError(f"the cubin has its code in a second form too, {second[0]}, which would not follow")
+            raise MachineCodeError(f"the cubin holds its code in a second form, {second[0]}, which would stay as it is")
         places = list(self._address_places())
         cubin = self if len(copies) == 1 else self._with_copies(copies)
         out, code = bytearray(cubin.data), cubin.code
@@ -181,25 +182,25 @@ class CubinFile:
         return bytes(out[: code.offset]) + text_of(words) + bytes(out[code.end :])
 
     def _with_copies(self, copies: NDArray[np.int64]) -> CubinFile:
-        """The cubin with the new addresses of all copies in its attributes, which become longer, and the old code.
+        """The cubin with its old code, and the addresses of all copies in its attributes.
 
-        By a multiple of CODE_ALIGNMENT, so that nothing else loses its alignment: the last exit is listed repeatedly.
+        The attributes grow by a multiple of CODE_ALIGNMENT, for which the last exit is listed repeatedly.
         """
         if len(self.jump_tables):
-            raise MachineCodeError("code with jump tables is not copied")
+            raise MachineCodeError("code with jump tables cannot be copied")
         section = next(each for each in self.sections if each.name == f".nv.info.{self.kernel}")
         lists: dict[int, list[int]] = {}
         for attribute in self._entries(section):
             if attribute.number in _ADDRESSES:
                 old = [address for (address,) in struct.iter_unpack("<I", attribute.data)]
                 if any(address % WORD_BYTES or address >= self.code.size for address in old):
-                    raise MachineCodeError("a place in the code that is none")
+                    raise MachineCodeError("code address outside the kernel")
                 lists[attribute.number] = np.unique(copies[:, np.array(old) // WORD_BYTES] * WORD_BYTES).tolist()
         more = 4 * sum(map(len, lists.values())) - sum(
             len(attribute.data) for attribute in self._entries(section) if attribute.number in _ADDRESSES
         )
         if _EXITS not in lists:
-            raise MachineCodeError("the cubin does not say where its exits are")
+            raise MachineCodeError("the cubin does not list its exits")
         padding = -more % CODE_ALIGNMENT
         lists[_EXITS] += lists[_EXITS][-1:] * (padding // 4)
         if max(map(len, lists.values())) > _MOST_LISTED:
@@ -229,9 +230,9 @@ class CubinFile:
         return CubinFile.read(bytes(out[: section.offset]) + text + bytes(out[section.end :]))
 
     def _make_room(self, out: bytearray, section: Section, size: int) -> tuple[Sequence[int], Callable[[int], int]]:
-        """Gives a section another size in the headers, which are still where they were, and moves what is behind it.
+        """Writes a section's new size, and the new offsets of what is behind it, into the headers at their old places.
 
-        The file's header as it was, and where what began at an offset begins now.
+        Returns the file's old header, and a function from old offsets to new ones.
         """
         header = _HEADER.unpack_from(out)
 
@@ -247,7 +248,7 @@ class CubinFile:
         return header, behind
 
     def _address_places(self) -> Iterator[int]:
-        """Offsets in the file of all addresses in the code that are not in the code itself."""
+        """Offsets in the file of all code addresses outside the code."""
         for attribute in self.attributes:
             if step := _ADDRESSES.get(attribute.number):
                 yield from range(attribute.offset, attribute.offset + len(attribute.data), step)
@@ -255,11 +256,11 @@ class CubinFile:
                 yield attribute.offset
                 yield from range(attribute.offset + 12, attribute.offset + len(attribute.data), 4)
             elif attribute.number not in _WITHOUT_ADDRESSES:
-                raise MachineCodeError(f"attribute {attribute.number:#x} is not known: it may hold places in the code")
+                raise MachineCodeError(f"unknown attribute {attribute.number:#x}, which may hold code addresses")
         yield from (place for place, _ in self._table_entries())
 
     def _table_entries(self) -> Iterator[tuple[int, int]]:
-        """Of the jump tables: the offset in the file, and the code address there."""
+        """Entries of the jump tables: offset in the file, and code address."""
         for section in self.sections:
             if section.name == f".nv.constant2.{self.kernel}":
                 for place in range(section.offset, section.end, 4):
@@ -268,15 +269,15 @@ class CubinFile:
     def _move(self, out: bytearray, place: int, moved: NDArray[np.int64]) -> None:
         (address,) = struct.unpack_from("<I", out, place)
         if address % WORD_BYTES or address >= self.code.size:
-            raise MachineCodeError(f"{address:#x} is no place in {self.code.size:#x} bytes of code")
+            raise MachineCodeError(f"code address {address:#x} outside the kernel of {self.code.size:#x} bytes")
         struct.pack_into("<I", out, place, int(moved[address // WORD_BYTES]) * WORD_BYTES)
 
     def _resize(self, out: bytearray, size: int, registers: int | None) -> None:
-        """Sizes and offsets for `size` bytes of code, still written where the headers are now."""
+        """Writes sizes and offsets for `size` bytes of code into the headers at their old places."""
         code = self.code
         header, behind = self._make_room(out, code, size)
         segments, place = header[5], header[6] + code.index * _SECTION.size
-        if registers is not None and code.info >> 24:  # up to sm_89 the registers stand here too
+        if registers is not None and code.info >> 24:  # up to sm_89 the register count is here too
             struct.pack_into("<I", out, place + _SECTION_INFO_FIELD, code.info & 0xFFFFFF | registers << 24)
         for i in range(header[10]):
             segment = list(_SEGMENT.unpack_from(out, segments + i * _SEGMENT.size))
@@ -299,7 +300,7 @@ class CubinFile:
                 _SYMBOL.pack_into(out, place, *symbol)
 
     def _resize_frame(self, out: bytearray, frame: Section, size: int) -> None:
-        """The length of the code that the debugger's entry of the kernel is for."""
+        """Writes the length of the code into the kernel's entry for debuggers."""
         place = frame.offset
         while place < frame.end:
             marker, length, owner = struct.unpack_from("<IQQ", out, place)
@@ -313,7 +314,7 @@ class CubinFile:
         place = section.offset
         while place < section.end:
             form, number, size = struct.unpack_from("<BBH", self.data, place)
-            held = size if form == 4 else 2  # in the place of the size
+            held = size if form == 4 else 2  # the data is where the size would be
             start = place + (4 if form == 4 else 2)
             yield Attribute(number, start, self.data[start : start + held])
             place = start + -(-held // 4) * 4 if form == 4 else place + 4
@@ -322,7 +323,7 @@ class CubinFile:
 def _sections(data: bytes) -> Iterator[Section]:
     header = _HEADER.unpack_from(data)
     if not header[0].startswith(b"\x7fELF\x02\x01") or header[2] != 190:
-        raise ValueError("no 64-bit ELF file for an NVIDIA GPU")
+        raise ValueError("expected a 64-bit ELF file for an NVIDIA GPU")
     first, size, count, names = header[6], header[11], header[12], header[13]
     if size != _SECTION.size:
         raise ValueError(f"section headers of {size} bytes")

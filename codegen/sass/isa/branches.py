@@ -9,13 +9,13 @@ from codegen.sass.isa.encoding import OPCODE, Field, Words
 from codegen.sass.isa.opcodes import BSSY
 
 _ONE_PIECE = 80
-"""An architecture whose branches store their distance in one piece."""
+"""An architecture on which BRA stores its distance in one piece, as BSSY does on all."""
 
 
 def branch_distances(words: Words, capability: int) -> NDArray[np.int64]:
-    """[instructions]: how many bytes beyond the next word each BRA goes, backwards if negative.
+    """The distance of each BRA [instructions], in bytes from the next word, negative if backwards.
 
-    `capability` is the architecture's number, 90 for sm_90: from there on the distance is stored in two pieces.
+    `capability` is the architecture's number, 90 for sm_90. From 90 on the distance is stored in two pieces.
     """
     low, high = words[..., 0], words[..., 1]
     upper = (low >> np.uint64(34)) | (high << np.uint64(30))
@@ -27,7 +27,7 @@ def branch_distances(words: Words, capability: int) -> NDArray[np.int64]:
 
 
 def put_branch_distances(words: Words, distances: ArrayLike, capability: int) -> None:
-    """Writes how many bytes beyond the next word each BRA goes: multiples of 4."""
+    """Writes the distance of each BRA, in bytes from the next word; a multiple of 4."""
     quads = np.asarray(distances, dtype=np.int64) // 4
     if capability >= 90:
         Field(16, 8).put(words, quads & 0xFF)
@@ -38,13 +38,13 @@ def put_branch_distances(words: Words, distances: ArrayLike, capability: int) ->
 
 
 def jump_distances(words: Words, capability: int) -> NDArray[np.int64]:
-    """[instructions]: the same of BRA and BSSY, whose distance is in one piece on every architecture."""
+    """The distance of each BRA or BSSY [instructions], in bytes from the next word; BSSY stores it in one piece."""
     one_piece = OPCODE.get(words) == BSSY
     return np.where(one_piece, branch_distances(words, _ONE_PIECE), branch_distances(words, capability))
 
 
 def put_jump_distances(words: Words, distances: NDArray[np.int64], capability: int) -> None:
-    """Writes how far each BRA and BSSY goes."""
+    """Writes the distance of each BRA or BSSY, in bytes from the next word."""
     one_piece = OPCODE.get(words) == BSSY
     for which, form in ((one_piece, _ONE_PIECE), (~one_piece, capability)):
         chosen = words[which]

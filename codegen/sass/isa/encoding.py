@@ -1,4 +1,4 @@
-"""The 128-bit instruction word of sm_75 to sm_121: its fields, read and written for whole streams at once.
+"""The fields of the 128-bit instruction word of sm_75 to sm_121, read and written for whole streams at once.
 
 A stream is an array [instructions, 2] of uint64, the lower half of each word first.
 """
@@ -17,28 +17,28 @@ Words = NDArray[np.uint64]
 
 WORD_BYTES = 16
 ZERO_REGISTER = 255
-"""RZ: reads as zero, takes what is written to it."""
+"""RZ: reads as zero, and ignores writes."""
 ALWAYS = 7
-"""The predicate that is true, and the scoreboard that is none."""
+"""PT, the predicate that is always true."""
 NO_SCOREBOARD = 7
 SCOREBOARDS = 6
 
 
 @dataclass(frozen=True)
 class Field:
-    """Consecutive bits of a word, at most 64 and within one half of it."""
+    """Consecutive bits of a word, at most 64, within one half of it."""
 
     first: int
     bits: int
 
     def get(self, words: Words) -> NDArray[np.int64]:
-        """[instructions]: the field of each word, unsigned."""
+        """The field of each word [instructions], unsigned."""
         found = words[..., self._half] >> self._shift
         found &= self._mask
         return found.view(np.int64)
 
     def put(self, words: Words, values: ArrayLike) -> None:
-        """Writes the field of each word; the values are one number or [instructions]."""
+        """Writes one value or [instructions] to the field of each word. Raises ValueError if one does not fit."""
         numbers = np.asarray(values).astype(np.uint64)
         if (numbers > self._mask).any():
             raise ValueError(f"{int(numbers.max())} does not fit a field of {self.bits} bits")
@@ -60,7 +60,7 @@ class Field:
 
     @cached_property
     def _others(self) -> np.uint64:
-        """All bits of the half but the field's."""
+        """All bits of the half that are not the field's."""
         return ~(self._mask << self._shift)
 
 
@@ -70,24 +70,24 @@ NEGATED_PREDICATE = Field(15, 1)
 DESTINATION = Field(16, 8)
 SOURCE_A = Field(24, 8)
 SOURCE_B = Field(32, 8)
-"""A register; of a store to shared or global memory its data."""
+"""A register; in a store, the data."""
 IMMEDIATE = Field(32, 32)
 SOURCE_C = Field(64, 8)
 OFFSET = Field(40, 24)
-"""Bytes that a load or store of memory adds to its address register, two's complement."""
+"""Bytes that a load or store adds to its address, in two's complement."""
 SIZE = Field(73, 3)
 """What a load or store moves, an index into `ACCESS_SIZES`."""
 STALL = Field(105, 4)
 """Cycles until the next instruction of the warp issues."""
 YIELD = Field(109, 1)
 WRITE_SCOREBOARD = Field(110, 3)
-"""Released when the result is there."""
+"""The scoreboard that is released when the result has arrived."""
 READ_SCOREBOARD = Field(113, 3)
-"""Released when the operands have been read."""
+"""The scoreboard that is released when the operands have been read."""
 WAIT = Field(116, 6)
-"""One bit for each scoreboard that must be released before the instruction issues."""
+"""A bit for each scoreboard that must be released before the instruction issues."""
 REUSE = Field(122, 4)
-"""Operands a, b, c that the next instruction finds in the cache of its operand's port."""
+"""A bit for each operand a, b, c that stays in the cache of its port for the next instruction."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ SIZE_OF_REGISTERS: Final = np.array([_WHOLE_REGISTERS.get(count, 0) for count in
 
 
 def words_of(text: bytes) -> Words:
-    """The words of a section of code. Raises ValueError if it does not consist of whole words."""
+    """The words of a code section. Raises ValueError if its length is not a multiple of WORD_BYTES."""
     if len(text) % WORD_BYTES:
         raise ValueError(f"{len(text)} bytes of code are not a whole number of {WORD_BYTES}-byte words")
     return np.frombuffer(text, dtype="<u8").astype(np.uint64).reshape(-1, 2)
 
 
 def text_of(words: Words) -> bytes:
-    """The bytes of a section of code with these words."""
+    """The bytes of a code section with these words."""
     return words.astype("<u8").tobytes()

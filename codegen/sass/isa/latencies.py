@@ -1,9 +1,9 @@
-"""How many cycles a result of a fixed latency needs until it is read: the shortest that ptxas leaves, on sm_90.
+"""Least cycles from a result of fixed latency to its use on sm_90, as ptxas leaves them.
 
-Measured over ptxas 13.0.88's output for every kind of layer in `tests/toolchain/operator_cases.py`, 160,000 words: per
-unit that writes and unit that reads, the least distance in issue cycles. A pair that ptxas never made has the longest
-of its writer or more. IMAD.WIDE reads the upper half of its addend 2 cycles late, and the lower half of its result is
-there 2 cycles before the upper. Uniform results: 1,100 skeletons more, 1.6 million words.
+Measured on the output of ptxas 13.0.88 for every layer in `tests/toolchain/operator_cases.py` (160,000 words) and, for
+uniform results, in 1,100 more skeletons (1.6 million words): the least distance in issue cycles for each pair of a
+unit that writes and a unit that reads. A pair that was never seen has the writer's longest latency or more. IMAD.WIDE
+reads the upper half of its addend 2 cycles late, and delivers the lower half of its result 2 cycles before the upper.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from codegen.sass.isa.opcodes import Opcode
 
 _READERS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "upper", "high", "memory", "function")
 UNITS: Final = (*_READERS, "uniform", "control")
-"""matrix: HFMA2.MMA, which runs on the tensor cores' unit; integer: IMAD and VIADD; upper: the upper half of the result
-of IMAD.WIDE, and of an addend of 64 bits; high: IMAD.HI; memory: all results of an unknown latency but MUFU's, which
-are function's."""
+"""The units of `opcodes.Unit`, except: upper is the upper half of IMAD.WIDE's result or of a 64-bit addend, and memory
+stands for all asynchronous units but function."""
 
 _LONGEST: Final = 13
 _REGISTERS: Final = {
@@ -33,13 +32,15 @@ _REGISTERS: Final = {
     "high": (13, 13, 13, 5, 10, 13, 13, 13, 13, 13),
 }
 _PREDICATES: Final = {"alu": 4, "integer": 5}
-"""A predicate among the operands of these; as a guard, or where control or memory depends on it, it takes longest."""
+"""A predicate as an operand of these units. As a guard, and for all other units, it takes the longest."""
 _UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "wide": 6, "memory": 9, "function": 12}
 """A uniform register or predicate, by the unit that reads it."""
 _MOVED: Final = 2
-"""The same of one that UMOV or ULDC wrote, whoever reads it."""
+"""A uniform result of UMOV or ULDC, for every reader."""
 _OVERWRITTEN: Final = {"matrix": {"matrix": 8}}
+"""By unit that writes, then unit that writes the same register next."""
 _OVERWRITTEN_BY_OTHERS: Final = {"matrix": 9}
+"""By unit that writes, for all units not in `_OVERWRITTEN`; 1 for all others."""
 
 
 def _table(rows: dict[str, dict[str, int]], default: int) -> NDArray[np.int64]:
@@ -62,11 +63,11 @@ OVERWRITE_CYCLES: Final = np.array(
 )
 """[unit that writes, unit that writes the same register after it]"""
 LONGEST: Final = int(max(REGISTER_CYCLES.max(), PREDICATE_CYCLES.max(), OVERWRITE_CYCLES.max(), GUARD_CYCLES))
-"""Whatever has a fixed latency is there after so many."""
+"""Every result of a fixed latency has arrived after this many cycles."""
 SETTLING_CYCLES: Final = 2
-"""From what sets a scoreboard to what waits for it."""
+"""From a word that sets a scoreboard to one that waits for it."""
 SPARE_REGISTERS: Final = 2
-"""A kernel's register count is so many above the registers that its words name."""
+"""A kernel's register count is at least this many more than the registers that its words name."""
 
 
 def unit_index(opcode: Opcode) -> int:

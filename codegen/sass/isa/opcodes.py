@@ -39,8 +39,7 @@ REGISTERS: Final = 0
 PREDICATES: Final = 256
 UNIFORM_REGISTERS: Final = 264
 UNIFORM_PREDICATES: Final = 328
-RESOURCES: Final = 336
-"""Resources are registers of all kinds in one numbering: each kind begins at its constant."""
+"""Resources: registers and predicates of all kinds in one numbering, in which each kind begins at its constant."""
 
 LAST: Final = {REGISTERS: 255, PREDICATES: 7, UNIFORM_REGISTERS: 63, UNIFORM_PREDICATES: 7}
 """By kind: the number that names the constant (RZ, PT, URZ, UPT) instead of a resource."""
