@@ -85,7 +85,8 @@ def test_memory_is_asked_for_by_cost_in_few_classes_and_more_for_what_ran_out_of
 def test_a_machine_that_differs_says_in_what() -> None:
     here = NodeFacts.here("13.0.88", "13.0.88")
     assert here.difference(here) == ""
-    assert replace(here, ptxas="12.9.1").difference(here).startswith("its ptxas is 12.9.1, the coordinator's is 13.0.88")
+    difference = replace(here, ptxas="12.9.1").difference(here)
+    assert difference.startswith("its ptxas is 12.9.1, the coordinator's is 13.0.88")
     assert "nvcc" in replace(here, nvcc="12.9.1").difference(here)
     assert "program version" in replace(here, program="0" * 64).difference(here)
 

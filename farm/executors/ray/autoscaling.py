@@ -68,13 +68,9 @@ class ResourceDemand:
             task = ray.remote(max_retries=0)(placeholder)
             for resources in missing.elements():
                 selector = elsewhere if resources.gpus else elsewhere | NOT_FOR_GPU_WORK
-                task_options = task.options(
-                    num_cpus=resources.cpus,
-                    num_gpus=resources.gpus,
-                    memory=resources.memory_bytes,
-                    label_selector=selector,
-                )
-                self._placeholders[task_options.remote()] = resources
+                options = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "memory": resources.memory_bytes}
+                reference = task.options(**options, label_selector=selector).remote()
+                self._placeholders[reference] = resources
 
     def forget(self) -> None:
         """Cancel all placeholders."""
