@@ -1,4 +1,4 @@
-"""The activations of an epilogue: what they are in float64, and how far off the kernel's arithmetic may be."""
+"""Activations of an epilogue in float64, with error bounds of the kernel's arithmetic."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ Float64Array = NDArray[np.float64]
 _UNIT = 2.0**-24
 """Unit roundoff of float32."""
 _FLUSHED = 2.0**-126
-"""What is below may be zero in the kernel."""
+"""Smallest normal float32; the kernel may flush smaller values to zero."""
 _SQUARE_ROOT_OF_HALF = math.sqrt(0.5)
 _complementary_error = np.frompyfunc(math.erfc, 1, 1)
 
 
 @dataclass(frozen=True)
 class Function:
-    """An activation, and the error of it in the kernel."""
+    """An activation with an error bound of the kernel's arithmetic."""
 
     definition: Callable[[Float64Array], Float64Array]
     steepest: float
-    """The largest slope there is, either way: by so much an error of the argument grows at most."""
+    """Largest magnitude of the slope, by which an error of the argument grows at most."""
     absolute: float
     relative: float
-    """Of a float32 argument the kernel's result is off by `absolute`, and `relative` of the exact one, at most.
+    """For an exact float32 argument, the kernel's error is at most `absolute` plus `relative` times the exact result.
 
-    That is what the largest errors of all instructions in `operators/steps.py` make together, to first order, with 2.5
-    units in the last place for `ex2.approx` and 1 for `rcp.approx`: tests/unit/test_activations.py adds them up.
+    The bound is the sum, to first order, of the largest errors of all instructions in `kernels/epilogue_ptx.py`, with
+    2.5 units in the last place for `ex2.approx` and 1 for `rcp.approx`. tests/unit/test_activations.py adds them up.
     """
 
     def compute(self, v: Float64Array) -> Float64Array:
-        """The values at v; where v is infinite or NaN they are what ONNX's definitions make of that."""
+        """The values at v; infinities and NaN follow ONNX's definitions."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return self.definition(v)
 
     def error(self, after: Float64Array, error: Float64Array) -> Float64Array:
-        """Error of a result, from that of the argument."""
+        """Error bound of the results `after`, from the argument's error bound."""
         grown = self.steepest * error
-        with np.errstate(invalid="ignore"):  # of what is not finite
+        with np.errstate(invalid="ignore"):  # infinite values
             result: Float64Array = grown + self.absolute + self.relative * (np.abs(after) + grown)
         return result
 
 
 def function_of(step: Activation) -> Function:
-    """The function that a step computes."""
+    """The function of an activation step."""
     match step:
         case Sigmoid():
             return Function(_logistic, 0.25, 1.5 * _UNIT, 4 * _UNIT)
         case Swish(alpha):
             return Function(lambda v: v * _logistic(alpha * v), 1.1, 2 * _UNIT / abs(alpha), 5 * _UNIT)
         case HardSigmoid(alpha, beta):
-            return Function(lambda v: _within_one(alpha * v + beta), abs(alpha), _of_line(beta), 0.0)
+            return Function(lambda v: _within_one(alpha * v + beta), abs(alpha), _line_error(beta), 0.0)
         case HardSwish(alpha, beta):
             reach = (1 + abs(beta)) / abs(alpha)
             return Function(
                 lambda v: v * _within_one(alpha * v + beta),
                 max(1.0, abs(beta), abs(2 - beta)),
-                reach * _of_line(beta),
+                reach * _line_error(beta),
                 2 * _UNIT,
             )
         case Gelu("tanh"):
@@ -76,8 +76,8 @@ def function_of(step: Activation) -> Function:
             return Function(_mish, 1.1, 3 * _UNIT, 6 * _UNIT)
 
 
-def _of_line(beta: float) -> float:
-    """Of alpha v + beta within 0 and 1, its constants and the result rounded."""
+def _line_error(beta: float) -> float:
+    """Absolute error of alpha v + beta clipped to 0 and 1, with constants and result rounded."""
     return (2 + 2 * abs(beta)) * _UNIT + _FLUSHED
 
 

@@ -1,7 +1,7 @@
-"""The sums of a layer, for a region of its output: every output is a dot product of weights and input elements.
+"""Dot products of weights and input elements, in float64, for a region of a layer's output.
 
-All operators are one loop over the positions of the kernel: at each, the outputs and the input elements that meet are
-two strided slices, in a convolution as in a transposed one. A Linear is a convolution of images of one element.
+All operators are one loop over the taps of the filter. At each tap, the outputs and the input elements that it connects
+are two strided slices, in convolutions and transposed convolutions alike. A Linear is a convolution of 1x1 images.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Float64Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Meeting:
-    """One position of the kernel in one dimension, and the outputs and input elements that meet there."""
+class _TapOverlap:
+    """One tap of the filter along one axis, and the outputs and input elements that it connects."""
 
     position: int
     outputs: slice
@@ -31,46 +31,46 @@ class _Meeting:
 
 
 @dataclass(frozen=True)
-class _Grouped:
-    """Kernels, and the channels that they read: `groups` whole groups, or a part of the kernels of one."""
+class _ChannelGroup:
+    """Output channels and the input channels that they read: `groups` whole groups, or a part of one group."""
 
     groups: int
-    kernels: slice
+    output_channels: slice
     channels: slice
 
 
 @dataclass(frozen=True, eq=False)
 class DotProducts:
-    """What the outputs of a region are computed from: its kernels and the input elements that they may read."""
+    """Operands of a region's outputs: the weights of its output channels and the input elements that they read."""
 
     kernel: Float64Array
     """[R, S, K, C / groups]"""
     bias: Float64Array
     """[K]"""
     patch: Float64Array
-    """[N, C, H, W], of the groups of these kernels only."""
+    """[N, C, H, W], with the input channels of these output channels only."""
     shape: tuple[int, int, int, int]
     """N, K, H', W' of the region."""
-    rows: list[_Meeting]
-    columns: list[_Meeting]
-    grouped: list[_Grouped]
+    rows: list[_TapOverlap]
+    columns: list[_TapOverlap]
+    grouped: list[_ChannelGroup]
 
     @property
     def nonzeros(self) -> NDArray[np.int64]:
-        """[K, 1, 1]: of every kernel."""
+        """Non-zero weights of each output channel, [K, 1, 1]."""
         counts: NDArray[np.int64] = np.count_nonzero(self.kernel, axis=(0, 1, 3))[:, None, None]
         return counts
 
     def values(self) -> Float64Array:
-        """[N, K, H', W']: the sums, bias included."""
+        """The sums with bias, [N, K, H', W']."""
         return self._sums(self.kernel, self.patch) + self.bias[:, None, None]
 
     def magnitudes(self) -> Float64Array:
-        """[N, K, H', W']: the sums of |weight| |input element|, without the bias."""
+        """The sums of |weight| |input element| without bias, [N, K, H', W']."""
         return self._sums(np.abs(self.kernel), np.abs(self.patch))
 
     def _sums(self, kernel: Float64Array, patch: Float64Array) -> Float64Array:
-        """An infinity or NaN of the patch reaches an output through non-zero weights only."""
+        """The sums, in which an infinity or NaN of the patch reaches outputs through non-zero weights only."""
         finite = np.isfinite(patch)
         if finite.all():
             return self._sums_of_finite(kernel, patch)
@@ -86,24 +86,24 @@ class DotProducts:
         return sums
 
     def _sums_of_finite(self, kernel: Float64Array, patch: Float64Array) -> Float64Array:
-        """One position of the kernel at a time: memory of a few outputs, not of an im2col."""
+        """The sums for a finite patch, tap by tap, without the memory of an im2col."""
         sums = np.zeros(self.shape)
         images = len(patch)
         for part in self.grouped:
-            kernels, inputs = kernel[:, :, part.kernels], patch[:, part.channels]
+            filters, inputs = kernel[:, :, part.output_channels], patch[:, part.channels]
             for row in self.rows:
                 for column in self.columns:
-                    factor = kernels[row.position, column.position].reshape(part.groups, -1, kernel.shape[3])
+                    factor = filters[row.position, column.position].reshape(part.groups, -1, kernel.shape[3])
                     met = inputs[:, :, row.inputs, column.inputs]
                     height, width = met.shape[2:]
                     product = factor @ met.reshape(images, part.groups, kernel.shape[3], height * width)
-                    total = sums[:, part.kernels, row.outputs, column.outputs]
+                    total = sums[:, part.output_channels, row.outputs, column.outputs]
                     total += product.reshape(total.shape)
         return sums
 
 
 def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Region) -> DotProducts:
-    """Selects what a region needs of an input [N, C, H, W], or [rows, inputs], and of the weights.
+    """The operands of a region, selected from an input [N, C, H, W] or [rows, inputs] and the weights.
 
     Raises ValueError if the input does not have the spec's shape, a slice has a step, or the layer is gated.
     """
@@ -113,36 +113,38 @@ def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Reg
         raise ValueError(f"an input of the shape {list(x.shape)} for a layer of {['N', *spec.input_shape]}")
     if isinstance(spec, Linear):
         spec, x = Conv2d(spec.inputs, 1, 1, spec.outputs, 1, 1, data_type=spec.data_type), x[:, :, None, None]
-    images, kernels = _range(region.images, len(x)), _range(region.kernels, spec.output_channels)
+    images, outputs = _range(region.images, len(x)), _range(region.kernels, spec.output_channels)
     output_rows, output_columns = _range(region.rows, spec.output_height), _range(region.columns, spec.output_width)
-    rows, inputs_y = _meetings(spec, 0, output_rows)
-    columns, inputs_x = _meetings(spec, 1, output_columns)
-    grouped = list(_groups(spec, kernels))
+    rows, inputs_y = _tap_overlaps(spec, 0, output_rows)
+    columns, inputs_x = _tap_overlaps(spec, 1, output_columns)
+    grouped = list(_groups(spec, outputs))
     first_channel = min((part.channels.start for part in grouped), default=0)
     last_channel = max((part.channels.stop for part in grouped), default=0)
-    kernel = weights.kernel.reshape(spec.weights_shape)[kernels.start : kernels.stop]
+    kernel = weights.kernel.reshape(spec.weights_shape)[outputs.start : outputs.stop]
     patch = to_float64(x[images.start : images.stop, first_channel:last_channel, inputs_y, inputs_x], spec.data_type)
     if weights.bounds is not None:
         low, high = weights.bounds[first_channel:last_channel].T.astype(np.float64)[:, :, None, None]
-        patch = np.minimum(np.maximum(patch, low), high)  # which leave a NaN
+        patch = np.minimum(np.maximum(patch, low), high)  # both keep NaN
     return DotProducts(
         kernel=np.ascontiguousarray(kernel.transpose(2, 3, 0, 1), np.float64),
-        bias=weights.bias[kernels.start : kernels.stop].astype(np.float64),
+        bias=weights.bias[outputs.start : outputs.stop].astype(np.float64),
         patch=patch,
-        shape=(len(images), len(kernels), len(output_rows), len(output_columns)),
+        shape=(len(images), len(outputs), len(output_rows), len(output_columns)),
         rows=rows,
         columns=columns,
         grouped=[
-            _Grouped(part.groups, _shift(part.kernels, kernels.start), _shift(part.channels, first_channel))
+            _ChannelGroup(
+                part.groups, _shift(part.output_channels, outputs.start), _shift(part.channels, first_channel)
+            )
             for part in grouped
         ],
     )
 
 
 def gated_input(spec: LayerSpec, x: NDArray[Any], gate: NDArray[Any]) -> NDArray[Any]:
-    """An input [N, C, H, W] times the gates [N, C] or [N, C, 1, 1], as a gated layer's kernel multiplies them.
+    """An input [N, C, H, W] times the gates [N, C] or [N, C, 1, 1], rounded as a gated layer's kernel rounds it.
 
-    Of float16 layers an array of float16, else of float32.
+    The result is float16 for float16 layers, else float32.
     """
     gates = to_float64(gate, spec.data_type).reshape(*x.shape[:2], 1, 1)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -151,7 +153,7 @@ def gated_input(spec: LayerSpec, x: NDArray[Any], gate: NDArray[Any]) -> NDArray
 
 
 def to_float64(values: NDArray[Any], data_type: DataType) -> Float64Array:
-    """The values of an array of floats of any width, or of the bits of bfloat16."""
+    """The values of an array of floats, or of uint16 with the bits of bfloat16, as float64."""
     if np.issubdtype(values.dtype, np.floating):
         return values.astype(np.float64)
     return to_float32(values, data_type).astype(np.float64)
@@ -160,7 +162,7 @@ def to_float64(values: NDArray[Any], data_type: DataType) -> Float64Array:
 def _range(part: slice, size: int) -> range:
     start, stop, step = part.indices(max(size, 0))
     if step != 1:
-        raise ValueError(f"a part of the output with step {step}: give a slice without a step")
+        raise ValueError(f"slice with step {step}: give a slice without a step")
     return range(start, max(start, stop))
 
 
@@ -168,14 +170,14 @@ def _shift(part: slice, origin: int) -> slice:
     return slice(part.start - origin, part.stop - origin, part.step)
 
 
-def _meetings(spec: Conv2d | ConvTranspose2d, axis: int, outputs: range) -> tuple[list[_Meeting], slice]:
-    """The meetings of a part of one dimension of the output, and the input elements from the first to the last met.
+def _tap_overlaps(spec: Conv2d | ConvTranspose2d, axis: int, outputs: range) -> tuple[list[_TapOverlap], slice]:
+    """The overlaps of each tap for a range of outputs along one axis, and the slice of input elements that they read.
 
-    Outputs count from the beginning of the part, inputs from the first met. Padding meets nothing.
+    Output indices are relative to the range, input indices to the slice. Taps on padding only have no overlap.
     """
     inputs = range(spec.input_shape[axis + 1])
     stride, padding, dilation = spec.stride[axis], spec.padding[axis], spec.dilation[axis]
-    meetings = []
+    overlaps = []
     for position in range(spec.weights_shape[axis + 2]):
         offset = position * dilation - padding
         if isinstance(spec, ConvTranspose2d):
@@ -183,15 +185,15 @@ def _meetings(spec: Conv2d | ConvTranspose2d, axis: int, outputs: range) -> tupl
         else:
             from_outputs, from_inputs = _strided(outputs, inputs, stride, offset)
         if from_inputs.stop > from_inputs.start:
-            meetings.append(_Meeting(position, _shift(from_outputs, outputs.start), from_inputs))
-    first = min((meeting.inputs.start for meeting in meetings), default=0)
-    last = max((meeting.inputs.stop for meeting in meetings), default=0)
-    met = [_Meeting(meeting.position, meeting.outputs, _shift(meeting.inputs, first)) for meeting in meetings]
-    return met, slice(first, last)
+            overlaps.append(_TapOverlap(position, _shift(from_outputs, outputs.start), from_inputs))
+    first = min((overlap.inputs.start for overlap in overlaps), default=0)
+    last = max((overlap.inputs.stop for overlap in overlaps), default=0)
+    shifted = [_TapOverlap(overlap.position, overlap.outputs, _shift(overlap.inputs, first)) for overlap in overlaps]
+    return shifted, slice(first, last)
 
 
 def _strided(coarse: range, fine: range, stride: int, offset: int) -> tuple[slice, slice]:
-    """All i of `coarse` with i * stride + offset in `fine`, and these places there; both empty if there are none."""
+    """The i of `coarse` with i * stride + offset in `fine`, and those positions in `fine`; both may be empty."""
     first = max(coarse.start, -((offset - fine.start) // stride))
     end = min(coarse.stop, -((offset - fine.stop) // stride))
     if end <= first:
@@ -199,14 +201,14 @@ def _strided(coarse: range, fine: range, stride: int, offset: int) -> tuple[slic
     return slice(first, end), slice(first * stride + offset, (end - 1) * stride + offset + 1, stride)
 
 
-def _groups(spec: Conv2d | ConvTranspose2d, kernels: range) -> Iterator[_Grouped]:
-    """Divides kernels so that each part is of whole groups or within one: at most three parts."""
-    kernels_of_group, channels_of_group = spec.output_channels // spec.groups, spec.channels // spec.groups
-    first = kernels.start
-    while first < kernels.stop:
-        group, within = divmod(first, kernels_of_group)
-        groups = 1 if within else max(1, (kernels.stop - first) // kernels_of_group)
-        end = min(kernels.stop, (group + groups) * kernels_of_group)
-        channels = slice(group * channels_of_group, (group + groups) * channels_of_group)
-        yield _Grouped(groups, slice(first, end), channels)
+def _groups(spec: Conv2d | ConvTranspose2d, outputs: range) -> Iterator[_ChannelGroup]:
+    """Splits output channels into parts of whole groups or within one group: at most three parts."""
+    outputs_per_group, channels_per_group = spec.output_channels // spec.groups, spec.channels // spec.groups
+    first = outputs.start
+    while first < outputs.stop:
+        group, within = divmod(first, outputs_per_group)
+        groups = 1 if within else max(1, (outputs.stop - first) // outputs_per_group)
+        end = min(outputs.stop, (group + groups) * outputs_per_group)
+        channels = slice(group * channels_per_group, (group + groups) * channels_per_group)
+        yield _ChannelGroup(groups, slice(first, end), channels)
         first = end

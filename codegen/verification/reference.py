@@ -1,7 +1,6 @@
-"""What a layer computes, in float64, and how far a generated kernel's arithmetic may be from it.
+"""Reference: a layer's output in float64, with error bounds of a generated kernel's arithmetic.
 
-A zero weight contributes nothing, whatever the input: the generated code has no instruction for it. So `0 * inf` and
-`0 * nan` count as 0 here.
+A zero weight contributes nothing, since the generated code has no instruction for it: `0 * inf` and `0 * nan` are 0.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from codegen.verification.dot_products import DotProducts, Float64Array, dot_pro
 from codegen.verification.pool_windows import Windows
 
 REFERENCE_SLACK = 1 + 2.0**-20
-"""Covers the rounding of the float64 reference and of the bound itself."""
+"""Factor on error bounds that covers the rounding of the float64 reference and of the bound itself."""
 
 
 def layer_output(
@@ -31,11 +30,11 @@ def layer_output(
     region: Region = EVERYTHING,
     residual: NDArray[Any] | None = None,
 ) -> Float64Array:
-    """A region of the layer's output [N, K, H', W'], or [rows, K], from the elements of the input that it needs only.
+    """A region of the layer's output, [N, K, H', W'] or [rows, K].
 
-    `x` and `residual` (of the whole output's shape) are arrays of floats, or of uint16 with the bits of bfloat16. Of a
-    gated layer, give `plain(spec)` and what `gated_input` makes of `x`.
-    Raises ValueError if one does not have the spec's shape, a slice has a step, or a residual is missing or too much.
+    `x` and `residual` (of the whole output's shape) are arrays of floats, or of uint16 with the bits of bfloat16. For a
+    gated layer, give `plain(spec)` and the result of `gated_input` as `x`. Raises ValueError if an array does not have
+    the spec's shape, a slice has a step, or a residual is missing or superfluous.
     """
     if isinstance(spec, Conv2d) and spec.pool:
         windows = Windows.of(spec, spec.pool, region)
@@ -48,38 +47,19 @@ def layer_output(
     return _without_unit_dimensions(spec, values)
 
 
-def error_bound(
-    spec: LayerSpec,
-    weights: Weights,
-    x: NDArray[Any],
-    region: Region = EVERYTHING,
-    residual: NDArray[Any] | None = None,
-    products_together: int | None = None,
-) -> Float64Array:
-    """How far each output of the kernel may be from `layer_output`, whose arguments and shape these are.
-
-    Infinite where a value may overflow the type that holds it, or is not finite: `outcomes` says what may come there.
-    """
-    first, *others = outcomes(spec, weights, x, region, residual, products_together)
-    says_nothing = ~np.isfinite(first.value)
-    for other in others:
-        says_nothing |= other.possible
-    return np.where(says_nothing, np.inf, first.error)
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a kernel may give for each output of a region, and how exactly."""
+    """One possible result of a correct kernel for each output of a region, with an error bound."""
 
     possible: NDArray[np.bool_]
-    """Which outputs may come out so."""
+    """Outputs that may have this result."""
     value: Float64Array
-    """In float64."""
+    """The result in float64."""
     error: Float64Array
-    """The kernel's may be so far from it; an infinity or a NaN is exact."""
+    """Largest distance of the kernel's value; infinities and NaN must be exact."""
 
     def is_met_by(self, got: Float64Array) -> NDArray[np.bool_]:
-        """Which of these outputs may be of this kind."""
+        """Outputs of `got` that agree with this outcome."""
         same = (got == self.value) | (np.isnan(got) & np.isnan(self.value))
         with np.errstate(invalid="ignore"):
             met: NDArray[np.bool_] = self.possible & (same | (np.abs(got - self.value) <= self.error))
@@ -94,27 +74,27 @@ def outcomes(
     residual: NDArray[Any] | None = None,
     products_together: int | None = None,
 ) -> list[Outcome]:
-    """All that a right kernel may give: first `layer_output` where nothing overflows, then what overflows lead to.
+    """The possible results of a correct kernel: first `layer_output` without overflow, then results after an overflow.
 
-    *Rounding.* A sum of n products and the bias, rounded with unit roundoff u after every operation, in any order,
-    fused or not, is off by at most ((1 + u)^(n + 1) - 1) (|w| * |x| + |bias|), and half a subnormal for each operation
-    that underflows (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; no factor there is a
-    reciprocal, so that his gamma and its n u < 1 are not needed). n is the number of the kernel's non-zero weights.
-    Each step of the epilogue that rounds adds its rounding.
+    *Rounding.* The error of a sum of n products and a bias, with unit roundoff u after each operation, in any order,
+    fused or not, is at most ((1 + u)^(n + 1) - 1) (|w| * |x| + |bias|), plus half a subnormal for each operation that
+    underflows (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1; no factor there is a reciprocal, so
+    his gamma with n u < 1 is not needed). n is the number of the output channel's non-zero weights. Each rounding step
+    of the epilogue adds its own error.
 
-    float32 is computed in float32; bfloat16 too, and rounded once at the end. Of float16, sums of up to
-    `products_together` products, or of all, are computed in float16; these are added up in float32, where all that
-    follows is computed too, and rounded once at the end. For the other types `products_together` means nothing.
+    float32 and bfloat16 layers are computed in float32; bfloat16 is rounded once at the end. In float16 layers, partial
+    sums of up to `products_together` products (None: of all) are computed in float16 and added up in float32, where the
+    epilogue is computed too, with one rounding at the end. Other types ignore `products_together`.
 
-    *Overflow.* What is computed from finite numbers becomes infinite only where it is, but for rounding, beyond the
-    largest finite value of its type. A sum of some of the terms, in whatever order they come, lies between that of the
-    negative terms, -N, and that of the positive ones, P. So an overflow to +inf needs P and the rounding to exceed the
-    largest value, one to -inf needs N to. Once infinite a sum stays so, or becomes NaN if it meets the other infinity,
-    which needs both. That is why a finite sum has met no overflow, and the bound on its rounding holds for it as if the
-    type had no largest value: where the exact sum is beyond that by more than the rounding, no finite one is right.
+    *Overflow.* A finite computation becomes infinite only where its exact value exceeds the largest finite value of its
+    type, up to rounding. Any partial sum lies between -N, the sum of the negative terms, and P, the sum of the positive
+    ones. So an overflow to +inf requires that P plus rounding exceeds the largest value, one to -inf that N does. An
+    infinite sum stays infinite, or becomes NaN by meeting the other infinity, which requires both. A finite sum thus
+    has met no overflow, and its rounding bound holds as if the type had no largest value: where the exact sum exceeds
+    the largest value by more than the rounding, no finite result is correct.
 
-    A step takes an infinity as it takes any value (a Clip makes a finite one of it), and may overflow itself; so may
-    the last rounding, as of 70,000 to float16. Flushing subnormals to zero is not covered.
+    A step takes an infinity like any value (a Clip makes it finite) and may overflow itself, as may the last rounding,
+    such as 70,000 to float16. Flushing subnormals to zero is not covered.
     """
     if isinstance(spec, Conv2d) and spec.pool:
         windows = Windows.of(spec, spec.pool, region)
@@ -131,7 +111,7 @@ def outcomes(
 
 
 def _pooled(found: list[Outcome], windows: Windows) -> list[Outcome]:
-    """What the largest values of windows may be: that of the first outcomes, where nothing else is possible."""
+    """Outcomes of a max pool: one outcome for windows whose values are certain, one per value for the others."""
     first, *others = found
     certain = windows.combined(first.possible, np.logical_and, nothing=True)
     for other in others:
@@ -139,7 +119,7 @@ def _pooled(found: list[Outcome], windows: Windows) -> list[Outcome]:
     value = windows.combined(first.value, np.maximum, nothing=-np.inf)
     result = [Outcome(certain, value, windows.combined(first.error, np.maximum, nothing=0.0))]
     if not certain.all():
-        # The largest is one of those of the window, whatever that has come out as.
+        # The largest value is one of the window's values, each with any of its outcomes.
         for each in found:
             parts = zip(
                 windows.places(each.possible, nothing=False),
@@ -163,7 +143,7 @@ def _final(spec: LayerSpec, outcome: Outcome) -> Outcome:
 
 
 def _sums(products: DotProducts, data_type: DataType, together: int | None) -> list[Outcome]:
-    """The sums with their bias."""
+    """Outcomes of the sums with bias."""
     single, half = PRECISIONS["float32"], PRECISIONS["float16"]
     bias = products.bias[:, None, None]
     values, magnitudes = products.values(), products.magnitudes()
@@ -181,8 +161,8 @@ def _sums(products: DotProducts, data_type: DataType, together: int | None) -> l
 def _reach(
     values: Float64Array, magnitudes: Float64Array, error: Float64Array, precision: Precision
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which sums may overflow on their way, upwards and downwards; from P - N and P + N."""
-    with np.errstate(invalid="ignore"):  # of what is not finite, where nobody knows
+    """Sums that may overflow upwards and downwards in some order; `values` are P - N, `magnitudes` P + N."""
+    with np.errstate(invalid="ignore"):  # infinite values, for which both may happen
         positive, negative = (magnitudes + values) / 2, (magnitudes - values) / 2
         return ~(positive + error <= precision.largest), ~(negative + error <= precision.largest)
 
@@ -201,13 +181,13 @@ def _after(
 
 
 def _overflowing(found: list[Outcome], precision: Precision) -> list[Outcome]:
-    """These, as far as the type may hold them, and what becomes of those that it may not."""
+    """The outcomes that fit the type, and the infinities in place of those that may overflow it."""
     up = np.zeros(found[0].value.shape, dtype=np.bool_)
     down = up.copy()
     held = []
     for each in found:
         finite = np.isfinite(each.value)
-        with np.errstate(invalid="ignore"):  # of those that are infinite already
+        with np.errstate(invalid="ignore"):  # outcomes that are already infinite
             lowest, highest = each.value - each.error, each.value + each.error
         up |= each.possible & finite & (highest > precision.largest)
         down |= each.possible & finite & (lowest < -precision.largest)
@@ -217,14 +197,14 @@ def _overflowing(found: list[Outcome], precision: Precision) -> list[Outcome]:
 
 
 def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> Float64Array:
-    """One step of the epilogue, on values and residual of the region."""
+    """One step of the epilogue, applied to values and residual of the region."""
     with np.errstate(invalid="ignore"):  # an infinity minus another, or times a slope of zero, is NaN
         if isinstance(step, AddResidual):
             return values + cast("Float64Array", residual)
         if isinstance(step, LeakyRelu):
             return np.where(values < 0, values * step.slope, values)
     if isinstance(step, MaxPool):
-        return values  # it combines several, behind all other steps
+        return values  # combines several values, after all other steps
     if not isinstance(step, Clip):
         return function_of(step).compute(values)
     if step.low is not None:
@@ -235,7 +215,7 @@ def _apply(step: Step, values: Float64Array, residual: Float64Array | None) -> F
 
 
 def _error_of_sum(products: DotProducts, magnitudes: Float64Array, precision: Precision) -> Float64Array:
-    """Error of products and bias added up in one type; `magnitudes` are those of both."""
+    """Error bound of sums of products and bias in one type; `magnitudes` include the bias."""
     operations = products.nonzeros + 1
     growth = _growth(operations, precision)
     return growth * magnitudes + operations * (1 + growth) * precision.smallest_subnormal / 2
@@ -244,9 +224,9 @@ def _error_of_sum(products: DotProducts, magnitudes: Float64Array, precision: Pr
 def _errors_of_partial_sums(
     products: DotProducts, magnitudes: Float64Array, together: int | None
 ) -> tuple[Float64Array, Float64Array]:
-    """Error of sums of at most so many products in float16; and once these are added up in float32 with the bias.
+    """Error bounds of partial sums of `together` products (None: all) in float16, and of their float32 sum with bias.
 
-    None: of all. `magnitudes` are those of the products.
+    `magnitudes` exclude the bias.
     """
     half, single = PRECISIONS["float16"], PRECISIONS["float32"]
     most = products.nonzeros if together is None else np.minimum(products.nonzeros, together)
@@ -264,21 +244,21 @@ def _error_of_step(
     precision: Precision,
     data_type: DataType,
 ) -> Float64Array:
-    """The error after a step, of what comes before it and of the step itself, computed in a type of this precision."""
+    """Error bound after a step, from the error before it and the step's own rounding at this precision."""
     if isinstance(step, AddResidual):
         error = error + precision.unit_roundoff * (np.abs(after) + error)
     elif isinstance(step, LeakyRelu):
         of_slope = _constant_error(step.slope, data_type)
-        with np.errstate(invalid="ignore"):  # of what is not finite, which has no error
-            lowest = np.maximum(error - before, 0)  # how far below zero the kernel's value may be: there it multiplies
+        with np.errstate(invalid="ignore"):  # infinite values, which have no error
+            lowest = np.maximum(error - before, 0)  # magnitude of the lowest negative value
             multiplied = max(1.0, abs(step.slope)) * error + of_slope * lowest
             multiplied += _rounding((abs(step.slope) + of_slope) * lowest, precision)
         error = np.where(lowest == 0, error, multiplied)
     elif not isinstance(step, Clip | MaxPool):
         error = function_of(step).error(after, error)
     elif isinstance(step, Clip):
-        # The smaller or larger of a value and a limit moves by no more than the one of the two that moves most. A limit
-        # that the type cannot hold has no effect on a value that it can.
+        # The minimum or maximum of a value and a limit moves by at most the larger error of the two. A limit outside
+        # the type's range has no effect on a value within it.
         limits = [limit for limit in (step.low, step.high) if limit is not None]
         held = [limit for limit in limits if abs(limit) <= PRECISIONS[data_type].largest]
         error = np.maximum(error, max((_constant_error(limit, data_type) for limit in held), default=0.0))
@@ -292,12 +272,12 @@ def _growth(operations: NDArray[np.int64] | np.int64, precision: Precision) -> F
 
 
 def _rounding(magnitudes: Float64Array, precision: Precision) -> Float64Array:
-    """The largest error of rounding one value of up to this magnitude."""
+    """Largest rounding error of one value of at most this magnitude."""
     return precision.unit_roundoff * magnitudes + precision.smallest_subnormal / 2
 
 
 def _constant_error(value: float, data_type: DataType) -> float:
-    """How far a constant of the epilogue is from what the kernel has of it: 0 if it is of the layer's type."""
+    """Distance of an epilogue constant from its value in the kernel: 0 if the layer's type holds it exactly."""
     return abs(float(to_float32(from_float32(np.array(value, np.float32), data_type), data_type)) - value)
 
 
@@ -308,17 +288,17 @@ def _residual_region(
     wanted = any(isinstance(step, AddResidual) for step in spec.epilogue)
     if residual is None:
         if wanted:
-            raise ValueError("no residual for a layer that adds one: give the layer's second input")
+            raise ValueError("no residual for a layer that adds one: give it")
         return None
     if not wanted:
-        raise ValueError("a residual for a layer that adds none: leave it out")
+        raise ValueError("residual for a layer without one: leave it out")
     shape = (len(x), *spec.output_shape)
     if residual.shape != shape:
-        raise ValueError(f"a residual of the shape {list(residual.shape)} for an output of {list(shape)}")
+        raise ValueError(f"residual of the shape {list(residual.shape)}: the output has {list(shape)}")
     part = to_float64(residual[region.index(residual.ndim)], spec.data_type)
     return part.reshape(*part.shape, *[1] * (4 - part.ndim))
 
 
 def _without_unit_dimensions(spec: LayerSpec, values: NDArray[Any]) -> NDArray[Any]:
-    """The values of a Linear, which is computed as images of one element, without those dimensions."""
+    """The values without the unit dimensions of a Linear, which is computed as 1x1 images."""
     return values.reshape(values.shape[: len(spec.output_shape) + 1])

@@ -22,7 +22,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.selection.choose import choose_parts, choose_tiling, ranked_tilings
 from codegen.verification.compare import is_written, poisoned
 from codegen.verification.dot_products import gated_input
-from codegen.verification.reference import error_bound
+from tests.error_bounds import error_bound
 from tests.templates import shared_template
 
 BESIDE = (2, 1)

@@ -29,11 +29,12 @@ from codegen.ir.tiling import Tiling
 from codegen.kernels import products_together
 from codegen.model_zoo import alexnet_cifar10, write_network
 from codegen.toolchain.tools import Toolchain
-from codegen.verification.reference import error_bound, layer_output
+from codegen.verification.reference import layer_output
 from farm.api import Farm
 from farm.cuda.device import Device
 from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
+from tests.error_bounds import error_bound
 from tests.gpu.layers import weights_of
 from tests.samples import checkpoint, cut_in_two, layer
 

@@ -19,7 +19,7 @@ from codegen.model_zoo import TEN_OPERATORS, random_weights
 from codegen.selection.choose import CODE_BYTES, choose_parts, choose_tiling
 from codegen.toolchain.ptxas import assemble, ptxas_options
 from codegen.verification.compare import Verification, poisoned, random_gate, random_input, random_residual
-from codegen.verification.reference import error_bound
+from tests.error_bounds import error_bound
 from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, whole
 

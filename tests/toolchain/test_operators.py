@@ -26,7 +26,8 @@ from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.toolchain.tools import ToolLimits, find_toolchain
 from codegen.verification.compare import random_gate, random_input, random_residual
 from codegen.verification.dot_products import gated_input
-from codegen.verification.reference import error_bound, layer_output
+from codegen.verification.reference import layer_output
+from tests.error_bounds import error_bound
 from tests.templates import shared_template, verify_random_run
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES

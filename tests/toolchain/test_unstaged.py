@@ -16,7 +16,8 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
-from codegen.verification.reference import error_bound, layer_output
+from codegen.verification.reference import layer_output
+from tests.error_bounds import error_bound
 from tests.templates import shared_template, verify_random_run
 
 SPEC = Conv2d(40, 1, 64, 24, 1, 1, epilogue=(Clip(0.0, 32.0),))

@@ -26,7 +26,8 @@ from codegen.ir.layer_spec import (
     Tanh,
 )
 from codegen.model_zoo import TEN_OPERATORS
-from codegen.verification.reference import error_bound, layer_output
+from codegen.verification.reference import layer_output
+from tests.error_bounds import error_bound
 from tests.unit.any_order import Arithmetic, computed_output, dense_layer, each_arithmetic
 from tests.unit.layer_definitions import random_arrays, random_weights, specs
 

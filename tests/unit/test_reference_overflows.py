@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from codegen.ir.checkpoint import Weights
 from codegen.ir.dtypes import from_float32, to_float32
 from codegen.ir.layer_spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu
-from codegen.verification.reference import error_bound, layer_output, outcomes
+from codegen.verification.reference import layer_output, outcomes
+from tests.error_bounds import error_bound
 from tests.unit.any_order import Arithmetic, computed_output, dense_layer, each_arithmetic
 
 
