@@ -1,4 +1,4 @@
-"""Bundles without a framework, a store or a compiler: `farm.runtime.load(path)` is a network on a GPU."""
+"""Bundles run without a framework, a store or a compiler: `farm.runtime.load(path)` is a network on a GPU."""
 
 from __future__ import annotations
 

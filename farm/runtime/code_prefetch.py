@@ -1,4 +1,4 @@
-"""Code of layers to come, fetched while others before them run: where a network is recorded as a CUDA graph."""
+"""Prefetches the code of later layers into the L2 cache while earlier ones run, in networks recorded as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from farm.runtime.plan import LayerStep
 from farm.runtime.planner import ELEMENT_BYTES
 
 
-class CodeAhead:
-    """That of one network, in the current context; a call at a time."""
+class CodePrefetch:
+    """The prefetches of one network's code, in the current context. Not for concurrent calls."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class CodeAhead:
         parts: Mapping[str, Sequence[Part]],
         gpu: Gpu,
     ) -> None:
-        """The layers in the order in which they run. Raises DeviceError."""
+        """`steps` are the layers in the order in which they run. Raises DeviceError."""
         self._steps = steps
         self._parts = [parts[step.layer] for step in steps]
         self._row_bytes = [_row_bytes(layers[step.layer]) for step in steps]
@@ -34,11 +34,11 @@ class CodeAhead:
         self._side = new_stream()
         self._begin, self._end = new_event(), new_event()
         self._is_fetching = False
-        """Since the last end."""
+        """Whether a prefetch was enqueued since the last `end`."""
         self._plans: dict[int, tuple[Fetches, ...]] = {}
 
     def before(self, number: int, images: int, stream: int) -> None:
-        """A layer is about to be launched on a stream, for so many images of the network. Raises DeviceError."""
+        """Enqueues the prefetches that run beside a layer; call it before the layer's launch. Raises DeviceError."""
         if self._fetcher is None or not _is_recorded(stream):
             return
         fetches = self._plan(images)[number]
@@ -51,14 +51,14 @@ class CodeAhead:
         self._is_fetching = True
 
     def end(self, stream: int) -> None:
-        """What follows on the stream waits until all is fetched. Raises DeviceError."""
+        """Makes the stream wait for all prefetches. Raises DeviceError."""
         if self._is_fetching:
             call("cuEventRecord", self._end, self._side)
             call("cuStreamWaitEvent", stream, self._end, 0)
             self._is_fetching = False
 
     def close(self) -> None:
-        """Gives everything on the GPU back; nothing of it may run any more."""
+        """Frees all resources on the GPU. No prefetch may be running."""
         if self._fetcher is not None:
             self._fetcher.unload()
         call("cuStreamDestroy_v2", self._side)
@@ -76,12 +76,12 @@ class CodeAhead:
 
 
 def _is_recorded(stream: int) -> bool:
-    """Elsewhere launches on the side would cost the CPU as much as those of layers."""
+    """Whether the stream is being recorded. Otherwise a prefetch would cost as much CPU time as a layer's launch."""
     status = ctypes.c_int()
     call("cuStreamIsCapturing", stream, ctypes.byref(status))
     return bool(status.value)
 
 
 def _row_bytes(layer: BundledLayer) -> int:
-    """Of one image, or row, of its input and its output."""
+    """Bytes of input and output for one image or row."""
     return (prod(layer.spec.input_shape) + prod(layer.spec.output_shape)) * ELEMENT_BYTES[layer.spec.data_type]

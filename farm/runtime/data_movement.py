@@ -1,4 +1,4 @@
-"""ONNX's operators that move elements or only name their shape anew: views, and copies of boxes."""
+"""ONNX operators that only move elements or change a shape: views, and copies of boxes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from farm.runtime.lowering import Lowering, Operator, Value, attribute_axes
 
 
 def strides_of(sizes: Sequence[int]) -> list[int]:
-    """Of a contiguous box."""
+    """The strides of a contiguous box."""
     return [*accumulate(reversed(sizes[1:]), lambda a, b: a * b, initial=1)][::-1] if sizes else []
 
 
 def numbers_of(lowering: Lowering, node: NetworkNode, position: int) -> list[int]:
-    """Of an input that must be known; empty where it is left out."""
+    """The integers of an input that must be known before the network runs; empty if it is omitted."""
     if len(node.inputs) <= position or not node.inputs[position]:
         return []
     if node.inputs[position] not in lowering.numbers:
@@ -27,12 +27,12 @@ def numbers_of(lowering: Lowering, node: NetworkNode, position: int) -> list[int
 
 
 def scalar_of(lowering: Lowering, node: NetworkNode, position: int, default: float) -> float:
-    """Of a constant input."""
+    """The value of a constant input with one element, or the default if it is omitted."""
     if len(node.inputs) <= position or not node.inputs[position]:
         return default
     constant = lowering.values[node.inputs[position]].constant
     if constant is None or constant.size != 1:
-        raise lowering.refused(node, f"its input {node.inputs[position]} is no constant number")
+        raise lowering.refused(node, f"its input {node.inputs[position]} is not a constant number")
     return float(constant.ravel()[0])
 
 
@@ -98,12 +98,12 @@ def _transpose(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _part(lowering: Lowering, node: NetworkNode, x: Value, index: Sequence[slice]) -> Value:
-    """The same slices of each image."""
+    """Slices of each image."""
     ranges = [range(*each.indices(size)) for each, size in zip(index, x.shape[1:], strict=True)]
     strides = strides_of(x.shape[1:])
     sizes = [len(each) for each in ranges]
     if not all(sizes):
-        raise lowering.refused(node, "of nothing")
+        raise lowering.refused(node, "with an empty slice")
     first = sum(each.start * stride for each, stride in zip(ranges, strides, strict=True))
     steps = [each.step * stride for each, stride in zip(ranges, strides, strict=True)]
     output = lowering.new((x.shape[0], *sizes), x.dtype)
@@ -159,7 +159,7 @@ def _pad(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     return [output]
 
 
-MOVING: dict[str, Operator] = {
+DATA_MOVEMENT: dict[str, Operator] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Squeeze": _squeeze,

@@ -1,4 +1,4 @@
-"""A plan run on the CPU, for small networks: every kernel's PTX in the emulator, also of what is beside the layers."""
+"""Runs a plan on the CPU, for small networks: the PTX of every layer and glue kernel in the emulator."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def run_emulated(
     inputs: Sequence[Array],
     see: Callable[[str, Array], None] | None = None,
 ) -> list[Array]:
-    """The outputs of the network for inputs held as `numpy_dtype` says, images first.
+    """The outputs of the network for inputs of its ports' types, images first.
 
-    `see` is told every tensor's name in the network and its elements as they are computed. Raises EmulationError.
+    `see` is called with the name and the elements of every tensor once it is computed. Raises EmulationError.
     """
     images = plan.images_of(inputs)
     memory: dict[Place, Array] = {
@@ -78,14 +78,14 @@ def run_emulated(
 
 
 def run_bundle(bundle: Bundle, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a bundle's network. Raises UsageError where it has no PTX, which the emulator reads."""
+    """The outputs of a bundle's network. Raises UsageError if the bundle has no PTX for the emulator."""
     plan = read_plan(bundle.plan)
     return run_emulated(plan, layer_ptx(bundle, plan), bundle.constants, inputs)
 
 
 def layer_ptx(bundle: Bundle, plan: Plan) -> Kernels:
-    """The kernels of a plan's layers. Raises UsageError where the bundle has no PTX."""
+    """The kernels of a plan's layers. Raises UsageError if the bundle has no PTX."""
     kernels = {name: [(bundle.cubin(each), each.launch) for each in bundle.layers[name].ptx] for name in plan.layers}
     if not all(kernels.values()):
-        raise UsageError(f"{bundle.path} holds no PTX, which the emulator runs: write it with farm fetch --ptx")
+        raise UsageError(f"{bundle.path} has no PTX for the emulator: fetch the bundle with farm fetch --ptx")
     return kernels

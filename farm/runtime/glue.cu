@@ -1,9 +1,9 @@
-// What is left of a network beside its compiled layers: pooling, activations, sums, copies, dense layers.
+// Glue kernels, for the operators between compiled layers: pooling, activations, sums, copies, dense layers.
 //
-// glue.ptx is this file for the oldest GPUs, made by `nvcc -ptx -O3 -std=c++17 -arch=compute_75`; the driver makes it
-// into code for the GPU that there is. All arithmetic is in float32, whatever the elements are. Sizes and strides are
-// those of one image, in elements. A kernel with `blocks` has so many blocks for each image: the first ones are the
-// first image's, one thread is one output. No header is included, so that nvcc alone compiles this.
+// glue.ptx is this file compiled for the oldest GPUs by `nvcc -ptx -O3 -std=c++17 -arch=compute_75`; the driver compiles
+// it for the present GPU. All arithmetic is in float32, whatever the type of the elements. Sizes and strides are those
+// of one image, in elements. A kernel with an argument `blocks` has that many blocks for each image, in the order of
+// the images, and one thread for each output. No header is included, so that nvcc alone compiles this file.
 
 struct Half {
     unsigned short bits;
@@ -34,12 +34,12 @@ __device__ __forceinline__ void put(Brain* p, float value) {
     const unsigned i = (blockIdx.x - image * blocks) * blockDim.x + threadIdx.x;         \
     if (i >= count) return;
 
-// The sum, or the largest, of a value of every thread of the block, for all of them.
+// The sum or the maximum of one value of every thread of the block, returned to all threads.
 #define THREADS 128
 template <bool LARGEST>
 __device__ __forceinline__ float together(float value) {
     __shared__ float values[THREADS];
-    __syncthreads();  // those of the turn before are read
+    __syncthreads();  // the values of the call before are read
     values[threadIdx.x] = value;
     __syncthreads();
 #pragma unroll 1
@@ -53,8 +53,8 @@ __device__ __forceinline__ float together(float value) {
     return values[0];
 }
 
-// A window of a size that the compiler knows: all that it reads is on its way at once. For what `halve` below cannot
-// take: other strides, as in Inception, and maps whose width does not divide by eight, as VGG's last ones.
+// The largest of a window whose size the compiler knows, so that all loads are in flight at once. For max pools that
+// `pool_stride_two` cannot compute: other strides, as in Inception, and widths not divisible by eight, as VGG's last.
 template <int SIZE, typename E>
 __device__ __forceinline__ float largest_of(const E* plane, int y0, int x0, int height, int width) {
     float result = __uint_as_float(0xff800000);
@@ -105,16 +105,16 @@ __device__ __forceinline__ void pool(
     put(place_out, result);
 }
 
-// So many elements that lie side by side, at an address that they divide.
+// COUNT adjacent elements at an address that is a multiple of their size.
 template <typename E, int COUNT>
 struct alignas(COUNT * sizeof(E)) Pack {
     E values[COUNT];
 };
 
-// The largest of windows of WINDOW by WINDOW, two apart, over maps whose width divides by eight. A window of three has
-// the column to the left of its two. A thread has four outputs of a row: their inputs come in packs of 16 bytes.
+// A max pool with stride two and windows of WINDOW by WINDOW, over maps whose width is divisible by eight. Windows of
+// three begin one column further left. A thread computes four outputs of a row from packs of 16 bytes.
 template <typename E, int WINDOW>
-__device__ __forceinline__ void halve(
+__device__ __forceinline__ void pool_stride_two(
     const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,
     unsigned input_image) {
     OF_EACH_IMAGE(blocks, count)
@@ -151,7 +151,7 @@ __device__ __forceinline__ void halve(
     *(Pack<E, 4>*)(output + ((size_t)image * count + i) * 4) = made;
 }
 
-// A block for each row.
+// One block for each row.
 template <typename E>
 __device__ __forceinline__ void mean(const E* input, E* output, unsigned length) {
     float sum = 0;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void mean(const E* input, E* output, unsigned length)
     if (threadIdx.x == 0) put(output + blockIdx.x, sum / length);
 }
 
-// As exact as expf, of instructions that every GPU and the emulator have: the product is corrected by what it lost.
+// As exact as expf, with instructions that every GPU and the emulator have: the product's rounding error is added back.
 __device__ __forceinline__ float exponential(float x) {
     if (x > 88.722839f) return __uint_as_float(0x7f800000);
     x = x < -104 ? -104 : x;
@@ -171,7 +171,7 @@ __device__ __forceinline__ float exponential(float x) {
     return power + power * (lost * 0.693147181f);
 }
 
-// A block for each row, whose elements lie `stride` apart.
+// One block for each row, whose elements are `stride` apart.
 template <typename E>
 __device__ __forceinline__ void softmax(const E* input, E* output, unsigned length, unsigned stride, int logarithm) {
     const size_t first = (size_t)(blockIdx.x / stride) * length * stride + blockIdx.x % stride;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void unary(
     put(output + (size_t)image * count + i, result);
 }
 
-// The output has four sizes; of what is broadcast the stride is 0, also from image to image.
+// The output has four sizes. A broadcast operand has stride 0 there, and between images if it is the same for all.
 template <typename E>
 __device__ __forceinline__ void binary(
     const E* left, const E* right, E* output, unsigned blocks, unsigned count, unsigned size1, unsigned size2,
@@ -246,7 +246,7 @@ __device__ __forceinline__ void binary(
     put(output + (size_t)image * count + i, result);
 }
 
-// Elements of one box, of four sizes, to another: for Concat, Slice, Transpose and Pad. Offsets come with the pointers.
+// Copies one box of four sizes to another: for Concat, Slice, Transpose and Pad.
 template <typename E>
 __device__ __forceinline__ void copy(
     const E* input, E* output, unsigned blocks, unsigned count, unsigned size1, unsigned size2, unsigned size3,
@@ -264,7 +264,7 @@ __device__ __forceinline__ void fill(E* output, unsigned blocks, unsigned count,
     put(output + (size_t)image * count + i, value);
 }
 
-// A layer that is not compiled: weights as [inputs, outputs], or transposed; 16 x 16 outputs for each block.
+// A dense layer that is not compiled: weights are [inputs, outputs], or transposed; a block has 16 x 16 outputs.
 #define TILE 16
 template <typename E>
 __device__ __forceinline__ void gemm(
@@ -273,7 +273,7 @@ __device__ __forceinline__ void gemm(
     __shared__ float left[TILE][TILE + 1], right[TILE][TILE + 1];
     const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
     const int column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;
-    const int other = blockIdx.x * TILE + y;  // the column that this thread loads where neighbours hold one's weights
+    const int other = blockIdx.x * TILE + y;  // if transposed, this thread's column: loads of neighbours are adjacent
     float sum = 0;
     for (int first = 0; first < inputs; first += TILE) {
         left[y][x] = row < rows && first + x < inputs ? get(input + (size_t)row * inputs + first + x) : 0;
@@ -298,15 +298,15 @@ __device__ __forceinline__ void gemm(
             input, output, blocks, channels, height, width, out_height, out_width, window_height, window_width,       \
             stride_y, stride_x, top, left, bottom, right, dilation_y, dilation_x, counts_padding);                    \
     }                                                                                                                 \
-    extern "C" __global__ void halve_2_##type(                                                                        \
+    extern "C" __global__ void max_pool_2x2_##type(                                                                   \
         const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,   \
         unsigned input_image) {                                                                                       \
-        halve<E, 2>(input, output, blocks, count, height, fours, out_height, top, input_image);                       \
+        pool_stride_two<E, 2>(input, output, blocks, count, height, fours, out_height, top, input_image);             \
     }                                                                                                                 \
-    extern "C" __global__ void halve_3_##type(                                                                        \
+    extern "C" __global__ void max_pool_3x3_##type(                                                                   \
         const E* input, E* output, unsigned blocks, unsigned count, int height, int fours, int out_height, int top,   \
         unsigned input_image) {                                                                                       \
-        halve<E, 3>(input, output, blocks, count, height, fours, out_height, top, input_image);                       \
+        pool_stride_two<E, 3>(input, output, blocks, count, height, fours, out_height, top, input_image);             \
     }                                                                                                                 \
     extern "C" __global__ void average_pool_##type(                                                                   \
         const E* input, E* output, unsigned blocks, unsigned channels, int height, int width, int out_height,         \

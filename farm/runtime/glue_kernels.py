@@ -1,4 +1,4 @@
-"""The kernels for what is left of a network: glue.cu as PTX."""
+"""The glue kernels, for the operators between compiled layers: glue.cu as PTX."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.resources import files
 
 @lru_cache(maxsize=1)
 def glue_ptx() -> bytes:
-    """Made of glue.cu by nvcc, when that was last changed; tests/toolchain/test_rest_kernels.py says how."""
+    """The PTX that nvcc made of glue.cu; tests/toolchain/test_glue_kernels.py says how to make it again."""
     return files("farm.runtime").joinpath("glue.ptx").read_bytes()
 
 
 @lru_cache(maxsize=8)
 def glue_entry(name: str) -> bytes:
-    """One of them alone, which the driver has compiled in a moment."""
+    """The PTX of one kernel alone, which the driver compiles fast."""
     text = glue_ptx().decode()
     head = text[: text.index(".visible .entry")]
     begin = text.index(f".visible .entry {name}(")

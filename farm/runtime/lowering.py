@@ -1,4 +1,4 @@
-"""A network made into a plan: each operator beside the compiled layers becomes launches of the kernels in glue.cu."""
+"""Lowers a network to steps: each operator between the compiled layers becomes launches of the kernels in glue.cu."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from farm.errors import UsageError
 from farm.runtime.plan import Grid, Rows
 
 SAMPLES = (240, 480)
-"""Numbers of images for which an open network is lowered; what differs between them is refused."""
+"""Numbers of images for which a network of any batch size is lowered; if the steps differ, it is refused."""
 THREADS = 256
 ROW_THREADS = 128
-"""Of a block that computes one row together, as in glue.cu."""
+"""Threads of a block that computes one row together, as in glue.cu."""
 TILE = 16
-"""Of gemm in glue.cu."""
+"""Tile size of gemm in glue.cu."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor: whichever names it has, it is computed once."""
+    """A tensor, which is computed once and may have several names."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,17 +42,17 @@ class Value:
         return prod(self.shape)
 
     def shaped(self, shape: Sequence[int]) -> Value:
-        """The same elements in the same order."""
+        """A view with another shape: the same elements in the same order."""
         return Value(tuple(shape), self.dtype, self.root, self.constant)
 
 
 Given = Value | Rows | int | float
-"""An argument before tensors have places."""
+"""An argument of a step before its tensors have places."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """One launch, or one compiled layer where `layer` is not empty."""
+    """A step before its tensors have places: a launch of a glue kernel, or a compiled layer if `layer` is set."""
 
     kernel: str
     layer: str
@@ -61,12 +61,12 @@ class Lowered:
     threads: int
     arguments: tuple[Given, ...]
     outputs: tuple[Value, ...]
-    """Those of its arguments that it writes."""
+    """The arguments that the step writes."""
     tensor: str
 
 
 class RefusedError(UsageError):
-    """A network that the runtime does not know how to run."""
+    """The network has something that the runtime does not run."""
 
 
 Operator: TypeAlias = Callable[["Lowering", NetworkNode], "Sequence[Value]"]
@@ -79,7 +79,7 @@ class Lowering:
     def __init__(
         self, network: Network, specs: Mapping[str, LayerSpec], operators: Mapping[str, Operator], images: int
     ) -> None:
-        """Raises RefusedError, which names what is not run."""
+        """Lowers the network. Raises RefusedError, which names what the runtime does not run."""
         self.images = images
         self.opset = network.opset
         self.steps: list[Lowered] = []
@@ -93,9 +93,9 @@ class Lowering:
             self.values[name] = Value(array.shape, array.dtype.name, f"constant {name}", array)
         for given in network.inputs:
             if any(not isinstance(size, int) for size in given.shape[1:]):
-                raise RefusedError(f"the input {given.name} has sizes that are open: compile with --input-shape")
+                raise RefusedError(f"the input {given.name} has open sizes: compile with --input-shape")
             if not given.shape or given.dtype not in DTYPES:
-                raise RefusedError(f"the input {given.name} is of {given.dtype}, a network takes images of floats")
+                raise RefusedError(f"the input {given.name} has type {given.dtype}, expected images of floats")
             sizes = tuple(size for size in given.shape[1:] if isinstance(size, int))
             first = given.shape[0] if isinstance(given.shape[0], int) else images
             self.values[given.name] = Value((first, *sizes), given.dtype, given.name)
@@ -104,7 +104,7 @@ class Lowering:
             self._lower(node)
 
     def _check_operators(self, network: Network) -> None:
-        """All that are unknown at once."""
+        """Raises RefusedError with all operators that are not known."""
         known = {*self._operators, *SHAPES}
         unknown = sorted({node.operator for node in network.nodes if not node.layer and node.operator not in known})
         if unknown:
@@ -116,7 +116,7 @@ class Lowering:
         elif self._compute(node):
             return
         elif node.operator not in self._operators:
-            raise self.refused(node, "of tensors that are not known before the network runs")
+            raise self.refused(node, "its inputs are not known before the network runs")
         else:
             for name in filter(None, node.inputs):
                 if name not in self.values:
@@ -129,13 +129,13 @@ class Lowering:
     def refused(self, node: NetworkNode, why: str) -> RefusedError:
         return RefusedError(f"the runtime does not run {node} ({why}): use farm.torch for this network")
 
-    # What operators are made of.
+    # Building blocks of the operators.
 
     def inner(self, node: NetworkNode, value: Value) -> tuple[int, ...]:
-        """The sizes of one image; where rows of all images come first, theirs is the first of them."""
+        """The sizes of one image. If rows of all images come first, its number of rows is the first size."""
         first = value.shape[0] if value.shape else 0
         if first % self.images or not first:
-            raise self.refused(node, f"a tensor of {list(value.shape)} has no images as its first size")
+            raise self.refused(node, f"a tensor of {list(value.shape)} does not have the images as its first size")
         return (() if first == self.images else (first // self.images,)) + value.shape[1:]
 
     def step(
@@ -149,7 +149,7 @@ class Lowering:
         threads: int = THREADS,
         rows: int = 1,
     ) -> Value:
-        """A launch that writes `output`, which is among its arguments."""
+        """Adds a launch that writes `output`, one of its arguments."""
         if output.dtype not in DTYPES:
             raise self.refused(node, f"of {output.dtype}")
         name = f"{kernel}_{output.dtype}"
@@ -157,16 +157,16 @@ class Lowering:
         return output
 
     def new(self, shape: Sequence[int], dtype: str) -> Value:
-        """What the next step computes."""
+        """A new tensor, which the next step computes."""
         return Value(tuple(shape), dtype, len(self.steps))
 
     def elementwise(self, count: int) -> tuple[int, Grid]:
-        """The blocks of an image with a thread for each output, and the grid."""
+        """The number of blocks for one image, with a thread for each output, and the grid."""
         blocks = -(-count // THREADS)
         return blocks, (GridSize(blocks, 1), GridSize(), GridSize())
 
     def floats(self, array: NDArray[Any], dtype: str) -> Value:
-        """A constant in the type of the tensors that it is computed with."""
+        """A constant, converted to the type of the tensors that it is combined with."""
         if dtype == "bfloat16":
             data = from_float32(np.asarray(array, np.float32), "bfloat16")
         else:
@@ -174,7 +174,7 @@ class Lowering:
         return Value(array.shape, dtype, f"constant {id(data)}", data)
 
     def axis(self, node: NetworkNode, value: Value, axis: int) -> int:
-        """Counted from the first; the images' is refused."""
+        """The axis counted from the first. Raises RefusedError for the axis of the images."""
         axis = axis % len(value.shape)
         if axis == 0 or value.shape[0] != self.images:
             raise self.refused(node, "along the images")
@@ -189,7 +189,7 @@ class Lowering:
         read: tuple[int, Sequence[int]],
         write: tuple[int, Sequence[int]],
     ) -> None:
-        """Elements of a box of one image, each with an offset and strides, to another."""
+        """Adds a copy of a box of each image: `read` and `write` are an offset and strides."""
         if len(sizes) > 4:
             raise self.refused(node, f"of {len(sizes) + 1} dimensions")
         blocks, grid = self.elementwise(prod(sizes))
@@ -204,7 +204,7 @@ class Lowering:
         spec = self._specs[node.layer]
         x, *others = (self.values[name] for name in node.inputs if name)
         if x.dtype != spec.data_type:
-            raise self.refused(node, f"it takes {spec.data_type} and is given {x.dtype}")
+            raise self.refused(node, f"it takes {spec.data_type} but is given {x.dtype}")
         taken = prod(spec.input_shape)
         if isinstance(spec, Linear):
             shape = (*x.shape[:-1], spec.outputs)
@@ -213,7 +213,7 @@ class Lowering:
         else:
             shape = (x.shape[0], *spec.output_shape)
         if x.size % (taken * self.images) or (not isinstance(spec, Linear) and x.size != taken * x.shape[0]):
-            raise self.refused(node, f"it was compiled for {list(spec.input_shape)} and is given {list(x.shape)}")
+            raise self.refused(node, f"it was compiled for {list(spec.input_shape)} but is given {list(x.shape)}")
         output = self.new(shape, spec.data_type)
         none = GridSize()
         rows = x.size // taken // self.images
@@ -221,10 +221,10 @@ class Lowering:
         self.steps.append(Lowered("", node.layer, rows, (none,) * 3, 0, arguments, (output,), node.outputs[0]))
         return output
 
-    # Shapes that the network computes.
+    # Shapes that the network computes with.
 
     def _compute(self, node: NetworkNode) -> bool:
-        """Whether it is of integers that are known now; then they are computed."""
+        """Computes a node of integers that are known now; False if they are not."""
         name = node.outputs[0]
         if node.operator == "Shape" and node.inputs[0] in self.values:
             shape = self.values[node.inputs[0]].shape
@@ -240,7 +240,7 @@ class Lowering:
 
 
 def attribute_axes(node: NetworkNode, inputs: Sequence[NDArray[Any] | None]) -> list[int]:
-    """Of Squeeze, Unsqueeze and reductions: an attribute of old, an input since."""
+    """The axes of Squeeze, Unsqueeze and reductions: an attribute in old opsets, an input in newer ones."""
     if len(inputs) > 1 and inputs[1] is not None:
         return [int(each) for each in np.atleast_1d(inputs[1])]
     return list(node.attributes.get("axes", []))
@@ -267,7 +267,7 @@ def _sliced(
 
 
 def _divided(_: NetworkNode, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Towards zero, as ONNX divides integers."""
+    """Integer division that rounds towards zero, as ONNX does."""
     quotient: NDArray[Any] = np.trunc(a / b).astype(a.dtype)
     return quotient
 
@@ -286,4 +286,4 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "Mul": lambda _, a, b: a * b,
     "Div": _divided,
 }
-"""Of integers that are known before the network runs."""
+"""Operators on integers that are known before the network runs."""

@@ -1,4 +1,4 @@
-"""A bundle's network on a GPU, by the driver alone: NumPy arrays in and out, or device pointers and a stream."""
+"""A bundle's network on a GPU, with the driver alone: NumPy arrays in and out, or device pointers and a stream."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from farm.cuda.driver import attribute, call, new_event, new_stream
 from farm.cuda.module import Module, Part, launch
 from farm.cuda.prefetch_plan import Gpu
 from farm.errors import UsageError
-from farm.runtime.code_prefetch import CodeAhead
+from farm.runtime.code_prefetch import CodePrefetch
 from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
 
 ALIGNMENT_BYTES = 16
-"""Of all pointers."""
+"""Alignment of all pointers."""
 BRANCHES = 8
-"""Parts of a layer run beside each other on so many streams."""
+"""Streams on which the parts of a layer run concurrently, at most."""
 _MAJOR, _MINOR, _MULTIPROCESSORS, _L2_BYTES = 75, 76, 16, 38
-"""The driver's numbers of attributes; the first two are the compute capability."""
+"""The driver's attribute numbers; the first two are the compute capability."""
 
 Array = NDArray[Any]
 See = Callable[[str, Array], None]
 
 
 def load(path: Path | str, device: int = 0) -> Network:
-    """The network of a bundle on a GPU, without PyTorch. For inference.
+    """Loads the network of a bundle onto a GPU, without PyTorch. For inference.
 
-    Raises UsageError for what is no bundle, for a network with operators that this program does not run, and for a GPU
-    that the bundle has no code for; DeviceError where there is no GPU.
+    Raises UsageError if the path is not a bundle, if the network has operators that the runtime does not run, or if the
+    bundle has no code for the GPU; DeviceError if there is no GPU.
     """
     return Network(Bundle(path), device)
 
 
 class Network:
-    """Loaded once, run as often as wanted; a call at a time."""
+    """A network on a GPU. Calls run one at a time."""
 
     def __init__(self, bundle: Bundle, device: int = 0) -> None:
         self._bundle = bundle
@@ -53,7 +53,7 @@ class Network:
         except UsageError as error:
             raise UsageError(f"{bundle.path}: {error}") from None
         self.inputs, self.outputs = self.plan.inputs, self.plan.outputs
-        """With name, dtype and shape."""
+        """Ports with name, dtype and shape."""
         self._lock = threading.RLock()
         self._see: See | None = None
         self._buffers: list[int] = []
@@ -63,7 +63,7 @@ class Network:
         self._closed = False
         self._context = ctypes.c_void_p()
         self._held = ExitStack()
-        """What is to be given back, in the order of its making."""
+        """Frees the resources, in reverse order of their making."""
         call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         try:
             with self._current():
@@ -79,9 +79,9 @@ class Network:
             cubins = bundle.layers[name].cubins_for(self.arch)
             if not cubins:
                 raise UsageError(
-                    f"{bundle.path} has {', '.join(bundle.archs)} and none of it runs on {self.device_name} "
-                    f"({self.arch}): compile the model with --arch {self.arch} and fetch it again; of an older GPU's "
-                    "job, farm fetch --ptx writes what runs on later ones too"
+                    f"{bundle.path} has code for {', '.join(bundle.archs)}, none of which runs on {self.device_name} "
+                    f"({self.arch}): compile the model with --arch {self.arch} and fetch it again. "
+                    "With farm fetch --ptx a bundle runs on newer GPUs too"
                 )
             self._layers[name] = [self._part(each) for each in cubins]
         kernels = {step.kernel for step in self.plan.steps if isinstance(step, KernelStep)}
@@ -104,8 +104,8 @@ class Network:
             self._held.callback(call, "cuEventDestroy_v2", event)
         gpu = Gpu(attribute(_MULTIPROCESSORS, self._device), attribute(_L2_BYTES, self._device))
         steps = [step for step in self.plan.steps if isinstance(step, LayerStep)]
-        self._ahead = CodeAhead(steps, bundle.layers, self._layers, gpu)
-        self._held.callback(self._ahead.close)
+        self._prefetch = CodePrefetch(steps, bundle.layers, self._layers, gpu)
+        self._held.callback(self._prefetch.close)
         limits = [step.images_limit for step in self.plan.steps if isinstance(step, KernelStep)]
         limits += [each.launch.images_limit // step.rows for step in steps for each in bundle.layers[step.layer].cubins]
         self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
@@ -116,7 +116,7 @@ class Network:
         return part
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
-        """What the ONNX model gives for inputs in its order, images first; bfloat16 is held as uint16.
+        """The model's outputs for inputs in its order, images first; bfloat16 is held as uint16.
 
         Arrays are copied to the GPU and back. Raises UsageError for arrays that the model does not take.
         """
@@ -124,13 +124,13 @@ class Network:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, arrays: Sequence[Array], see: See | None = None) -> list[Array]:
-        """The outputs; `see` is told every tensor's name in the network and the memory where it lies, as bytes.
+        """The outputs. `see` is called with every computed tensor's name and its memory's contents, as bytes.
 
-        Raises UsageError for arrays that the model does not take, and for more images than are seen in one turn.
+        Raises UsageError for arrays that the model does not take, and with `see` for more images than one pass takes.
         """
         images = self.plan.images_of(arrays)
         if see is not None and images > self._most_images:
-            raise UsageError(f"{images} images do not run in one turn: give at most {self._most_images}")
+            raise UsageError(f"{images} images do not fit in one pass: give at most {self._most_images}")
         outputs = [np.empty(port.shape_of(images), port.held_in) for port in self.outputs]
         if images:
             with self._lock, self._current():
@@ -142,14 +142,15 @@ class Network:
         return outputs
 
     def enqueue(self, inputs: Sequence[int], outputs: Sequence[int], images: int, stream: int = 0) -> None:
-        """Runs on a stream, given as its address, and does not wait for it; pointers are of the GPU's memory.
+        """Enqueues the network on a stream, given as its address; `inputs` and `outputs` are device pointers.
 
-        Buffers are allocated by the first call with so many images, so that later ones can be recorded as a CUDA
-        graph. They serve one call at a time: on other streams, wait for the last call first, or load the bundle again.
+        The first call with a number of images allocates buffers, so that later ones can be recorded as a CUDA graph.
+        The buffers serve one call at a time: before a call on another stream, wait for the last one, or load the
+        bundle twice.
         """
         self._check_images(images)
         if any(each % ALIGNMENT_BYTES for each in (*inputs, *outputs)):
-            raise UsageError(f"a pointer is no multiple of {ALIGNMENT_BYTES} bytes: pass whole tensors")
+            raise UsageError(f"a pointer is not a multiple of {ALIGNMENT_BYTES} bytes: pass whole tensors")
         with self._lock, self._current():
             self._reserve(min(images, self._most_images))
             for start in range(0, images, self._most_images):
@@ -157,10 +158,10 @@ class Network:
                 given = [each + start * port.image_bytes for each, port in zip(inputs, self.inputs, strict=True)]
                 made = [each + start * port.image_bytes for each, port in zip(outputs, self.outputs, strict=True)]
                 self._run(given, made, count, stream)
-            self._ahead.end(stream)
+            self._prefetch.end(stream)
 
     def close(self) -> None:
-        """Gives everything on the GPU back."""
+        """Frees all resources on the GPU."""
         if self._closed:
             return
         self._closed = True
@@ -181,7 +182,7 @@ class Network:
 
     def _check_images(self, images: int) -> None:
         if images < 1 or self.plan.images not in (None, images):
-            raise UsageError(f"the network takes {self.plan.images or 'one or more'} images and is given {images}")
+            raise UsageError(f"the network takes {self.plan.images or 'one or more'} images but is given {images}")
 
     def _compute(self, arrays: Sequence[Array], outputs: Sequence[Array], images: int) -> None:
         addresses: list[int] = []
@@ -222,7 +223,7 @@ class Network:
         layers = itertools.count()
         for step in self.plan.steps:
             if isinstance(step, LayerStep):
-                self._ahead.before(next(layers), images, stream)
+                self._prefetch.before(next(layers), images, stream)
                 parts = self._layers[step.layer]
                 addresses = dict(zip(parts[0].launch.tensors, map(address, step.places), strict=True))
                 self._run_layer(parts, addresses, step.rows * images, stream)
@@ -244,7 +245,7 @@ class Network:
             self._show(step, address(step.output), images)
 
     def _show(self, step: Step, address: int, images: int) -> None:
-        """Of a step that was enqueued on the default stream."""
+        """Shows `see` the output of a step that was enqueued on the default stream."""
         if self._see is None:
             return
         sizes = self.plan.buffers if step.output.kind == "buffer" else [each.image_bytes for each in self.outputs]
@@ -254,7 +255,7 @@ class Network:
         self._see(step.tensor, data)
 
     def _run_layer(self, parts: Sequence[Part], addresses: Mapping[str, int], rows: int, stream: int) -> None:
-        """To the stream it is one launch: parts begin after what the stream has, what follows waits for all."""
+        """Launches the parts of a layer concurrently, after the stream's earlier work and before its later work."""
         others = list(zip(self._others, self._ends, strict=True))[: len(parts) - 1]
         if others:
             call("cuEventRecord", self._begin, stream)
@@ -269,7 +270,7 @@ class Network:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """With the GPU's context, which other libraries of the process use too."""
+        """Makes the GPU's primary context current, which other libraries of the process use too."""
         call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -285,7 +286,7 @@ def _device(number: int) -> int:
     if not count.value:
         raise DeviceError("there is no GPU here: check the driver with nvidia-smi")
     if not 0 <= number < count.value:
-        raise UsageError(f"there is no GPU {number} here, they are 0 to {count.value - 1}")
+        raise UsageError(f"there is no GPU {number}: this machine has GPUs 0 to {count.value - 1}")
     call("cuDeviceGet", ctypes.byref(device), number)
     return device.value
 

@@ -1,4 +1,4 @@
-"""ONNX's operators as launches of the kernels in glue.cu, for what is left of a network beside its compiled layers."""
+"""ONNX operators lowered to launches of the kernels in glue.cu: the operators between the compiled layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from codegen.frontend.onnx.export.network import NetworkNode
 from codegen.ir.launch import GridSize
-from farm.runtime.data_movement import MOVING, numbers_of, scalar_of, strides_of
+from farm.runtime.data_movement import DATA_MOVEMENT, numbers_of, scalar_of, strides_of
 from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, Value, attribute_axes
-from farm.runtime.max_pools import Halving
+from farm.runtime.max_pools import FastMaxPool
 from farm.runtime.plan import Rows
 
 ERF_GELU, TANH_GELU = 8, 9
@@ -54,7 +54,7 @@ def _clip(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 def _with_attributes(
     code: int, first: tuple[str, float], second: tuple[str, float], lowering: Lowering, node: NetworkNode
 ) -> Sequence[Value]:
-    """An activation with up to two numbers."""
+    """An activation with up to two attributes."""
     a, b = (node.attributes.get(name, default) for name, default in (first, second))
     return _unary(code, lowering, node, a, b)
 
@@ -64,7 +64,7 @@ def _gelu(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _binary(code: int, lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
-    """Of two tensors, or of several one after another."""
+    """An operation on two tensors, or on several, from left to right."""
     result = lowering.values[node.inputs[0]]
     for name in node.inputs[1:]:
         result = _pair(code, lowering, node, result, lowering.values[name])
@@ -93,7 +93,7 @@ def _pair(code: int, lowering: Lowering, node: NetworkNode, a: Value, b: Value) 
 def _broadcast(
     lowering: Lowering, node: NetworkNode, value: Value, shape: Sequence[int], sizes: Sequence[int]
 ) -> list[int]:
-    """The stride from image to image, and those of four sizes of one: 0 where it is broadcast."""
+    """The stride between images and those of an image's four sizes; 0 for a size that is broadcast."""
     own = [1] * (len(shape) - len(value.shape)) + list(value.shape)
     if value.constant is not None and own[0] != 1:
         raise lowering.refused(node, "of a constant for each image")
@@ -110,7 +110,7 @@ def _broadcast(
 def _window(
     lowering: Lowering, node: NetworkNode, size: tuple[int, ...]
 ) -> tuple[list[int], list[int], list[int], list[int], list[int], list[int]]:
-    """Extent, strides, dilations, pads before and behind, and the output's sizes; a line has the height 1."""
+    """Extent, strides, dilations, padding before and after, and the output's sizes; a 1-d input has height 1."""
     attributes = node.attributes
     rank = len(size)
     extent = list(attributes["kernel_shape"])
@@ -132,7 +132,7 @@ def _window(
         if span < 0:
             raise lowering.refused(node, "its window is larger than the image")
         steps = -(-span // strides[i]) if attributes.get("ceil_mode", 0) else span // strides[i]
-        if steps * strides[i] >= size[i] + begins[i]:  # a window that begins behind the image is none
+        if steps * strides[i] >= size[i] + begins[i]:  # no window begins after the image
             steps -= 1
         outputs.append(steps + 1)
     alone = [extent, strides, dilations, begins, ends, outputs]
@@ -153,21 +153,21 @@ def _pool(kernel: str, lowering: Lowering, node: NetworkNode) -> Sequence[Value]
     extent, strides, dilations, begins, ends, sizes = _window(lowering, node, x.shape[2:])
     channels = x.shape[1]
     output = lowering.new((x.shape[0], channels, *sizes[2 - rank :]), x.dtype)
-    halving = Halving.of((height, width), sizes, extent, strides, dilations, begins)
-    if kernel == "max_pool" and halving is not None:
-        return [_halved(lowering, node, x, output, halving)]
+    fast = FastMaxPool.of((height, width), sizes, extent, strides, dilations, begins)
+    if kernel == "max_pool" and fast is not None:
+        return [_fast_max_pool(lowering, node, x, output, fast)]
     blocks, grid = lowering.elementwise(channels * prod(sizes))
     arguments: list[Given] = [x, output, blocks, channels, height, width, *sizes, *extent, *strides, *begins, *ends]
     arguments += [*dilations, int(node.attributes.get("count_include_pad", 0))]
     return [lowering.step(node, kernel, arguments, output, grid)]
 
 
-def _halved(lowering: Lowering, node: NetworkNode, x: Value, output: Value, halving: Halving) -> Value:
+def _fast_max_pool(lowering: Lowering, node: NetworkNode, x: Value, output: Value, fast: FastMaxPool) -> Value:
     channels = x.shape[1]
-    count = halving.threads(channels)
+    count = fast.threads(channels)
     blocks, grid = lowering.elementwise(count)
-    sizes = [halving.height, halving.fours, halving.out_height, halving.top, prod(x.shape[1:])]
-    return lowering.step(node, halving.kernel, [x, output, blocks, count, *sizes], output, grid)
+    sizes = [fast.height, fast.fours, fast.out_height, fast.top, prod(x.shape[1:])]
+    return lowering.step(node, fast.kernel, [x, output, blocks, count, *sizes], output, grid)
 
 
 def _global_max(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
@@ -178,7 +178,7 @@ def _global_max(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _mean(lowering: Lowering, node: NetworkNode, x: Value, first: int, shape: Sequence[int]) -> Value:
-    """Over all sizes from `first` on."""
+    """The mean over all axes from `first` on."""
     lowering.axis(node, x, first)
     length, rows = prod(x.shape[first:]), prod(x.shape[1:first])
     output = lowering.new(shape, x.dtype)
@@ -205,7 +205,7 @@ def _softmax(logarithm: int, lowering: Lowering, node: NetworkNode) -> Sequence[
     x = lowering.values[node.inputs[0]]
     new = lowering.opset >= 13
     axis = lowering.axis(node, x, int(node.attributes.get("axis", -1 if new else 1)))
-    length = x.shape[axis] if new else prod(x.shape[axis:])  # of old, over all that follows
+    length = x.shape[axis] if new else prod(x.shape[axis:])  # before opset 13: over all following axes
     stride = prod(x.shape[axis + 1 :]) if new else 1
     output = lowering.new(x.shape, x.dtype)
     grid = GridSize(prod(x.shape[1:]) // length, 1), GridSize(), GridSize()
@@ -222,9 +222,9 @@ def _dense(
     *,
     transposed: bool = False,
 ) -> Value:
-    """Rows times weights, [inputs, outputs], or the other way round if transposed, plus a bias.
+    """Rows times weights of [inputs, outputs], or of [outputs, inputs] if transposed, plus a bias.
 
-    They stay as the model has them, for network.onnx to point at.
+    The weights keep the model's layout, so that network.onnx can point at them.
     """
     inputs, outputs = weights.shape[::-1] if transposed else weights.shape
     if x.constant is not None or x.shape[-1] != inputs:
@@ -242,7 +242,7 @@ def _dense(
 def _constant(lowering: Lowering, node: NetworkNode, position: int) -> NDArray[Any]:
     constant = lowering.values[node.inputs[position]].constant
     if constant is None:
-        raise lowering.refused(node, f"its input {node.inputs[position]} is no constant")
+        raise lowering.refused(node, f"its input {node.inputs[position]} is not a constant")
     return np.asarray(constant, np.float32)
 
 
@@ -272,7 +272,7 @@ def _matmul(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
-    """x times a number for each channel, plus one."""
+    """x times a factor of each channel, plus a shift."""
     x = lowering.values[node.inputs[0]]
     scale, shift, mean, variance = (_constant(lowering, node, i).astype(np.float64) for i in range(1, 5))
     factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
@@ -285,7 +285,7 @@ def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 OPERATORS: dict[str, Operator] = {
-    **MOVING,
+    **DATA_MOVEMENT,
     **dict.fromkeys(("Identity", "Dropout"), _same),
     "Cast": _cast,
     "Relu": _relu,

@@ -1,6 +1,6 @@
-"""How a network runs: one launch after another on buffers, in plain numbers for each image, so that C can read it.
+"""The plan of a network: launches in order on buffers, in plain numbers for each image, so that C can read it.
 
-The text has one fact a line, numbers and names with spaces between them; a name with spaces comes last.
+The text has one fact a line: numbers and names separated by spaces. A name that may have spaces comes last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Rows:
-    """The argument that says of how many rows a launch is."""
+    """The argument with the number of rows of a launch."""
 
 
 Argument = Place | Rows | int | float
@@ -47,20 +47,20 @@ class Port:
 
     name: str
     dtype: str
-    """NumPy's name."""
+    """Data type, by NumPy's name."""
     rows: int
-    """What its first size is for each image; mostly 1."""
+    """First size of the shape for each image; mostly 1."""
     shape: tuple[int, ...]
-    """Its other sizes."""
+    """The other sizes."""
     image_bytes: int
 
     @property
     def held_in(self) -> np.dtype[Any]:
-        """NumPy's type of its elements; bfloat16 is held as its bits."""
+        """NumPy's type of the elements; bfloat16 is held as uint16."""
         return np.dtype({"bfloat16": "uint16"}.get(self.dtype, self.dtype))
 
     def shape_of(self, images: int) -> tuple[int, ...]:
-        """Of an array of so many images."""
+        """The shape of an array with that many images."""
         return (images * self.rows, *self.shape)
 
 
@@ -70,23 +70,23 @@ class LayerStep:
 
     layer: str
     rows: int
-    """Of the layer for each image of the network: its images, or its rows."""
+    """Images or rows of the layer for each image of the network."""
     input: Place
     output: Place
     others: tuple[Place, ...]
-    """What else it reads: its residual, its gate."""
+    """Other inputs: residual and gate."""
     tensor: str
-    """The name in the network of what it computes."""
+    """Name of the computed tensor in the network."""
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Of its tensors, in the order of its launches' arguments."""
+        """Places of the tensors, in the order of the launches' arguments."""
         return self.input, self.output, *self.others
 
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A launch of one of glue.ptx's kernels; the grid is for the rows of all images."""
+    """A launch of a glue kernel. The grid is for the rows of all images."""
 
     kernel: str
     rows: int
@@ -94,12 +94,12 @@ class KernelStep:
     threads: int
     arguments: tuple[Argument, ...]
     output: Place
-    """Which of them it writes."""
+    """The place among the arguments that it writes."""
     tensor: str
 
     @property
     def images_limit(self) -> int:
-        """The most images of the network that one launch takes."""
+        """Largest number of images of the network for one launch."""
         sizes = zip(self.grid, MOST_BLOCKS, strict=True)
         rows = min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
         return rows // self.rows
@@ -110,53 +110,55 @@ Step = LayerStep | KernelStep
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a whole network."""
+    """The plan of a whole network."""
 
     images: int | None
-    """The only number of images that it takes; None: any."""
+    """The only number of images that the network takes; None: any number."""
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     constants_bytes: int
     buffers: tuple[int, ...]
-    """Bytes for each image."""
+    """Size of each buffer in bytes for each image."""
     steps: tuple[Step, ...]
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers that it runs, each once."""
+        """Names of the layers in the plan, each once."""
         return tuple(dict.fromkeys(step.layer for step in self.steps if isinstance(step, LayerStep)))
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether it needs glue.ptx."""
+        """Whether the plan needs glue.ptx."""
         return any(isinstance(step, KernelStep) for step in self.steps)
 
     def images_of(self, arrays: Sequence[NDArray[Any]]) -> int:
-        """How many images arrays for the inputs hold, images first. Raises UsageError for what it does not take."""
+        """Number of images in arrays for the inputs. Raises UsageError for arrays that the network does not take."""
         if len(arrays) != len(self.inputs):
             names = ", ".join(f"'{port.name}'" for port in self.inputs)
-            raise UsageError(f"the network's inputs are {names} and it is given {len(arrays)}: give an array for each")
+            raise UsageError(f"{len(arrays)} arrays for the network's inputs {names}: give an array for each")
         counts: list[int] = []
         for port, array in zip(self.inputs, arrays, strict=True):
             first = f"N x {port.rows}" if port.rows > 1 else "N"
             if array.dtype != port.held_in:
-                raise UsageError(f"the input '{port.name}' is {port.held_in} and is given {array.dtype}: convert it")
+                raise UsageError(f"the input '{port.name}' has type {array.dtype}, expected {port.held_in}: convert it")
             if array.shape[1:] != port.shape or array.ndim == 0 or array.shape[0] % port.rows:
                 wanted = ", ".join(map(str, (first, *port.shape)))
-                raise UsageError(f"the input '{port.name}' is [{wanted}] and is given {list(array.shape)}: reshape it")
+                raise UsageError(
+                    f"the input '{port.name}' has shape {list(array.shape)}, expected [{wanted}]: reshape it"
+                )
             counts.append(array.shape[0] // port.rows)
         if len(set(counts)) > 1:
             given = " and ".join(map(str, counts))
-            raise UsageError(f"the network's inputs are given {given} images: give as many in each")
+            raise UsageError(f"the network's inputs have {given} images: give the same number in each")
         if self.images not in (None, counts[0]):
             raise UsageError(
-                f"the network takes {self.images} images, as its ONNX file says, and is given {counts[0]}: give as "
-                "many, or export the model with its batch size left open, by torch.onnx.export's dynamic_shapes"
+                f"{counts[0]} images, but the ONNX file fixes the batch size at {self.images}: give that many, "
+                "or export the model with an open batch size (torch.onnx.export's dynamic_shapes)"
             )
         return counts[0]
 
     def lines(self, layers: Sequence[str]) -> list[str]:
-        """Its text, with layers by their positions."""
+        """The lines of the plan's text. Layers are numbered by their positions in `layers`."""
         positions = {name: i for i, name in enumerate(layers)}
         lines = [f"images {self.images or 0}", f"constants {self.constants_bytes}"]
         for word, ports in (("input", self.inputs), ("output", self.outputs)):
@@ -176,57 +178,57 @@ class Plan:
 
 
 def grid_text(grid: Grid) -> str:
-    """Six numbers: `fixed` and `images`, or 0, of x, y and z."""
+    """A grid as six numbers: `fixed` and `images` (0 for none) of x, y and z."""
     return " ".join(f"{size.fixed} {size.images or 0}" for size in grid)
 
 
 def read_plan(text: str) -> Plan:
-    """Reads what a bundle has. Raises UsageError for a network that was refused, ValueError for what is no plan."""
+    """Reads a plan's text. Raises UsageError for a network that was refused, ValueError for anything but a plan."""
     lines = text.splitlines()
     if not lines or lines[0] != PLAN_FORMAT:
-        raise ValueError(f"it does not begin with {PLAN_FORMAT}")
+        raise ValueError(f"a plan begins with {PLAN_FORMAT}")
     layers: list[str] = []
     ports: dict[str, list[Port]] = {"input": [], "output": []}
     buffers: list[int] = []
     steps: list[Step] = []
     images = constants = 0
     for line in lines[1:]:
-        word, _, rest = line.partition(" ")
-        fields = rest.split()
+        word, _, values = line.partition(" ")
+        fields = values.split()
         match word:
             case "layer":
-                layers.append(rest.split(" ", 4)[4])
+                layers.append(values.split(" ", 4)[4])
             case "refused":
-                raise UsageError(rest)
+                raise UsageError(values)
             case "images":
-                images = int(rest)
+                images = int(values)
             case "constants":
-                constants = int(rest)
+                constants = int(values)
             case "input" | "output":
                 end = 4 + int(fields[3])
-                name = rest.split(" ", end)[end]
+                name = values.split(" ", end)[end]
                 shape = tuple(map(int, fields[4:end]))
                 ports[word].append(Port(name, fields[1], int(fields[2]), shape, int(fields[0])))
             case "buffer":
-                buffers.append(int(rest))
+                buffers.append(int(values))
             case "run":
                 end = 3 + int(fields[2])
                 x, output, *others = map(_place, fields[3:end])
                 layer, rows = layers[int(fields[0])], int(fields[1])
-                name = rest.split(" ", end)[end]
+                name = values.split(" ", end)[end]
                 steps.append(LayerStep(layer, rows, x, output, tuple(others), name))
             case "launch":
                 rows, *grid, threads = map(int, fields[1:9])
                 end = 11 + int(fields[10])
                 arguments = tuple(map(_argument, fields[11:end]))
-                name = rest.split(" ", end)[end]
+                name = values.split(" ", end)[end]
                 steps.append(KernelStep(fields[0], rows, _grid(grid), threads, arguments, _place(fields[9]), name))
     given, made = tuple(ports["input"]), tuple(ports["output"])
     return Plan(images or None, given, made, constants, tuple(buffers), tuple(steps))
 
 
 def _written(argument: Argument) -> str:
-    """A float by its bits, in hexadecimal."""
+    """An argument's text; a float is written as its bits in hexadecimal."""
     match argument:
         case Place():
             return str(argument)

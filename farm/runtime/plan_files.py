@@ -1,4 +1,4 @@
-"""What a bundle has for programs without a framework: how its network runs, and the kernels and constants for that."""
+"""The files of a bundle for programs without a framework: the plan of its network, its glue kernels and constants."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ LETTERS = {
     "output_step": "s",
     "input_step": "t",
 }
-"""Of arguments, as a plan has them."""
+"""Letters of kernel arguments in a plan."""
 
 
 @dataclass(frozen=True)
 class NetworkFiles:
-    """What a bundle has of its network."""
+    """The files of a bundle's network."""
 
     network: bytes
-    """Its large constants are in CONSTANTS, if that is there."""
+    """The model around the layers; its large constants are in CONSTANTS if that file exists."""
     others: Mapping[str, bytes]
-    """The other files, by name."""
+    """Contents of the other files, by name."""
     entry: Mapping[str, Any]
-    """The manifest's, of these."""
+    """The manifest's entry for them."""
 
 
 def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> NetworkFiles:
-    """Of a network that holds all its constants.
+    """The files for a network that holds all its constants.
 
-    Where it has operators that the runtime does not run, the plan is of the layers and says which.
+    If it has operators that the runtime does not run, the plan has the layers only, and names the operators.
     """
     lines = [PLAN_FORMAT]
     for layer in layers.values():

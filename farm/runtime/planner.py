@@ -1,4 +1,4 @@
-"""The plan of a bundle's network: lowered, and its tensors given places, which they share where they can."""
+"""Plans a bundle's network: lowers it and places its tensors in buffers, which they share where possible."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from farm.runtime.operators import OPERATORS
 from farm.runtime.plan import Argument, KernelStep, LayerStep, Place, Plan, Port, Step
 
 ALIGNMENT_BYTES = 256
+"""Alignment of each constant."""
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ROOM_BYTES = 16
 """Sizes of an image in a buffer are rounded up to this, so that every number of images begins aligned."""
@@ -29,11 +30,11 @@ class Planned:
     plan: Plan
     constants: bytes
     offsets: Mapping[bytes, int]
-    """Of each constant in them, by the SHA-256 of its bytes."""
+    """Offset of each constant, by the SHA-256 of its bytes."""
 
 
 def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
-    """How it runs. Raises RefusedError, which names what the runtime does not run."""
+    """The plan of a network. Raises RefusedError, which names the operators that the runtime does not run."""
     fixed = network.inputs[0].shape[0] if network.inputs and network.inputs[0].shape else None
     if isinstance(fixed, int):
         return _planned(Lowering(network, specs, OPERATORS, fixed), network, fixed)
@@ -41,7 +42,7 @@ def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
     plan = _planned(Lowering(network, specs, OPERATORS, one), network, None).plan
     planned = _planned(Lowering(network, specs, OPERATORS, other), network, None)
     if planned.plan != plan:
-        raise RefusedError("what the network does for an image depends on the number of images: use farm.torch")
+        raise RefusedError("the network treats an image differently by the number of images: use farm.torch")
     return planned
 
 
@@ -52,12 +53,12 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
     copies: list[Lowered] = []
     unknown = [each.name for each in network.outputs if each.name not in lowering.values]
     if unknown:
-        raise RefusedError(f"the runtime does not compute the output {unknown[0]} of its operator: use farm.torch")
+        raise RefusedError(f"the runtime does not compute the output {unknown[0]}: use farm.torch")
     outputs = [lowering.values[each.name] for each in network.outputs]
     for number, value in enumerate(outputs):
         if value.constant is not None:
             raise RefusedError(f"the output {network.outputs[number].name} is a constant: use farm.torch")
-        if value.root in places:  # an input, or put out already under another name
+        if value.root in places:  # an input, or already an output under another name
             copies.append(_copy(lowering, value, len(steps) + len(copies), network.outputs[number].name))
             places[len(steps) + len(copies) - 1] = Place("output", number)
         else:
@@ -80,7 +81,7 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
 
 
 def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
-    """Of a whole tensor to where an output is wanted."""
+    """A copy of a whole tensor to an output."""
     count = value.size // lowering.images
     output = Value(value.shape, value.dtype, number)
     blocks, grid = lowering.elementwise(count)
@@ -92,12 +93,12 @@ def _port(lowering: Lowering, tensor: Tensor, value: Value) -> Port:
     count = value.size // lowering.images
     first, *shape = value.shape or (1,)
     if first % lowering.images:
-        raise RefusedError(f"{tensor.name} has no images as its first size: use farm.torch")
+        raise RefusedError(f"{tensor.name} does not have the images as its first size: use farm.torch")
     return Port(tensor.name, value.dtype, first // lowering.images, tuple(shape), count * ELEMENT_BYTES[value.dtype])
 
 
 def _buffers(steps: Sequence[Lowered], places: dict[Root, Place], images: int) -> tuple[int, ...]:
-    """Gives a place to each tensor that has none; a buffer is free again after its tensor was read last."""
+    """Places every tensor that has no place yet; a buffer is reused after its tensor is read last."""
     last: dict[Root, int] = {}
     for number, step in enumerate(steps):
         for value in _values(step):
@@ -141,13 +142,13 @@ def _step(step: Lowered, places: Mapping[Root, Place], constants: _Constants) ->
 
 
 class _Constants:
-    """All in one piece, each of them once."""
+    """All constants in one block, each once."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._blocks: list[bytes] = []
         self._bytes = 0
         self.offsets: dict[bytes, int] = {}
-        """By the SHA-256 of their bytes."""
+        """Offsets by the SHA-256 of the constants' bytes."""
 
     def place(self, value: Value) -> Place:
         data = b"" if value.constant is None else value.constant.tobytes()
@@ -155,9 +156,9 @@ class _Constants:
         if digest not in self.offsets:
             gap = bytes(-self._bytes % ALIGNMENT_BYTES)
             self.offsets[digest] = self._bytes + len(gap)
-            self._pieces += [gap, data]
+            self._blocks += [gap, data]
             self._bytes += len(gap) + len(data)
         return Place("constant", self.offsets[digest])
 
     def data(self) -> bytes:
-        return b"".join(self._pieces)
+        return b"".join(self._blocks)

@@ -16,7 +16,7 @@ from farm.cuda.driver import driver
 from farm.cuda.module import Module, launch_numbers
 from farm.runtime.glue_kernels import glue_entry
 from farm.runtime.lowering import THREADS
-from farm.runtime.max_pools import PACK_BYTES, Halving
+from farm.runtime.max_pools import PACK_BYTES, FastMaxPool
 from farm.torch.contexts import launching_on
 from farm.torch.layer import DTYPES
 from farm.torch.windows import max_pool, window_of
@@ -108,13 +108,13 @@ def _launch_of(
     image: tuple[int, int, int], window: int, strides: tuple[int, ...], pads: tuple[int, ...], sizes: tuple[int, ...]
 ) -> _Launch:
     channels, height, width = image
-    halving = Halving.of([height, width], sizes, [window] * 2, strides, [1, 1], pads[:2])
-    if halving is None:
+    pool = FastMaxPool.of([height, width], sizes, [window] * 2, strides, [1, 1], pads[:2])
+    if pool is None:
         more = (channels, height, width, *sizes, window, window, *strides, *pads, 1, 1, 0)
         return _Launch("max_pool", channels * math.prod(sizes), more, packed=False)
-    count = halving.threads(channels)
-    more = (count, height, halving.fours, halving.out_height, halving.top)
-    return _Launch(halving.kernel, count, more, packed=True)
+    count = pool.threads(channels)
+    more = (count, height, pool.fours, pool.out_height, pool.top)
+    return _Launch(pool.kernel, count, more, packed=True)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:

@@ -174,7 +174,7 @@ def test_device_pointers_and_a_stream_give_the_same(jobs: dict[str, str], folder
         with in_device_memory(net, x, found) as (source, target, stream):
             net.enqueue([source], [target], 5, stream)
         np.testing.assert_array_equal(found, wanted)
-        with pytest.raises(UsageError, match="a pointer is no multiple of 16 bytes"):
+        with pytest.raises(UsageError, match="a pointer is not a multiple of 16 bytes"):
             net.enqueue([source + 4], [target], 5)
 
 

@@ -68,7 +68,7 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     (tmp_path / "text.npy").write_text("no array")
     arguments = ["run", str(tmp_path / "out"), "--emulate", "-o", str(tmp_path / "y.npy"), "--input"]
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
-    assert "holds no PTX, which the emulator runs: write it with farm fetch --ptx" in capsys.readouterr().err
+    assert "has no PTX for the emulator" in capsys.readouterr().err
     assert run([*arguments, str(tmp_path / "text.npy")]) == 2
     assert "text.npy: it cannot be read" in capsys.readouterr().err
     of_another_version(tmp_path / "out")
@@ -76,7 +76,7 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert "out: its network.plan has another version" in capsys.readouterr().err
     farm.fetch(job.id, tmp_path / "out", ptx=True)
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
-    assert "the input 'x' is float32 and is given float64: convert it" in capsys.readouterr().err
+    assert "the input 'x' has type float64, expected float32" in capsys.readouterr().err
     assert not (tmp_path / "y.npy").exists()
 
 

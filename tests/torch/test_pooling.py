@@ -62,7 +62,7 @@ def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("window", "pads", "kernel"),
-    [(2, [0, 0, 0, 0], "halve_2"), (3, [1, 1, 1, 1], "halve_3"), (3, [1, 0, 1, 1], "max_pool")],
+    [(2, [0, 0, 0, 0], "max_pool_2x2"), (3, [1, 1, 1, 1], "max_pool_3x3"), (3, [1, 0, 1, 1], "max_pool")],
 )
 def test_the_kernel_that_is_launched_computes_what_pytorch_does(
     window: int, pads: list[int], kernel: str, dtype: torch.dtype, emulated: list[str], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-/* See farm.h. Reads network.plan, whose text farm/runtime/plan.py and plan_files.py write. */
+/* See farm.h. Reads network.plan, which farm/runtime/plan.py and plan_files.py write. */
 #include "farm.h"
 
 #include <float.h>
@@ -10,13 +10,13 @@
 #include <string.h>
 
 #define ALIGNMENT 16
-#define BRANCHES 8 /* parts of a layer run beside each other on so many streams */
-#define GIVEN_SHARED_BYTES (48 * 1024) /* of a block, whatever its kernel: for more, the driver is asked */
+#define BRANCHES 8 /* streams on which the parts of a layer run concurrently, at most */
+#define GIVEN_SHARED_BYTES (48 * 1024) /* shared memory that every kernel may use; more has to be requested */
 #define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define MOST_ARGUMENTS 32
 #define MOST_NAME 512
 
-/* Of farm/cuda/prefetch_plan.py and fetcher.py, which say what they are. */
+/* Constants of farm/cuda/prefetch_plan.py and prefetch_kernel.py, which explain them. */
 #define WARP 32
 #define LEAST_BYTES 100000.0
 #define FETCHED_BYTES 1500000.0
@@ -72,7 +72,7 @@ static const char fetch_ptx[] =
     "    ret;\n"
     "}\n";
 
-/* The driver, as far as it is needed here. */
+/* The part of the driver that is used here. */
 #ifndef __cuda_cuda_h__
 typedef int CUresult;
 typedef int CUdevice;
@@ -105,7 +105,7 @@ CUresult cuLaunchKernel(
 #endif
 
 typedef struct {
-    long fixed, images; /* images is 0 where the size does not grow with them */
+    long fixed, images; /* images is 0 if the size does not grow with their number */
 } grid_size;
 
 typedef struct {
@@ -116,31 +116,31 @@ typedef struct {
     long images_limit;
     int output_step, input_step;
     size_t image_bytes;
-    CUdeviceptr code; /* where its instructions lie, 0 where that is not known */
+    CUdeviceptr code; /* address of the instructions, 0 if unknown */
     size_t code_bytes;
     CUmodule module;
     CUfunction function;
 } kernel;
 
 typedef struct {
-    CUdeviceptr input, output, residual, gate; /* the last two 0 where a layer has none */
+    CUdeviceptr input, output, residual, gate; /* the last two are 0 if the layer has none */
 } tensors;
 
 typedef struct {
-    char kind; /* i, o, b or c, the place of a tensor; n, how many rows; d, a number; f, the bits of a float */
+    char kind; /* i, o, b or c: the place of a tensor; n: number of rows; d: an integer; f: the bits of a float */
     long value;
 } argument;
 
 typedef struct {
-    int layer; /* -1 of a launch of glue.ptx */
+    int layer; /* -1 for a glue kernel */
     int rows;
     grid_size grid[3];
     unsigned threads;
     CUfunction function;
     int count;
     argument arguments[MOST_ARGUMENTS];
-    int fetched_with; /* the step beside which the code of its layer is fetched, or -1 */
-    double wait; /* microseconds before the first fetch beside it, if that is of any */
+    int fetched_with; /* the step beside which the layer's code is prefetched, or -1 */
+    double wait; /* microseconds before the first prefetch beside this step */
 } step;
 
 typedef struct {
@@ -151,10 +151,10 @@ typedef struct {
 
 struct farm_bundle {
     char path[4096];
-    FILE *archive; /* NULL of a folder */
+    FILE *archive; /* NULL for a folder */
     zip_entry *entries;
     int entry_count;
-    int images; /* the only number that the network takes, 0 for any */
+    int images; /* the only number of images that the network takes, 0 for any */
     farm_layer *layers;
     int layer_count;
     kernel *kernels; /* those for this GPU */
@@ -167,19 +167,19 @@ struct farm_bundle {
     CUdeviceptr *buffers;
     int buffer_count, reserved_images;
     CUdeviceptr constants;
-    CUmodule rest;
+    CUmodule glue;
     char refused[1024];
-    long most_images; /* of one turn */
+    long most_images; /* of one pass */
     CUstream streams[BRANCHES - 1];
     CUevent begin, ends[BRANCHES - 1];
     int stream_count;
     double multiprocessors, l2_bytes;
     CUmodule fetcher;
-    CUfunction fetch; /* NULL where no code is fetched */
+    CUfunction fetch; /* NULL if no code is prefetched */
     CUstream side;
     CUevent fetching, fetched;
     int is_fetching;
-    long planned_images; /* for which the steps say with which they are fetched */
+    long planned_images; /* the number of images that `fetched_with` is for */
 };
 
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
@@ -211,11 +211,11 @@ static int driver(CUresult result, const char *what) {
     } while (0)
 #define DRIVER(call) TRY(driver((call), #call))
 
-/* An array that grows by one; NULL, and the old one is kept, without memory. */
+/* Grows an array by one zeroed element. NULL without memory, and the old array stays valid. */
 static void *grown(void *array, int count, size_t size) {
     void *larger = realloc(array, (size_t)(count + 1) * size);
     if (!larger) {
-        fail("there is no memory left");
+        fail("out of memory");
         return NULL;
     }
     memset((char *)larger + (size_t)count * size, 0, size);
@@ -233,11 +233,11 @@ static void *grown(void *array, int count, size_t size) {
 static char *copied(const char *text) {
     char *copy = malloc(strlen(text) + 1);
     if (copy) strcpy(copy, text);
-    else fail("there is no memory left");
+    else fail("out of memory");
     return copy;
 }
 
-/* Files: of a folder, or of an uncompressed zip archive. */
+/* Files of a folder or of an uncompressed zip archive. */
 
 static unsigned long little(const unsigned char *bytes, int count) {
     unsigned long value = 0;
@@ -265,14 +265,14 @@ static int read_directory(farm_bundle *bundle) {
         zip_entry *entry;
         size_t length;
         if (read_at(bundle->archive, place, head, 46) != 0 || memcmp(head, "PK\1\2", 4) != 0)
-            return fail("%s is damaged: fetch it again", bundle->path);
+            return fail("%s is damaged: fetch the bundle again", bundle->path);
         length = little(head + 28, 2);
         if (little(head + 10, 2) != 0)
             return fail("%s is compressed: fetch it again, or unpack it into a folder", bundle->path);
         GROW(bundle->entries, bundle->entry_count);
         entry = &bundle->entries[bundle->entry_count - 1];
         if (length >= sizeof entry->name || read_at(bundle->archive, place + 46, entry->name, length) != 0)
-            return fail("%s is damaged: fetch it again", bundle->path);
+            return fail("%s is damaged: fetch the bundle again", bundle->path);
         entry->bytes = little(head + 24, 4);
         entry->offset = (long)little(head + 42, 4);
         place += 46 + (long)(length + little(head + 30, 2) + little(head + 32, 2));
@@ -280,7 +280,7 @@ static int read_directory(farm_bundle *bundle) {
     return 0;
 }
 
-/* The bytes of a file and a zero after them; the caller frees them. */
+/* Reads a file and puts a zero after its bytes. The caller frees them. */
 static int read_file(farm_bundle *bundle, const char *name, char **data, size_t *bytes) {
     FILE *file = bundle->archive;
     long offset = 0, size;
@@ -290,15 +290,15 @@ static int read_file(farm_bundle *bundle, const char *name, char **data, size_t 
         unsigned char head[30];
         int i = 0;
         while (i < bundle->entry_count && strcmp(bundle->entries[i].name, name) != 0) i++;
-        if (i == bundle->entry_count) return fail("%s: there is no %s in it: fetch it again", bundle->path, name);
+        if (i == bundle->entry_count) return fail("%s: %s is missing: fetch the bundle again", bundle->path, name);
         if (read_at(file, bundle->entries[i].offset, head, 30) != 0)
-            return fail("%s is damaged: fetch it again", bundle->path);
+            return fail("%s is damaged: fetch the bundle again", bundle->path);
         offset = bundle->entries[i].offset + 30 + (long)(little(head + 26, 2) + little(head + 28, 2));
         size = (long)bundle->entries[i].bytes;
     } else {
         snprintf(path, sizeof path, "%s/%s", bundle->path, name);
         file = fopen(path, "rb");
-        if (!file) return fail("%s: there is no %s in it: fetch it again", bundle->path, name);
+        if (!file) return fail("%s: %s is missing: fetch the bundle again", bundle->path, name);
         fseek(file, 0, SEEK_END);
         size = ftell(file);
     }
@@ -315,7 +315,7 @@ static int read_file(farm_bundle *bundle, const char *name, char **data, size_t 
     return 0;
 }
 
-/* The plan: words with spaces between them. */
+/* The plan: words separated by spaces. */
 
 typedef struct {
     char *place;
@@ -350,7 +350,7 @@ static int read_port(words *line, farm_port **ports, int *count) {
     port->rows = (int)number(line);
     port->rank = (int)number(line);
     shape = calloc((size_t)port->rank + 1, sizeof *shape);
-    if (!shape) return fail("there is no memory left");
+    if (!shape) return fail("out of memory");
     port->shape = shape;
     for (i = 0; i < port->rank; i++) shape[i] = (int)number(line);
     return (port->name = copied(line->place)) ? 0 : -1;
@@ -371,15 +371,15 @@ static int read_arguments(words *line, step *made) {
     return 0;
 }
 
-/* A GPU runs the cubins of its major version that are not newer, those with a letter (sm_90a) if they are its own, and
- * the PTX of every virtual architecture that is not newer. */
+/* Whether a GPU runs a kernel: cubins of its major version that are not newer, cubins with a letter (sm_90a) if they are
+ * for exactly this GPU, and PTX of every virtual architecture that is not newer. */
 static int runs_on(const kernel *each, int gpu) {
     if (each->is_ptx) return each->arch <= gpu;
     if (each->is_exact) return each->arch == gpu;
     return each->arch / 10 == gpu / 10 && each->arch <= gpu;
 }
 
-/* Which of two that run here is rather taken: a cubin, and the newer one. */
+/* The higher, the rather it is taken: cubins before PTX, newer ones before older ones. */
 static int preference(const kernel *each) { return (each->is_ptx ? 0 : 100000) + each->arch * 2 + each->is_exact; }
 
 static int read_kernel(farm_bundle *bundle, words *line, int gpu) {
@@ -418,9 +418,9 @@ static int load_rest(farm_bundle *bundle) {
     char *image;
     size_t bytes;
     int failed;
-    if (bundle->rest) return 0;
+    if (bundle->glue) return 0;
     TRY(read_file(bundle, "glue.ptx", &image, &bytes));
-    failed = driver(cuModuleLoadData(&bundle->rest, image), "cuModuleLoadData of glue.ptx");
+    failed = driver(cuModuleLoadData(&bundle->glue, image), "cuModuleLoadData of glue.ptx");
     free(image);
     return failed;
 }
@@ -433,15 +433,15 @@ static int read_step(farm_bundle *bundle, words *line, int is_layer) {
     if (is_layer) {
         made->layer = (int)number(line);
         made->rows = (int)number(line);
-        if (made->layer < 0 || made->layer >= bundle->layer_count) return fail("the plan runs a layer that is not there");
+        if (made->layer < 0 || made->layer >= bundle->layer_count) return fail("the plan runs an unknown layer");
         return read_arguments(line, made);
     }
     TRY(load_rest(bundle));
-    DRIVER(cuModuleGetFunction(&made->function, bundle->rest, word(line)));
+    DRIVER(cuModuleGetFunction(&made->function, bundle->glue, word(line)));
     made->rows = (int)number(line);
     read_grid(line, made->grid);
     made->threads = (unsigned)number(line);
-    word(line); /* where its output is, which is among the arguments */
+    word(line); /* the output's place, which is among the arguments */
     return read_arguments(line, made);
 }
 
@@ -451,7 +451,7 @@ static int read_constants(farm_bundle *bundle, size_t wanted) {
     int failed;
     if (!wanted) return 0;
     TRY(read_file(bundle, "network.constants", &data, &bytes));
-    failed = bytes == wanted ? 0 : fail("%s: network.constants is damaged: fetch it again", bundle->path);
+    failed = bytes == wanted ? 0 : fail("%s: network.constants is damaged: fetch the bundle again", bundle->path);
     failed = failed || driver(cuMemAlloc_v2(&bundle->constants, bytes), "cuMemAlloc");
     failed = failed || driver(cuMemcpyHtoD_v2(bundle->constants, data, bytes), "cuMemcpyHtoD");
     failed = failed || driver(cuStreamSynchronize(NULL), "cuMemcpyHtoD"); /* other streams do not wait for the copy */
@@ -506,8 +506,8 @@ static int read_plan(farm_bundle *bundle, int gpu) {
     return failed;
 }
 
-/* A cubin with one more variable, which the driver sets to where the kernel's code lies: as farm/cuda/code_address.py makes
- * it, of which this is the same. NULL for what is not a cubin with one kernel and no variables of its own. */
+/* Adds a variable to a cubin, which the driver sets to the address of the kernel's code: the C version of
+ * farm/cuda/code_address.py. NULL for anything but a cubin with one kernel and no variables of its own. */
 typedef struct {
     unsigned char magic[16];
     uint16_t type, machine;
@@ -541,7 +541,7 @@ typedef struct {
     int64_t addend;
 } elf_relocation;
 
-/* Appends at a multiple of 8 bytes; gives where. */
+/* Appends data at a multiple of 8 bytes and returns the offset. */
 static size_t put(char *to, size_t *end, const void *data, size_t bytes) {
     size_t at = (*end + 7) / 8 * 8;
     memset(to + *end, 0, at - *end);
@@ -550,7 +550,7 @@ static size_t put(char *to, size_t *end, const void *data, size_t bytes) {
     return at;
 }
 
-/* A section grown by some bytes, behind everything. */
+/* Moves a section to the end and appends bytes to it. */
 static void grow(char *to, size_t *end, elf_section *section, const void *more, size_t bytes) {
     size_t old = section->offset, had = section->bytes;
     section->offset = put(to, end, to + old, had);
@@ -649,7 +649,7 @@ static char *with_address(const char *data, size_t bytes, size_t *made_bytes, si
     *made_bytes = end;
     return made;
 }
-/* With the address of its code, if the driver gives that. */
+/* Loads a kernel's module, with the address of its code if the driver accepts the changed cubin. */
 static int load_module(kernel *each, const char *image, size_t bytes) {
     size_t made_bytes, size;
     CUdeviceptr variable;
@@ -667,7 +667,7 @@ static int load_module(kernel *each, const char *image, size_t bytes) {
     return driver(cuModuleLoadData(&each->module, image), "cuModuleLoadData");
 }
 
-/* Nothing is fetched by a GPU or a driver that does not take its PTX, which is for sm_90 and later. */
+/* Loads the prefetch kernel. Without it, on a GPU older than sm_90 or an old driver, no code is prefetched. */
 static int load_fetcher(farm_bundle *bundle) {
     int i, known = 0;
     for (i = 0; i < bundle->kernel_count; i++) known = known || bundle->kernels[i].code;
@@ -686,7 +686,7 @@ static int load_kernels(farm_bundle *bundle, int gpu) {
         for (i = 0; i < bundle->kernel_count; i++) parts += bundle->kernels[i].layer == layer;
         if (!parts)
             return fail(
-                "%s has nothing that runs on this GPU (sm_%d): compile the model with --arch sm_%d and fetch it again",
+                "%s has no code for this GPU (sm_%d): compile the model with --arch sm_%d and fetch it again",
                 bundle->path, gpu, gpu);
         most_parts = parts > most_parts ? parts : most_parts;
     }
@@ -704,7 +704,7 @@ static int load_kernels(farm_bundle *bundle, int gpu) {
             DRIVER(cuFuncSetAttribute(each->function, MOST_SHARED, (int)each->shared_bytes));
     }
     TRY(load_fetcher(bundle));
-    DRIVER(cuEventCreate(&bundle->begin, 2)); /* without a time */
+    DRIVER(cuEventCreate(&bundle->begin, 2)); /* without timing */
     while (bundle->stream_count < most_parts - 1 && bundle->stream_count < BRANCHES - 1) {
         DRIVER(cuStreamCreate(&bundle->streams[bundle->stream_count], 1)); /* does not wait for the default stream */
         DRIVER(cuEventCreate(&bundle->ends[bundle->stream_count], 2));
@@ -713,7 +713,7 @@ static int load_kernels(farm_bundle *bundle, int gpu) {
     return 0;
 }
 
-/* How many images every launch takes at once, so that each turn begins at an aligned address. */
+/* Limits the images of one pass so that every launch takes them and each pass begins at an aligned address. */
 static void limit_images(farm_bundle *bundle) {
     static const long most_blocks[3] = {INT_MAX, 65535, 65535};
     int i, j, axis;
@@ -758,7 +758,7 @@ static int open_bundle(farm_bundle *bundle, const char *path) {
     TRY(read_plan(bundle, major * 10 + minor));
     TRY(load_kernels(bundle, major * 10 + minor));
     if (bundle->buffer_count && !(bundle->buffers = calloc((size_t)bundle->buffer_count, sizeof *bundle->buffers)))
-        return fail("there is no memory left");
+        return fail("out of memory");
     limit_images(bundle);
     return 0;
 }
@@ -766,7 +766,7 @@ static int open_bundle(farm_bundle *bundle, const char *path) {
 int farm_open(const char *path, farm_bundle **opened) {
     farm_bundle *bundle = calloc(1, sizeof *bundle);
     *opened = NULL;
-    if (!bundle) return fail("there is no memory left");
+    if (!bundle) return fail("out of memory");
     if (open_bundle(bundle, path) != 0) {
         farm_close(bundle);
         return -1;
@@ -791,7 +791,7 @@ void farm_close(farm_bundle *bundle) {
     cuStreamSynchronize(NULL);
     for (i = 0; i < bundle->kernel_count; i++)
         if (bundle->kernels[i].module) cuModuleUnload(bundle->kernels[i].module);
-    if (bundle->rest) cuModuleUnload(bundle->rest);
+    if (bundle->glue) cuModuleUnload(bundle->glue);
     for (i = 0; bundle->buffers && i < bundle->buffer_count; i++)
         if (bundle->buffers[i]) cuMemFree_v2(bundle->buffers[i]);
     if (bundle->constants) cuMemFree_v2(bundle->constants);
@@ -863,8 +863,8 @@ static int launch_part(const kernel *each, long rows, tensors given, CUstream st
     return 0;
 }
 
-/* What is known of a layer for some number of images, and when the code of layers is fetched into the L2 cache: by the
- * rules of farm/cuda/prefetch_plan.py, which says why. */
+/* The prefetch plan: which layer's code is fetched into the L2 cache beside which step, for a number of images. The rules
+ * are those of farm/cuda/prefetch_plan.py, which gives the reasons. */
 typedef struct {
     double microseconds, fetch_microseconds, code_bytes, moved_bytes;
 } layer_run;
@@ -899,8 +899,8 @@ static int layer_before(const farm_bundle *bundle, int number) {
     return number;
 }
 
-/* The step beside which a layer's code is fetched: the last from which on there is time for all of it, or a later one where
- * the code from there on is more than the cache keeps; -1 of the first layer. It waits no longer than it can. */
+/* The step beside which a layer's code is prefetched: the latest one that leaves enough time, or a later one if the code
+ * from there on is more than the cache keeps; -1 for the first layer. Shortens the step's wait as the prefetch needs. */
 static int start_of(farm_bundle *bundle, const layer_run *runs, int number, double room) {
     int start = layer_before(bundle, number), before;
     double time, waiting, wait;
@@ -924,7 +924,7 @@ static int plan_fetches(farm_bundle *bundle, long images) {
     int i;
     if (!bundle->fetch || bundle->planned_images == images) return 0;
     runs = calloc((size_t)bundle->step_count + 1, sizeof *runs);
-    if (!runs) return fail("there is no memory left");
+    if (!runs) return fail("out of memory");
     for (i = 0; i < bundle->step_count; i++) {
         step *each = &bundle->steps[i];
         each->wait = DBL_MAX;
@@ -941,8 +941,8 @@ static int plan_fetches(farm_bundle *bundle, long images) {
     return 0;
 }
 
-/* The code of the layers that are fetched beside this step, which is about to be launched: where it is recorded as a
- * CUDA graph. Elsewhere launches on the side would cost the CPU as much as those of layers. */
+/* Enqueues the prefetches that run beside this step, if the stream is recorded as a CUDA graph: otherwise they would cost
+ * as much CPU time as the layers' launches. Call it before the step's launch. */
 static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
     int i, j, begun = 0, recorded = 0;
     unsigned long long wait;
@@ -978,7 +978,7 @@ static int end_fetches(farm_bundle *bundle, CUstream stream) {
     return 0;
 }
 
-/* To the stream it is one launch: parts begin after what the stream has, what follows waits for all. */
+/* Launches the parts of a layer concurrently, after the stream's earlier work and before its later work. */
 static int launch_layer(farm_bundle *bundle, int layer, long rows, tensors given, CUstream stream) {
     int i, part = 0, parts = 0, others;
     for (i = 0; i < bundle->kernel_count; i++) parts += bundle->kernels[i].layer == layer;
@@ -1011,7 +1011,7 @@ int farm_run_layer(
     if ((gate != 0) != (about->gate_bytes != 0))
         return fail("layer %s takes %s gate", about->name, about->gate_bytes ? "a" : "no");
     if (input % ALIGNMENT || output % ALIGNMENT || residual % ALIGNMENT || gate % ALIGNMENT)
-        return fail("layer %s is given a pointer that is no multiple of %d bytes", about->name, ALIGNMENT);
+        return fail("layer %s is given a pointer that is not a multiple of %d bytes", about->name, ALIGNMENT);
     for (i = 0; i < bundle->kernel_count; i++)
         if (bundle->kernels[i].layer == layer && bundle->kernels[i].images_limit < limit)
             limit = bundle->kernels[i].images_limit;
@@ -1095,11 +1095,11 @@ int farm_run(
     int i;
     if (bundle->refused[0]) return fail("%s: %s", bundle->path, bundle->refused);
     if (bundle->images && images != bundle->images)
-        return fail("the network takes %d images and is given %d", bundle->images, images);
-    if (images < 1) return fail("the network takes one or more images and is given %d", images);
+        return fail("the network takes %d images but is given %d", bundle->images, images);
+    if (images < 1) return fail("the network takes one or more images but is given %d", images);
     for (i = 0; i < bundle->input_count + bundle->output_count; i++)
         if ((i < bundle->input_count ? inputs[i] : outputs[i - bundle->input_count]) % ALIGNMENT)
-            return fail("the network is given a pointer that is no multiple of %d bytes", ALIGNMENT);
+            return fail("the network is given a pointer that is not a multiple of %d bytes", ALIGNMENT);
     TRY(reserve(bundle, images < bundle->most_images ? images : bundle->most_images));
     for (start = 0; start < images; start += bundle->most_images) {
         long count = images - start < bundle->most_images ? images - start : bundle->most_images;
