@@ -200,7 +200,7 @@ REFUSED = {
     "its window is larger than the image": one("MaxPool", kernel_shape=[10, 10]),
     "has open sizes": one("Relu", shape=("N", 3, "H", "W")),
     "with several outputs": model([node("MaxPool", "x", "y i", kernel_shape=[2, 2])]),
-    "treats an image differently by the number of images": one("Reshape", {"s": np.array([480, -1])}, shape=("N", 2, 9, 7)),
+    "treats an image differently by": one("Reshape", {"s": np.array([480, -1])}, shape=("N", 2, 9, 7)),
     "y does not have the images as its first size": one("Reshape", {"s": np.array([7, -1])}),
     "for each image": one("Add", {"c": values(240, 1, 1, 1)}),
 }
