@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, tiled
-from codegen.selection.cost_model import Stream
+from codegen.selection.costs.stream import Stream
 
 DIRECT_INSTRUCTIONS = 1_000_000
 """Most instructions of a kernel that is made without ptxas, in time and memory linear in them (550 bytes each)."""

@@ -1,4 +1,4 @@
-"""What the cost model is fitted to: the terms of `prediction.py`, in numbers.
+"""Coefficients of the cost model, fitted to measurements.
 
 Those of float32 are fitted to 3,200 kernels of five networks and of the ten operators of Dong et al., measured on one
 H200 at batch 1 and 64, sparsity 0.9. `tests/benchmarks/cost_model` has them, and the fit.
@@ -11,63 +11,67 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What is fitted to kernels without clusters."""
+class StreamCoefficients:
+    """Coefficients of kernels whose blocks follow long instruction streams."""
 
     near_instructions: float
     near_per_clock: float
-    """Instructions that the caches next to a multiprocessor's schedulers hold (about 36 KB), and how fast they come."""
+    """Instructions that the caches next to a multiprocessor's schedulers hold (about 36 KB), and instructions per clock
+    from there."""
     cached_instructions: float
     cached_per_clock: float
-    """What the multiprocessor's own cache holds (about 104 KB), and how fast the rest of that comes."""
+    """Instructions that the multiprocessor's own cache holds (about 104 KB), and instructions per clock of those that
+    only it holds."""
     distant_per_clock: float
-    """How fast what is beyond comes, from the L2 cache, where all multiprocessors follow one stream."""
+    """Instructions per clock from the L2 cache, where all multiprocessors follow one stream."""
     apart_per_clock: float
-    """The same where those beside each other follow different streams, in parts of the cache of their own."""
+    """Instructions per clock from the L2 cache, where multiprocessors beside each other follow different streams, in
+    parts of the cache of their own."""
     cold_per_clock: float
-    """How fast all of it comes to a multiprocessor's first blocks in a network, where other layers ran before."""
+    """Instructions per clock to a multiprocessor's first blocks in a network, where other layers ran before."""
     fetched_per_clock: float
-    """The same of convolutions where the network's graph has fetched their code into the L2 cache meanwhile."""
+    """Instructions per clock to the first blocks of a convolution whose code the network's graph fetched into L2."""
     prefetched_instructions: float
     prefetched_per_clock: float
-    """Then the first of those come faster: what is asked for ahead of the warps."""
+    """Instructions of that code that are prefetched ahead of the warps, and their rate per clock."""
     streams_to_halve: float
-    """How many more different streams halve that, of the multiprocessors that share a way to the L2 cache."""
+    """Additional different streams in a GPC that halve that rate: its multiprocessors share a path to the L2 cache."""
     warp_clocks: float
     """Clocks per instruction of a warp that has its scheduler to itself."""
     load_clocks: float
     """Clocks per access of a warp to shared memory."""
     chunk_clocks: float
     deep_chunk_clocks: float
-    """Barriers of a chunk; with more than two stages. The blocks of a multiprocessor wait at the same time."""
+    """Clocks of a chunk's barriers with two stages, and with more. Blocks of a multiprocessor wait at the same time."""
     copy_clocks: float
     copied_per_clock: float
-    """From the copy of a chunk until its first bytes are there, and how many come to a multiprocessor in a clock; the
+    """Clocks from the copy of a chunk until its first bytes are there, and bytes per clock to a multiprocessor; all
     stages but one are under way at once."""
     block_clocks: float
-    """To begin a block where another has ended, or beside it."""
+    """Clocks to begin a block where another has ended, or beside it."""
     lone_block: float
-    """How much longer a large block takes that has nobody to fill its waits at barriers."""
+    """Slowdown of a large block that runs alone: no other block fills its waits at barriers."""
     overlap: float
     """How issue, loads, fetch and latency combine: a norm between sum (1) and maximum (infinity)."""
     l2_bytes_per_microsecond: float
     dram_bytes_per_microsecond: float
     scattered: float
-    """How much longer DRAM takes for a depthwise layer whose blocks side by side read far apart."""
+    """Slowdown of DRAM for a grouped layer, whose neighbouring blocks read far apart."""
     held_bytes: float
     read_again: float
-    """Of a layer's whole input, what the L2 cache holds from one K group to the next; of the rest, what comes again."""
+    """Bytes of a layer's input that the L2 cache holds from one K group to the next; share of the rest that is read
+    again."""
     split_per_microsecond: float
-    """Sectors of outputs beyond those bytes that are written in part."""
+    """Partially written memory sectors per microsecond, of outputs beyond those bytes."""
     memory_overlap: float
     launch_microseconds: float
     exchange_clocks: float = 0.0
     exchanged_per_clock: float = math.inf
-    """Of blocks over clusters: of each round of them, to meet; and how many bytes of each other's sums come to a
-    multiprocessor in a clock."""
+    """With clusters: clocks for the blocks of each round to meet, and bytes of each other's sums per clock to a
+    multiprocessor."""
 
 
-OF_FLOAT32 = Terms(
+OF_FLOAT32 = StreamCoefficients(
     near_instructions=1470,
     near_per_clock=1.895,
     cached_instructions=4555,
@@ -104,35 +108,35 @@ OF_FLOAT16 = replace(
     exchange_clocks=1500.0,
     exchanged_per_clock=20.0,
 )
-"""Packed multiply-adds, half of which run where the tensor cores do and take longer. Caches, memory and copies are what
-they are for float32."""
+"""Coefficients of float16: half of the packed multiply-adds run on the tensor unit and take longer. Caches, memory and
+copies are those of float32."""
 
 
 @dataclass(frozen=True)
-class ClusterTerms:
-    """What is fitted to kernels with clusters."""
+class ClusterCoefficients:
+    """Coefficients of kernels whose channels are divided over clusters."""
 
     block_per_clock: float
-    """Instructions of a stream that come from DRAM while one block of a multiprocessor waits for them."""
+    """Instructions per clock from DRAM while one block of a multiprocessor waits for them."""
     fetched_per_clock: float
-    """The same from the L2 cache."""
+    """Instructions per clock from the L2 cache while one block waits for them."""
     most_per_clock: float
-    """To a multiprocessor, however many of its blocks wait."""
+    """Most instructions per clock to a multiprocessor, however many of its blocks wait."""
     warp_clocks: float
     load_clocks: float
-    """As of other kernels."""
+    """Clocks per instruction of a lone warp, and per access of a warp to shared memory."""
     chunk_clocks: float
     copy_clocks: float
-    """As of other kernels: their waits are shorter, since the blocks of a cluster have few chunks each."""
+    """Clocks of a chunk's barriers and of its copy: shorter than in other kernels, for a block has few chunks."""
     overlap: float
     once_clocks: float
-    """Until the input is there, and for the last sums."""
+    """Clocks until the input is there, and for the last sums."""
     exchange_clocks: float
-    """Of each round of blocks, with those of their clusters."""
+    """Clocks of the exchange of sums in each round of blocks."""
     l2_bytes_per_microsecond: float
 
 
-OF_CONVOLUTIONS = ClusterTerms(
+OF_CONVOLUTIONS = ClusterCoefficients(
     block_per_clock=0.0806,
     fetched_per_clock=0.1497,
     most_per_clock=0.1212,

@@ -7,7 +7,7 @@ from codegen.kernels.geometry import fits
 from codegen.kernels.max_pool import has_whole_windows
 from codegen.kernels.register_budget import REGISTERS
 from codegen.kernels.workload import BLOCK_SHARED_BYTES, CLUSTER_SHARED_BYTES, SHARED_BYTES
-from codegen.selection.cost_model import registers_of
+from codegen.selection.costs.stream import registers_of
 
 OFFSET_BYTES = 2**31
 """What an address in PTX may add to a register."""

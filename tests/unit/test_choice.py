@@ -23,7 +23,8 @@ from codegen.kernels.workload import bank_conflicts
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.selection.candidates import candidates
 from codegen.selection.choose import SHARED_BYTES, choose_parts, choose_tiling, misfit_of, ranked_tilings
-from codegen.selection.cost_model import Stream, predict_microseconds, registers_of
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.costs.stream import Stream, registers_of
 from codegen.selection.feasibility import BODY_RESULTS, BODY_SLOTS, OFFSET_BYTES, SUMS
 from codegen.selection.ranking import STREAM_BYTES, STREAM_MULTIPLY_ADDS
 

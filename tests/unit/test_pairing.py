@@ -16,7 +16,8 @@ from codegen.kernels.linear import LOOPED_CHANNELS
 from codegen.kernels.register_budget import held, most_registers, registers_wanted, resident_blocks
 from codegen.selection.candidates import candidates
 from codegen.selection.choose import choose_tiling, misfit_of
-from codegen.selection.cost_model import Stream, predict_microseconds
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.costs.stream import Stream
 
 WIDE = Conv2d(32, 56, 56, 32, 3, 3, padding=(1, 1, 1, 1))
 HALF = replace(WIDE, data_type="float16")

@@ -14,7 +14,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count, tiled
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.selection.choose import choose_parts, choose_tiling
-from codegen.selection.cost_model import Stream
+from codegen.selection.costs.stream import Stream
 from codegen.selection.kernel_split import PART_INSTRUCTIONS
 from tests.unit.test_choice import PAD, multiply_adds, spread
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, tiled
-from codegen.selection import cost_model
+from codegen.selection import coefficients
+from codegen.selection.cost_model import predict_microseconds
 from tests.benchmarks.cost_model.points import MORE_POINTS, POINTS, Point, read_points
 
 FITTED = {"float32": ("OF_FLOAT32", "OF_CONVOLUTIONS"), "float16": ("OF_FLOAT16",)}
@@ -60,7 +61,7 @@ class Measured:
         """[points]: by the constants that the module has now."""
         how = {"cold": not self.warm, "fetched": self.points[0].fetched_ahead}
         kernels = zip(self._divided, self.points, strict=True)
-        times = (cost_model.predict_microseconds(layer, each.images, each.density, **how) for layer, each in kernels)
+        times = (predict_microseconds(layer, each.images, each.density, **how) for layer, each in kernels)
         return np.array([*times])
 
     @cached_property
@@ -136,8 +137,8 @@ def _loss(measured: NDArray[np.float64], predicted: NDArray[np.float64]) -> floa
 
 def constants_now(data_type: str) -> dict[str, float]:
     """By the names of their values and, behind a dot, their own; of float16 those in which it differs from float32."""
-    values = {name: getattr(cost_model, name) for name in FITTED[data_type]}
-    shared = cost_model.OF_FLOAT32 if data_type == "float16" else None
+    values = {name: getattr(coefficients, name) for name in FITTED[data_type]}
+    shared = coefficients.OF_FLOAT32 if data_type == "float16" else None
     return {
         f"{name}.{each.name}": float(number)
         for name, value in values.items()
@@ -154,7 +155,7 @@ def in_module(constants: Mapping[str, float]) -> dict[str, object]:
     for name, number in constants.items():
         value, _, own = name.partition(".")
         numbers[value][own] = number
-    return {value: replace(getattr(cost_model, value), **own) for value, own in numbers.items()}
+    return {value: replace(getattr(coefficients, value), **own) for value, own in numbers.items()}
 
 
 def search(layers: Sequence[Measured], start: Mapping[str, float], steps: int, seed: int) -> dict[str, float]:
@@ -163,7 +164,7 @@ def search(layers: Sequence[Measured], start: Mapping[str, float], steps: int, s
 
     def judged(constants: Mapping[str, float]) -> float:
         drift = sum(math.log(value / start[name]) ** 2 for name, value in constants.items())
-        with patch.multiple(cost_model, **in_module(constants)):
+        with patch.multiple(coefficients, **in_module(constants)):
             return objective(layers) + DRIFT_WEIGHT * drift / len(start)
 
     best = dict(start)
@@ -228,7 +229,7 @@ def main() -> None:
     for name, each in (("fitted to", fitted), (f"{arguments.leave_out}, left out", left_out)):
         if each:
             print(f"{name}, today: {quality(each)}")
-            with patch.multiple(cost_model, **in_module(best)):
+            with patch.multiple(coefficients, **in_module(best)):
                 print(f"{name}, with these: {quality(each)}")
     for name, value in best.items():
         print(f"{name} = {value:.4g}")
