@@ -16,8 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from codegen.ir.layer_spec import LayerSpec
-from codegen.ir.tiling import Accumulator, Part, Tiling
+from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import Assembler
+from codegen.selection.question import RankingQuestion
 from codegen.source_digest import code_of
 
 SCHEMA = 1
@@ -58,9 +59,11 @@ RANKING_SOURCES = (
     "selection/candidates.py",
     "selection/coefficients.py",
     "selection/cost_model.py",
+    "selection/costs/",
     "selection/feasibility.py",
     "selection/kernel_split.py",
     "selection/partial_sectors.py",
+    "selection/question.py",
     "selection/ranking.py",
     "selection/table_candidates.py",
 )
@@ -211,16 +214,7 @@ class PatchTemplateKey(Key):
 class RankingKey(Key):
     """What the order of a layer's tilings depends on: bands, not weights."""
 
-    spec: LayerSpec
-    """Canonical."""
-    batch: int
-    density: float
-    """Bands, see `codegen.selection.choose.bands_of`."""
-    accumulate: Accumulator
-    clusters: bool
-    """Whether tilings with clusters are among them."""
-    tables: bool
-    """Whether those are whose weights are a table."""
+    question: RankingQuestion
     model_digest: str
     """Digest of RANKING_SOURCES."""
 
@@ -229,12 +223,12 @@ class RankingKey(Key):
             "stage": "ranking",
             "schema": str(SCHEMA),
             "model": self.model_digest,
-            "batch": str(self.batch),
-            "density": str(self.density),
-            "accumulate": self.accumulate,
-            "clusters": str(self.clusters),
-            "tables": str(self.tables),
-            **_spec_fields(self.spec),
+            "batch": str(self.question.batch),
+            "density": str(self.question.density),
+            "accumulate": self.question.accumulate,
+            "clusters": str(self.question.clusters),
+            "tables": str(self.question.tables),
+            **_spec_fields(self.question.spec),
         }
 
 
@@ -252,11 +246,9 @@ def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: s
     )
 
 
-def ranking_key(
-    spec: LayerSpec, batch: int, density: float, accumulate: Accumulator, *, clusters: bool, tables: bool
-) -> RankingKey:
-    """Identifies the ranking that this program's cost model makes for these bands."""
-    return RankingKey(spec, batch, density, accumulate, clusters, tables, _digest_of(RANKING_SOURCES))
+def ranking_key(question: RankingQuestion) -> RankingKey:
+    """Identifies the answer of this program's cost model to a question."""
+    return RankingKey(question, _digest_of(RANKING_SOURCES))
 
 
 def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: str) -> SkeletonKey:

@@ -21,6 +21,7 @@ from codegen.selection.candidates import last_resort
 from codegen.selection.code_size import layer_instructions, stream_instructions, stream_nonzeros
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import cut
+from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import Ranking, ranking_of, stream_limits
 
 UNEVEN = 1.25
@@ -151,7 +152,7 @@ def _fitting(
     """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    ranked = ranking(layer, *bands, kind, clusters=clusters, tables=tables)
+    ranked = ranking(RankingQuestion(layer.spec, *bands, kind, clusters, tables))
     for tiling in chain(ranked, _last_resort(layer, kind)):
         if layer.spec.data_type == "float16" and _too_long(tiling, nonzeros):
             continue

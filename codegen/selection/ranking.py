@@ -1,4 +1,4 @@
-"""Tilings of a layer by their predicted times: for a band of batch sizes and densities, not yet for its weights."""
+"""Rankings: the tilings of a layer by predicted time, for bands of batch and density, whatever its weights."""
 
 from __future__ import annotations
 
@@ -9,96 +9,82 @@ from functools import lru_cache
 from typing import Protocol
 
 from codegen.ir.layer_spec import Conv2d, LayerSpec
-from codegen.ir.tiling import Accumulator, Tiling
+from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, Lowered, lower
 from codegen.selection.candidates import candidates
-from codegen.selection.cost_model import Stream, predict_microseconds
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.costs.stream import Stream
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
+from codegen.selection.question import RankingQuestion
 from codegen.selection.table_candidates import with_tables
 
 STREAM_MULTIPLY_ADDS = 20_000
 """Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
 STREAM_BYTES = 500_000
-"""Machine code that one block runs, at most."""
+"""Most machine code that one block runs."""
 LOOPED_STREAMS = 2.5
-"""How much more a stream may have whose chunks end in loops: ptxas takes them one by one (13 s for 40,000)."""
+"""Factor on these two for streams whose copies are loops: ptxas compiles each chunk on its own (13 s for 40,000)."""
 LAYER_INSTRUCTIONS = 60_000
-"""Most instructions of a layer, over all its kernels: tilings with more are left out if there are others."""
+"""Most instructions of a layer, over all its kernels: tilings with more are dropped if there are others."""
 MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
-"""How much more code than the smallest such a layer may have; and a convolution of float16, of which half as many
-threads follow each stream: K groups of fewer kernels are more code in all, and less for each of them to wait for."""
+"""Most code of a layer beyond that limit, over the smallest; more for a convolution of float16, where half as many
+threads follow each stream: K groups of fewer output channels are more code in all, and less for each to wait for."""
 ROUNDED = 0.999
-"""Of what a tiling's code is at least: a multiply-add for each non-zero and each row of a thread."""
+"""Share of a multiply-add per non-zero and row of a thread that is a tiling's least code."""
 LARGE_CODE = 1.5
-"""Instructions for each non-zero weight, which such a layer has no more of where a tiling does with fewer."""
-UNSTAGED_DENSITY = 0.05
-"""Up to which tilings without stages are looked at: of denser layers every input is used often."""
-UNSTAGED_GAIN = 1.25
-"""How much faster such a tiling must be predicted than all others: its terms are not fitted."""
+"""Most instructions per non-zero weight of a layer beyond that limit, if some tiling has fewer."""
+DIRECT_DENSITY = 0.05
+"""Highest density at which direct_global is predicted: a denser layer uses every input often."""
+DIRECT_GAIN = 1.25
+"""Predicted speed-up from which direct_global comes first: its coefficients are not fitted."""
 MOST_BY_PLACE = 60
-"""So many of a convolution's tilings have their blocks in the other order too, those predicted to be fastest so."""
+"""Most tilings of a convolution that are ranked with their blocks in the order `place` too."""
 SPLIT_CODE = 1.5
-"""How much more code a layer over clusters may have than the smallest: its time has the fetching of it all."""
+"""Most code of a layer over clusters, over the smallest: its predicted time includes fetching all of it."""
 SPLIT_ROWS = 64
-"""Most rows, by bands, with which a linear layer is split over clusters: its prediction is fitted to no more."""
+"""Largest band of rows with which a linear layer is split over clusters: its prediction is fitted to no more."""
 SPLIT_POSITIONS = 8_192
-"""Most positions of all images, by bands, with which a convolution is: more give all multiprocessors work without."""
+"""Most positions of all images with which a convolution is split: more occupy all multiprocessors without it."""
 TABLE_ROWS = 4
-"""Most rows or images, by bands, with which weights may be a table: of more, they are used more often."""
+"""Largest band of rows or images with which weights may be a table: with more, each is used more often."""
 TABLE_DENSITY = 0.5
-"""Up to which they are looked at: a table of more would be as large as all weights, with their columns."""
+"""Highest density of a table: beyond, with its columns, it would be as large as all weights."""
 
 
 class Ranking(Protocol):
-    """Puts the tilings of a layer in order, the one predicted to be fastest first: `ranking_of`, or who has kept it."""
+    """Puts the tilings of a layer in order: `ranking_of`, or something that keeps its answers."""
 
-    def __call__(
-        self,
-        layer: Lowered[LayerSpec],
-        batch: int,
-        density: float,
-        accumulate: Accumulator,
-        *,
-        clusters: bool,
-        tables: bool,
-    ) -> Iterable[Tiling]:
-        """For bands of batch and density; what it says depends on nothing else, and so on no weights."""
+    def __call__(self, question: RankingQuestion) -> Iterable[Tiling]:
+        """Tilings that fit, the one predicted to be fastest first; the answer depends on the question alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A tiling that fits, and what is predicted of it."""
+    """A tiling that fits, and its predictions."""
 
     tiling: Tiling
     microseconds: float
     instructions: float
-    """Of all its streams."""
+    """Instructions of all its streams."""
 
 
-def ranking_of(
-    layer: Lowered[LayerSpec],
-    batch: int,
-    density: float,
-    accumulate: Accumulator,
-    *,
-    clusters: bool,
-    tables: bool,
-) -> tuple[Tiling, ...]:
-    """The one predicted to be fastest first."""
-    if clusters and _may_be_split(layer, batch):
-        ranked = _with_clusters(layer.spec, batch, density, accumulate)
+def ranking_of(question: RankingQuestion) -> tuple[Tiling, ...]:
+    """The tilings of a layer that fit, the one predicted to be fastest first."""
+    layer = lower(question.spec)
+    if question.clusters and _may_be_split(layer, question.batch):
+        ranked = _with_clusters(question)
     else:
-        ranked = _ranking(layer.spec, batch, density, accumulate)
-    tilings = tuple(each.tiling for each in ranked if clusters or each.tiling.order == "group")
-    ranking = _with_unstaged(layer, batch, density, tilings)
-    if tables and batch <= TABLE_ROWS and density <= TABLE_DENSITY:
-        ranking = with_tables(layer, batch, density, accumulate, ranking, clusters=clusters)
+        ranked = _staged(question.without_options)
+    tilings = tuple(each.tiling for each in ranked if question.clusters or each.tiling.order == "group")
+    ranking = _with_direct(layer, question, tilings)
+    if question.tables and question.batch <= TABLE_ROWS and question.density <= TABLE_DENSITY:
+        ranking = with_tables(layer, question, ranking)
     return ranking
 
 
 def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
-    """Whether tilings with clusters are looked at: those of float32 cost as much time here as all others together."""
+    """Whether to predict tilings with clusters: those of float32 take as much time here as all others together."""
     geometry = layer.geometry
     if geometry.is_linear:
         return batch <= SPLIT_ROWS
@@ -108,8 +94,9 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
+def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
     """Tilings without clusters, those of convolutions in the order `place` too; a job's architectures share them."""
+    spec, batch, density = question.spec, question.batch, question.density
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
@@ -118,8 +105,8 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
     for candidate in candidates(layer):
         if candidate.rows * least > limit:
             continue
-        tiling = candidate if candidate.accumulate == accumulate else replace(candidate, accumulate=accumulate)
-        divided = layer.tiled(tiling)
+        same = candidate.accumulate == question.accumulate
+        divided = layer.tiled(candidate if same else replace(candidate, accumulate=question.accumulate))
         if not comes_out_even(divided):
             continue
         stream = Stream.of(divided.workload, density)
@@ -137,23 +124,22 @@ def _ranking(spec: LayerSpec, batch: int, density: float, accumulate: Accumulato
     )
     if not isinstance(spec, Conv2d):
         return ranked
-    return _in_order(
-        (*ranked, *_by_place(ranked, {each.tiling: (each, stream) for each, stream, _ in fitting}, batch, density))
-    )
+    layers = {each.tiling: (each, stream) for each, stream, _ in fitting}
+    return _in_order((*ranked, *_by_place(question, ranked, layers)))
 
 
 def _by_place(
-    ranked: Sequence[Ranked], layers: Mapping[Tiling, tuple[AnyTiled, Stream]], batch: int, density: float
+    question: RankingQuestion, ranked: Sequence[Ranked], layers: Mapping[Tiling, tuple[AnyTiled, Stream]]
 ) -> tuple[Ranked, ...]:
-    """The same tilings of a convolution with blocks that begin place after place, those predicted to be fastest so.
+    """Tilings of a convolution with blocks in the order `place`, those predicted to be fastest so.
 
     They make a layer one kernel: only for architectures that need no ptxas for it, as those with clusters do not.
     """
     found = []
     for each in ranked:
         layer, stream = layers[each.tiling]
-        if each.tiling.stages and layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
-            microseconds = predict_microseconds(layer, batch, density, order="place", stream=stream)
+        if layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
+            microseconds = predict_microseconds(layer, question.batch, question.density, order="place", stream=stream)
             found.append(Ranked(each.tiling, microseconds, each.instructions))
     return tuple(replace(each, tiling=replace(each.tiling, order="place")) for each in _in_order(found)[:MOST_BY_PLACE])
 
@@ -162,23 +148,25 @@ def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:
     return tuple(sorted(found, key=lambda each: each.microseconds))
 
 
-def _with_unstaged(
-    layer: Lowered[LayerSpec], batch: int, density: float, ranking: tuple[Tiling, ...]
+def _with_direct(
+    layer: Lowered[LayerSpec], question: RankingQuestion, ranking: tuple[Tiling, ...]
 ) -> tuple[Tiling, ...]:
-    """The ranking with the tilings without stages before it, where these are clearly faster, or behind it."""
-    unstaged = _unstaged(layer.spec, batch, density)
-    if not unstaged or not ranking:
-        return (*unstaged, *ranking)
-    best, other = (predict_microseconds(layer.tiled(each[0]), batch, density) for each in (unstaged, ranking))
-    return (*unstaged, *ranking) if UNSTAGED_GAIN * best <= other else (*ranking, *unstaged)
+    """The ranking with the tilings of direct_global first if they are clearly faster, otherwise last."""
+    direct = _direct(question.spec, question.batch, question.density)
+    if not direct or not ranking:
+        return (*direct, *ranking)
+    best, other = (
+        predict_microseconds(layer.tiled(each[0]), question.batch, question.density) for each in (direct, ranking)
+    )
+    return (*direct, *ranking) if DIRECT_GAIN * best <= other else (*ranking, *direct)
 
 
 @lru_cache(maxsize=1024)
-def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
-    """Tilings without stages that fit the layer, the one predicted to be fastest first."""
-    layer = lower(spec)
-    if density > UNSTAGED_DENSITY:
+def _direct(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+    """Tilings of direct_global that fit the layer, the one predicted to be fastest first."""
+    if density > DIRECT_DENSITY:
         return ()
+    layer = lower(spec)
     times = {
         tiling: predict_microseconds(divided, batch, density)
         for tiling in candidates(layer, "direct")
@@ -188,11 +176,12 @@ def _unstaged(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]
 
 
 @lru_cache(maxsize=1024)
-def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accumulator) -> tuple[Ranked, ...]:
-    """Those with clusters among the others."""
+def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
+    """Tilings with clusters among the others."""
+    spec, batch, density = question.spec, question.batch, question.density
     layer = lower(spec)
-    others = _ranking(spec, batch, density, accumulate)
-    split = [layer.tiled(replace(tiling, accumulate=accumulate)) for tiling in candidates(layer, "clusters")]
+    others = _staged(question.without_options)
+    split = [layer.tiled(replace(each, accumulate=question.accumulate)) for each in candidates(layer, "clusters")]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
     sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each)]
@@ -210,7 +199,7 @@ def _with_clusters(spec: LayerSpec, batch: int, density: float, accumulate: Accu
 
 
 def _code(layer: AnyTiled, density: float) -> float:
-    """Instructions of all its streams."""
+    """Instructions of all streams of a layer."""
     return Stream.of(layer.workload, density).code * layer.workload.streams
 
 
@@ -221,6 +210,6 @@ def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
 
 
 def stream_limits(layer: AnyTiled) -> tuple[float, float]:
-    """Multiply-adds and bytes of a K group, at most."""
+    """Most multiply-adds and most bytes of code of a K group."""
     more = LOOPED_STREAMS if layer.workload.loop_instructions else 1
     return more * STREAM_MULTIPLY_ADDS, more * STREAM_BYTES

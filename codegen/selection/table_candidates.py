@@ -1,4 +1,4 @@
-"""Tilings whose weights are a table, among the others of a layer."""
+"""The ranking of tilings whose weights are a table, among the others of a layer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ from dataclasses import replace
 from functools import lru_cache
 
 from codegen.ir.layer_spec import LayerSpec
-from codegen.ir.tiling import Accumulator, Tiling
+from codegen.ir.tiling import Tiling
 from codegen.kernels import Lowered, lower
 from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.feasibility import block_fits, comes_out_even
+from codegen.selection.question import RankingQuestion
 
 TABLE_GAIN = 1.2
-"""How much faster a table must be predicted than code, which a small layer has in the caches' reach."""
+"""Predicted speed-up over code from which a table comes first: caches hold the code of a small layer."""
 
 
 def with_tables(
-    layer: Lowered[LayerSpec],
-    batch: int,
-    density: float,
-    accumulate: Accumulator,
-    ranking: tuple[Tiling, ...],
-    *,
-    clusters: bool,
+    layer: Lowered[LayerSpec], question: RankingQuestion, ranking: tuple[Tiling, ...]
 ) -> tuple[Tiling, ...]:
-    """The ranking of a layer, for these bands, with its tilings of that kind; `clusters`: whether the GPU has them."""
+    """The ranking of a layer, with the tilings whose weights are a table."""
+    batch, density = question.batch, question.density
     if not layer.geometry.is_linear:
-        return (*ranking, *_of_convolution(layer.spec, density)) if clusters and batch == 1 else ranking
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in candidates(layer, "tables")]
+        return (*ranking, *_of_convolution(layer.spec, density)) if question.clusters and batch == 1 else ranking
+    tilings = [replace(tiling, accumulate=question.accumulate) for tiling in candidates(layer, "tables")]
     times = {tiling: predict_microseconds(layer.tiled(tiling), batch, density) for tiling in (*tilings, *ranking[:1])}
     tables = sorted(tilings, key=lambda tiling: times[tiling])
     if ranking and TABLE_GAIN * times[tables[0]] > times[ranking[0]]:
@@ -38,7 +34,7 @@ def with_tables(
 
 @lru_cache(maxsize=1024)
 def _of_convolution(spec: LayerSpec, density: float) -> tuple[Tiling, ...]:
-    """For tuning and its records: the prediction puts them in order, and says too little of them beside code."""
+    """Tables of a convolution, the one predicted to be fastest first; predictions do not compare them with code."""
     layer = lower(spec)
     every = map(layer.tiled, candidates(layer, "tables"))
     times = {

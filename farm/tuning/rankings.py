@@ -7,12 +7,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
-from codegen.ir.layer_spec import LayerSpec
-from codegen.ir.tiling import Accumulator, Tiling
-from codegen.kernels import Lowered
+from codegen.ir.tiling import Tiling
 from codegen.keys import RankingKey, ranking_key
+from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import ranking_of
 from farm.errors import StoreError
 from farm.store.contract import Record, Store
@@ -46,27 +44,17 @@ class KeptRankings:
         self._recache = recache
         self._heads: dict[RankingKey, _Head] = {}
 
-    def __call__(
-        self,
-        layer: Lowered[LayerSpec],
-        batch: int,
-        density: float,
-        accumulate: Accumulator,
-        *,
-        clusters: bool,
-        tables: bool,
-    ) -> Iterator[Tiling]:
+    def __call__(self, question: RankingQuestion) -> Iterator[Tiling]:
         """The ranking; what is behind its kept tilings is worked out when somebody asks for it."""
-        key = ranking_key(layer.spec, batch, density, accumulate, clusters=clusters, tables=tables)
-        work_out = partial(ranking_of, layer, batch, density, accumulate, clusters=clusters, tables=tables)
+        key = ranking_key(question)
         if (head := self._heads.get(key) or self._found(key)) is None:
-            ranking = work_out()
+            ranking = ranking_of(question)
             head = _Head(ranking[:FIRST], len(ranking))
             self._keep(key, head)
         self._heads[key] = head
         yield from head.tilings
         if len(head.tilings) < head.count:
-            yield from work_out()[len(head.tilings) :]
+            yield from ranking_of(question)[len(head.tilings) :]
 
     def _found(self, key: RankingKey) -> _Head | None:
         record = None if self._recache else self._store.get_record(RANKING_STAGE, key.digest)

@@ -48,6 +48,7 @@ from codegen.keys import (
     template_key,
 )
 from codegen.sass.qualification import Assembler
+from codegen.selection.question import RankingQuestion
 
 TEMPLATE = TemplateKey(
     spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
@@ -297,13 +298,14 @@ def test_each_ingredient_of_a_patch_template_changes_its_key(change: dict[str, A
         {"accumulate": "float16"},
         {"clusters": False},
         {"tables": False},
-        {"model_digest": "f" * 64},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_each_ingredient_of_a_ranking_changes_its_key(change: dict[str, Any]) -> None:
-    key = ranking_key(TEMPLATE.spec, 64, 0.1, "float32", clusters=True, tables=True)
-    assert replace(key, **change).digest != key.digest
+def test_each_part_of_a_ranking_question_changes_its_key(change: dict[str, Any]) -> None:
+    question = RankingQuestion(TEMPLATE.spec, 64, 0.1, "float32", clusters=True, tables=True)
+    key = ranking_key(question)
+    assert ranking_key(replace(question, **change)).digest != key.digest
+    assert replace(key, model_digest="f" * 64).digest != key.digest
 
 
 def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:

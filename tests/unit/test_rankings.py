@@ -13,8 +13,8 @@ import pytest
 import codegen
 from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Tiling
-from codegen.kernels import lower
 from codegen.selection.choose import choose_tiling
+from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import ranking_of
 from farm.api import Farm
 from farm.errors import StoreDeniedError, StoreError
@@ -33,7 +33,7 @@ from tests.tuning_samples import other_tiling, record
 
 LAYER = layer()
 OPTIONS = BuildOptions(("sm_80", "sm_90"))
-PIECES = {"batch": 64, "density": 0.1, "accumulate": "float32", "clusters": True, "tables": True}
+QUESTION = RankingQuestion(SMALL, 64, 0.1, "float32", clusters=True, tables=True)
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[LayerSpec]:
     """The layers whose rankings the cost model was asked for."""
     asked: list[LayerSpec] = []
 
-    def ask(of: Any, *arguments: Any, **options: Any) -> tuple[Tiling, ...]:
-        asked.append(of.spec)
-        return ranking_of(of, *arguments, **options)
+    def ask(question: RankingQuestion) -> tuple[Tiling, ...]:
+        asked.append(question.spec)
+        return ranking_of(question)
 
     monkeypatch.setattr("farm.tuning.rankings.ranking_of", ask)
     return asked
@@ -95,10 +95,10 @@ def test_a_kept_ranking_chooses_what_the_cost_model_chooses(spec: LayerSpec, bat
 
 def test_what_is_behind_the_kept_tilings_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.tuning.rankings.FIRST", 2)
-    store, of = MemoryStore(), lower(SMALL)
-    whole = list(ranking_of(of, **PIECES))  # type: ignore[arg-type]
+    store = MemoryStore()
+    whole = list(ranking_of(QUESTION))
     for _ in range(2):
-        assert list(KeptRankings(store)(of, **PIECES)) == whole  # type: ignore[arg-type]
+        assert list(KeptRankings(store)(QUESTION)) == whole
     [found] = kept(store)
     assert (len(found["tilings"]), found["count"]) == (2, len(whole))
 

@@ -1,0 +1,30 @@
+"""What a ranking of tilings depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen.ir.layer_spec import LayerSpec
+from codegen.ir.tiling import Accumulator
+
+
+@dataclass(frozen=True)
+class RankingQuestion:
+    """Which tilings are fastest for a layer: its shape and bands of batch and density, but no weights."""
+
+    spec: LayerSpec
+    """Canonical."""
+    batch: int
+    """Band of images, or of rows of a Linear; see `codegen.selection.choose.bands_of`."""
+    density: float
+    """Band of non-zeros / weights."""
+    accumulate: Accumulator
+    clusters: bool
+    """Whether the architecture has clusters."""
+    tables: bool
+    """Whether the weights may be a table."""
+
+    @property
+    def without_options(self) -> RankingQuestion:
+        """The question for neither clusters nor tables, whose answer all architectures share."""
+        return replace(self, clusters=False, tables=False)
