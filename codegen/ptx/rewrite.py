@@ -261,18 +261,18 @@ def _dispatch(
     register: str,
     low: int,
     high: int,
-    stream: Callable[[int], Iterable[bytes | memoryview]],
+    code: Callable[[int], Iterable[bytes | memoryview]],
 ) -> None:
     """A binary tree of branches on the K group's number, with each group's code at its leaf."""
     if high - low == 1:
-        parts.extend(stream(low))
+        parts.extend(code(low))
         return
     middle = (low + high) // 2
     test = f".reg .pred %from{middle};\nsetp.ge.u32 %from{middle},{register},{middle};\n"
     parts.append(f"{test}@%from{middle} bra $from{middle};\n".encode("ascii"))
-    _dispatch(parts, register, low, middle, stream)
+    _dispatch(parts, register, low, middle, code)
     parts.append(f"$from{middle}:\n".encode("ascii"))
-    _dispatch(parts, register, middle, high, stream)
+    _dispatch(parts, register, middle, high, code)
 
 
 def main(arguments: list[str]) -> int:

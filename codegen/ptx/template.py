@@ -199,7 +199,7 @@ class RolledForm:
     group_register: str
     first_group: FirstGroup
     column_turn: Turn | None
-    """Of a kernel with listed columns."""
+    """Loop over the listed columns; None for a kernel without such a list."""
     turn: Lines
     tail: Lines
     weight_line: NDArray[np.int64]

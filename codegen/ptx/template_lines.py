@@ -55,7 +55,7 @@ class Bound:
     number: int
     side: int
     column: int
-    """Of the eight hexadecimal digits of the value."""
+    """Column of the value's eight hexadecimal digits."""
     is_one_instruction: bool
     """Whether it is max.NaN or min.NaN, which the machine has as one instruction."""
 
@@ -71,7 +71,7 @@ class MultiplyAdd:
     bits: int
     """The placeholder."""
     column: int
-    """Of its eight hexadecimal digits."""
+    """Column of the placeholder's eight hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Accumulation:
 
     row: int
     number: int
-    """Of the accumulator in its row."""
+    """Number of the accumulator in its row."""
     packed: str
     wide: tuple[str, str]
     """Lower half, upper half. Empty names, as of `packed`, where the accumulator is not begun anew."""
@@ -93,9 +93,9 @@ class Bias:
     register: str
     bits: int
     column: int
-    """Of the placeholder's eight hexadecimal digits."""
+    """Column of the placeholder's eight hexadecimal digits."""
     number: int
-    """Of the accumulator in its row."""
+    """Number of the accumulator in its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ class Store:
     """The last steps of one output and its store."""
 
     number: int
-    """Of the accumulator in its row."""
+    """Number of the accumulator in its row."""
     output: Address | None
     residual: Address | None
-    """Of what is added to the output."""
+    """Address of the value added to the output; None without a residual."""
 
 
 @dataclass(frozen=True, slots=True)

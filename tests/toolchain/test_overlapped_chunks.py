@@ -89,7 +89,7 @@ def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> N
     assert max(stalls.max(), frame.body.entry_stall) < LONGEST
 
 
-def test_the_zeros_of_sums_without_weights_issue_one_after_the_other() -> None:
+def test_the_zeros_of_accumulators_without_weights_issue_one_after_the_other() -> None:
     stalls = encoding.STALL.get(zeroes(np.arange(4)))
     assert stalls.tolist() == [1, 1, 1, RESULT_CYCLES]
 
@@ -116,13 +116,13 @@ def test_outputs_are_stored_behind_all_multiply_adds_where_passes_need_many_load
     assert stores_before_the_last_multiply_add(words) == 0
 
 
-def test_what_is_added_to_outputs_is_loaded_and_they_are_stored_behind_all_multiply_adds() -> None:
+def test_outputs_with_a_residual_are_stored_behind_all_multiply_adds() -> None:
     template = shared_template(replace(SPEC, epilogue=(AddResidual(),)), TILING, "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
     assert stores_before_the_last_multiply_add(words) == 0
 
 
-def test_no_multiply_add_waits_for_what_is_added_to_outputs() -> None:
+def test_no_multiply_add_waits_for_a_residual() -> None:
     spec = Conv2d(64, 56, 56, 256, 1, 1, epilogue=(AddResidual(),))
     template = shared_template(spec, Tiling("conv2d", 512, 1, 1, 16, 8, 3), "compute_80")
     words = only_group(template, make_skeleton(template, "sm_90", find_toolchain()).data)
@@ -154,7 +154,7 @@ def test_an_input_is_kept_for_the_next_multiply_add_over_a_load() -> None:
     assert all(kept[a] == 1 for a in same)
 
 
-def test_a_layer_with_a_chunk_without_weights_has_its_streams_chunk_by_chunk() -> None:
+def test_a_layer_with_a_chunk_without_weights_has_weight_code_chunk_by_chunk() -> None:
     name = "channels and kernels that do not divide"
     template, weights = template_for(name, "compute_80"), drawn_weights(name, 0.0, seed=1)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())

@@ -1,4 +1,4 @@
-"""Machine code of kernels with more sums than ptxas leaves registers for: the sums lie beyond its own."""
+"""Reserved accumulators: kernels whose accumulators have registers beyond those of ptxas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CROWDED = {
         Tiling("conv2d", 14, 14, 1, 44, 4, 2, images=8, cluster=2),
     ),
 }
-"""None of these was assembled while ptxas had to have the sums among its own registers."""
+"""Layers that the assembler cannot do while ptxas allocates the accumulators."""
 
 
 @cache
@@ -90,7 +90,7 @@ def outputs(spec: Conv2d, tiling: Tiling, weights: Weights, cubin: CubinFile) ->
 
 
 @pytest.mark.parametrize("name", CROWDED)
-def test_sums_that_ptxas_has_no_registers_for_lie_beyond_its_own(name: str) -> None:
+def test_accumulators_without_room_among_ptxas_registers_are_reserved(name: str) -> None:
     spec, tiling = CROWDED[name]
     data = skeleton_of(spec, tiling)
     form = Skeleton.read(data, MarkerPtx.of(template_of(spec, tiling)))
@@ -105,14 +105,14 @@ def test_sums_that_ptxas_has_no_registers_for_lie_beyond_its_own(name: str) -> N
 
 @pytest.mark.parametrize("name", CROWDED)
 @pytest.mark.parametrize("sparsity", [0.5, 0.98])
-def test_sums_beyond_the_registers_of_ptxas_are_those_of_the_rewritten_ptx(name: str, sparsity: float) -> None:
+def test_reserved_accumulators_compute_what_the_rewritten_ptx_does(name: str, sparsity: float) -> None:
     spec, tiling = CROWDED[name]
     weights = random_weights(spec, sparsity, 3)
     words, expected = outputs(spec, tiling, weights, assembled(spec, tiling, weights))
     assert np.array_equal(words, expected)
 
 
-def test_a_skeleton_that_keeps_what_a_copy_brings_in_local_memory_is_not_taken() -> None:
+def test_a_skeleton_that_spills_the_result_of_a_copy_is_refused() -> None:
     # ptxas waits for the copies of a chunk before its multiply-adds there, to move them; no word of it did.
     spec = Conv2d(320, 7, 7, 96, 1, 1, epilogue=(Clip(0.0, 6.0),), data_type="float16")
     tiling = Tiling("conv2d", 49, 1, 1, 96, 16, 2, "float16", images=4, cluster=4)

@@ -1,4 +1,4 @@
-"""Machine code without ptxas: the cubin does what the rewritten PTX says, and passes the verifier."""
+"""The direct assembler: the cubin computes what the rewritten PTX does, and passes the hazard checker."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def products_in_words(cubin: CubinFile, form: Skeleton) -> list[list[list[Produc
 
 @pytest.mark.parametrize("name", ASSEMBLED)
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
-def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: str, density: float) -> None:
+def test_every_accumulator_has_the_products_of_the_rewritten_ptx_in_their_order(name: str, density: float) -> None:
     template, weights = template_for(name, "compute_80"), drawn_weights(name, density, seed=1)
     whole = Part(0, stream_count(template.spec, template.tiling))
     skeleton = skeleton_of(name)
@@ -152,7 +152,7 @@ def test_every_sum_has_the_products_of_the_rewritten_ptx_in_their_order(name: st
 @pytest.mark.parametrize(
     "name", ["dilation, a leaky Relu, a Clip", "linear, inputs that do not divide", "linear, GELU"]
 )
-def test_a_stream_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
+def test_weight_code_may_wait_for_what_the_word_before_it_sets(name: str) -> None:
     """Between two chunks without weights there is nothing but the body, whose words stall no longer than they need."""
     template = template_for(name, "compute_80")
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH)
@@ -186,7 +186,7 @@ def test_a_part_has_the_products_of_its_own_k_groups() -> None:
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, part)
 
 
-def test_sixteen_times_as_many_k_groups_are_proved_in_hardly_more_steps() -> None:
+def test_sixteen_times_as_many_k_groups_are_checked_in_hardly_more_steps() -> None:
     """Calls, in which NumPy goes over all words at once: what is done for each K group or branch would show."""
     case = CASES["channels and kernels that do not divide"]
     spec = replace(case.spec, output_channels=32 * case.tiling.group_outputs)

@@ -1,4 +1,4 @@
-"""Layers whose input has bounds, without ptxas: what they make of it, and that every product waits for it."""
+"""Input bounds in the direct assembler: bit-identical outputs, and products that wait for the bounded input."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_odd_bounds_and_inputs_give_bit_for_bit_what_the_ptx_does(name: str) -> 
 
 
 @pytest.mark.parametrize("case", [PLAIN, CLUSTER])
-def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) -> None:
+def test_cubins_of_ptxas_compute_the_same_bits(case: Case) -> None:
     weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
     by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
     check_cubin(by_ptxas)
@@ -128,7 +128,7 @@ def test_each_bound_is_one_word_of_each_k_group_that_has_products_with_its_input
     assert not len(in_streams(directly(PLAIN, replace(weights, bounds=none)).words))
 
 
-def test_streams_of_bounded_layers_run_on_and_finish_sums_amid_the_last_chunk() -> None:
+def test_chunks_of_bounded_layers_overlap_and_outputs_are_stored_early() -> None:
     case = LIKE_DENSENET[FINISHED]
     words = directly(case, weights_of(case, 0.6)).words
     stores, bounds = places_of(words, "STG"), in_streams(words)
@@ -149,7 +149,7 @@ def test_an_input_is_not_kept_over_the_bound_of_another() -> None:
     assert not encoding.REUSE.get(words)[before].any()
 
 
-def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_proved() -> None:
+def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_a_hazard() -> None:
     made = directly(PLAIN, weights_of(PLAIN, 1.0))
     words = made.words
     place = int(next(each for each in in_streams(words) if encoding.WAIT.get(words)[each]))
@@ -157,7 +157,7 @@ def test_an_input_that_is_brought_within_bounds_before_it_is_waited_for_is_not_p
         check_cubin(with_field(made, encoding.WAIT, place, 0))
 
 
-def test_an_input_that_is_read_too_soon_after_its_bound_is_not_proved() -> None:
+def test_an_input_that_is_read_too_soon_after_its_bound_is_a_hazard() -> None:
     made = directly(PLAIN, weights_of(PLAIN, 1.0, "one weight"))
     words = made.words
     place = int(in_streams(words)[0])

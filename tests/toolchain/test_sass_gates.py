@@ -1,4 +1,4 @@
-"""Layers whose input is multiplied by gates, without ptxas: what is multiplied, by what, and only where it is used."""
+"""Gates in the direct assembler: bit-identical outputs, and gates loaded for inputs in use only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_masks_at_their_edges_give_bit_for_bit_what_the_ptx_does(case: Case, mas
 
 
 @pytest.mark.parametrize("case", [ONE_ROW, CLUSTER])
-def test_the_words_of_ptxas_compute_what_those_made_without_it_do(case: Case) -> None:
+def test_cubins_of_ptxas_compute_the_same_bits(case: Case) -> None:
     weights = weights_of(case, 0.5)
     by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
     check_cubin(by_ptxas)
@@ -73,7 +73,7 @@ def test_an_input_without_weights_is_neither_loaded_nor_multiplied() -> None:
     assert count(weights, LDS) - count(fewer, LDS) == 6 * groups
 
 
-def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
+def test_a_gate_that_is_read_before_it_is_waited_for_is_a_hazard() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0))
     words = made.words
     place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])
@@ -81,7 +81,7 @@ def test_a_gate_that_is_read_before_it_is_waited_for_is_not_proved() -> None:
         check_cubin(with_field(made, encoding.WAIT, place, 0))
 
 
-def test_a_product_that_is_read_too_soon_is_not_proved() -> None:
+def test_a_product_that_is_read_too_soon_is_a_hazard() -> None:
     made = directly(ONE_ROW, weights_of(ONE_ROW, 1.0, "one weight"))
     words = made.words
     place = int(np.flatnonzero(encoding.OPCODE.get(words) == FMUL)[0])

@@ -119,7 +119,7 @@ def test_weights_among_few_values_are_put_where_each_belongs_or_refused(name: st
     assert all("begin with the same product" in reason for reason in refused)
 
 
-def test_sums_that_begin_with_the_same_product_are_refused_as_ptxas_computes_it_once() -> None:
+def test_accumulators_that_begin_with_the_same_product_are_refused_as_ptxas_computes_it_once() -> None:
     drawn = weights_of(PLAIN, 1)
     same = Weights(np.where(drawn.kernel != 0, np.float32(0.25), np.float32(0)), drawn.bias)
     with pytest.raises(MachineCodeError, match="begin with the same product"):

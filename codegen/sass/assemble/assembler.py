@@ -47,7 +47,7 @@ def make_skeleton(
         raise MachineCodeError(reason)
     overlapped: list[Cubin] = []
     others: list[Cubin] = []
-    refusal = MachineCodeError("its skeleton spills too many registers to local memory")
+    refusal = MachineCodeError("the skeleton spills too many registers to local memory")
     tried: set[str] = set()
     for demand in (*DEMANDS, LAST_DEMAND, *RESERVED_DEMANDS):
         if (overlapped and not demand.overlaps) or (others and demand in (LAST_DEMAND, RESERVED_DEMANDS[0])):
@@ -116,9 +116,7 @@ class DirectAssembler:
             and alone
             and _has_constants(layer.spec, code.untouched, every.exists[chosen])
         ):
-            raise MachineCodeError(
-                "an activation of an output channel without weights: ptxas rounds it differently than a GPU"
-            )
+            raise MachineCodeError("output channel without weights: ptxas rounds its activation differently than a GPU")
         # Adding -0.0 changes nothing, not even the sign of a zero: the rewritten PTX has no addition there.
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
         data = splice(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))

@@ -43,7 +43,7 @@ class EarlyStores:
     passes: NDArray[np.int64]
     """[early-store words]: the pass whose outputs each finishes."""
     pass_of_accumulator: NDArray[np.int64]
-    """[accumulators]"""
+    """[accumulators]: the pass that each is finished in."""
 
     @staticmethod
     def of(words: Words, accumulators: NDArray[np.int64], end: int) -> EarlyStores | None:

@@ -62,8 +62,8 @@ class Frame:
         )
 
 
-def splice(frame: Frame, first_group: int, parts: WeightCode, values: GroupValues) -> bytes:
-    """The cubin of the K groups from `first_group` on; `parts` is their weight code."""
+def splice(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupValues) -> bytes:
+    """The cubin of the K groups from `first_group` on; `weight_code` is their weight code."""
     skeleton, exit_place = frame.skeleton, frame.exit_place
     groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.body_end
     code = _Code(frame, first_group)
@@ -75,7 +75,7 @@ def splice(frame: Frame, first_group: int, parts: WeightCode, values: GroupValue
         begins[group] = code.length
         nodes += [(code.append_node(first_group + middle), middle) for middle in middles]
         code.append(code.compare(NO_GROUP, frame.body.entry_stall))  # the body may use this predicate
-        moved[group, start:end] = code.append_body(parts, values, group)
+        moved[group, start:end] = code.append_body(weight_code, values, group)
     moved[:, end:] = code.length + np.maximum(np.arange(end, len(skeleton.words) + 1) - exit_place, 0)
     code.append(skeleton.words[exit_place:])
     code.append(np.repeat(_nop(1), -code.length % _PADDING, axis=0))
@@ -139,10 +139,10 @@ class _Code:
         self.append(branch)
         return self.length - 1
 
-    def append_body(self, parts: WeightCode, values: GroupValues, group: int) -> NDArray[np.int64]:
+    def append_body(self, weight_code: WeightCode, values: GroupValues, group: int) -> NDArray[np.int64]:
         """Appends a body with its weight code; returns the new place of each word of the skeleton's body."""
         body, start, begin = self.frame.body, self.skeleton.branch + 1, self.length
-        if parts.stores_early:
+        if weight_code.stores_early:
             body = body.with_early_stores
         words = body.words.copy()
         places = body.place[self.skeleton.biases.words - start]
@@ -151,9 +151,9 @@ class _Code:
         words[places] = adds
         if not values.exists[group].all():
             self._disable_outputs(body, words, values.exists[group])
-        if parts.inserted is not None:
-            return self._append_interleaved(body, words, parts, parts.inserted, group)
-        cuts, segments = body.cuts.tolist(), _segments(self.frame, parts, group)
+        if weight_code.inserted is not None:
+            return self._append_interleaved(body, words, weight_code, weight_code.inserted, group)
+        cuts, segments = body.cuts.tolist(), _segments(self.frame, weight_code, group)
         before = [words[low:high] for low, high in pairwise([0, *cuts])]
         pieces = [each for pair in zip(before, segments, strict=True) for each in pair]
         whole = np.concatenate([*pieces, words[cuts[-1] :]])
@@ -166,14 +166,14 @@ class _Code:
         return place
 
     def _append_interleaved(
-        self, body: GroupBody, words: Words, parts: WeightCode, inserted: InsertedWords, group: int
+        self, body: GroupBody, words: Words, weight_code: WeightCode, inserted: InsertedWords, group: int
     ) -> NDArray[np.int64]:
         """Appends a body with weight code whose chunks overlap; returns the new places as `append_body` does."""
         chunks, begin = len(body.cuts), self.length
-        low, high = np.append(0, parts.ends)[[group * chunks, (group + 1) * chunks]].tolist()
-        zeros = zeroes(self.skeleton.accumulators[parts.untouched[group]])
+        low, high = np.append(0, weight_code.ends)[[group * chunks, (group + 1) * chunks]].tolist()
+        zeros = zeroes(self.skeleton.accumulators[weight_code.untouched[group]])
         within = slice(int(body.cuts[0]), int(body.cuts[0]) + inserted.before.shape[1])
-        whole, place = interleaved(words, within, zeros, parts.words[low:high], inserted.of(group))
+        whole, place = interleaved(words, within, zeros, weight_code.words[low:high], inserted.of(group))
         _drop_waits(whole, self.frame.unset)
         self.append(whole)
         places: NDArray[np.int64] = begin + place[body.place[:-1]]
@@ -198,15 +198,15 @@ def _drop_waits(body: Words, unset: tuple[int, ...]) -> None:
     encoding.WAIT.put(body, waits)
 
 
-def _segments(frame: Frame, parts: WeightCode, group: int) -> list[Words]:
+def _segments(frame: Frame, weight_code: WeightCode, group: int) -> list[Words]:
     """The weight code of each chunk of a K group; its first word takes over waits of the body."""
     body, skeleton = frame.body, frame.skeleton
     chunks = len(body.cuts)
-    bounds = np.append(0, parts.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
-    segments = [parts.words[begin:end] for begin, end in pairwise(bounds)]
-    if parts.untouched[group].any():
+    bounds = np.append(0, weight_code.ends)[group * chunks : (group + 1) * chunks + 1].tolist()
+    segments = [weight_code.words[begin:end] for begin, end in pairwise(bounds)]
+    if weight_code.untouched[group].any():
         read = skeleton.wide if skeleton.wide.size else skeleton.accumulators
-        segments[0] = np.concatenate([zeroes(read[parts.untouched[group]].ravel()), segments[0]])
+        segments[0] = np.concatenate([zeroes(read[weight_code.untouched[group]].ravel()), segments[0]])
     for chunk, waits in enumerate(body.entry_waits.tolist()):
         if not len(segments[chunk]):
             segments[chunk] = _nop(MOST_STALL)

@@ -1,4 +1,4 @@
-"""Overlapped chunks: the words between two chunks are placed among multiply-adds, whose stalls they would lengthen.
+"""Overlapped chunks: the words between two chunks stand among multiply-adds, which issue during their stalls.
 
 The operand ring keeps its registers between two chunks. The barrier comes as soon as the last input of a chunk is being
 loaded, and the multiply-adds of inputs in the ring issue during the stalls around it.
@@ -24,9 +24,9 @@ DISTANCE = 8
 FINISH_DISTANCE = 6
 """Multiply-adds from the last of a pass to its first early-store word, so that the result is available."""
 KEPT = 16
-"""Most multiply-adds that are kept for the time behind a gap, while the next chunk's first loads complete."""
+"""Multiply-adds kept for the time behind a gap, if there are that many, while the first loads complete."""
 MOST_SPACING = 2.0
-"""Most multiply-adds between two of the next chunk's first loads."""
+"""Largest distance, in multiply-adds, of the loads right behind a gap."""
 _ALONE = ("DEPBAR", "BSYNC", "WARPSYNC")
 """Instructions during whose stalls ptxas issues nothing else."""
 
@@ -115,7 +115,7 @@ class InsertedWords:
 
 
 def interleaved(
-    words: Words, within: slice, zeros: Words, stream: Words, inserted: InsertedWords
+    words: Words, within: slice, zeros: Words, code: Words, inserted: InsertedWords
 ) -> tuple[Words, NDArray[np.int64]]:
     """The words of a body and of its weight code in one piece; body words `within` are gap words, zeros come first.
 
@@ -127,7 +127,7 @@ def interleaved(
     )
     encoding.STALL.put(between, inserted.stalls)
     encoding.WAIT.put(between, inserted.waits)
-    length = len(zeros) + len(stream)
+    length = len(zeros) + len(code)
     before = np.concatenate(
         [
             np.zeros(within.start, dtype=np.int64),
@@ -137,9 +137,9 @@ def interleaved(
     )
     place = np.arange(len(words) + 1) + before
     whole = np.empty((len(words) + length, 2), dtype=np.uint64)
-    of_stream = np.ones(len(whole), dtype=np.bool_)
-    of_stream[place[:-1]] = False
-    whole[place[:-1]], whole[of_stream] = words, np.concatenate([zeros, stream])
+    of_code = np.ones(len(whole), dtype=np.bool_)
+    of_code[place[:-1]] = False
+    whole[place[:-1]], whole[of_code] = words, np.concatenate([zeros, code])
     return whole, place
 
 
@@ -154,9 +154,9 @@ class Placement:
     following: NDArray[np.int64]
     """[groups, words]: the instruction before the next gap word, or where the next chunk's loads begin."""
     stalls: NDArray[np.int64]
-    """[groups, words]"""
+    """[groups, words]: the stall of each."""
     waits: NDArray[np.int64]
-    """[groups, words]"""
+    """[groups, words]: scoreboards that each waits for."""
     first: NDArray[np.int64]
     """[groups * chunks]: the first load of each chunk."""
 

@@ -59,7 +59,6 @@ class WeightCode:
     """[groups * chunks]: where each chunk ends in `words`; a group's chunks follow each other."""
     untouched: NDArray[np.bool_]
     """[groups, accumulators]: whether an accumulator has no product."""
-    loads: int
     inserted: InsertedWords | None = None
     """Where the words between chunks go, if chunks overlap."""
     stores_early: bool = False
@@ -74,12 +73,9 @@ class WeightCode:
         """
         plan = _Plan.of(skeleton, body, weights)
         if plan is None:
-            groups, chunks, _ = weights.nonzero.shape
-            none, untouched = (
-                np.zeros(groups * chunks, dtype=np.int64),
-                np.ones((groups, weights.added.shape[2]), np.bool_),
-            )
-            return WeightCode(np.zeros((0, 2), dtype=np.uint64), none, untouched, 0)
+            groups, chunks, accumulators = weights.added.shape
+            ends, untouched = np.zeros(groups * chunks, dtype=np.int64), np.ones((groups, accumulators), dtype=np.bool_)
+            return WeightCode(np.zeros((0, 2), dtype=np.uint64), ends, untouched)
         code = _Instructions.empty(len(plan.at_fma) + len(plan.at_transform) + len(plan.at_load))
         _emit_multiply_adds(code, plan, skeleton)
         _emit_transforms(code, plan)
@@ -97,7 +93,6 @@ class WeightCode:
             words=words,
             ends=ends,
             untouched=plan.untouched(weights.added.shape[2]),
-            loads=len(plan.at_load),
             inserted=None
             if plan.placement is None
             else plan.placement.inserted(np.append(0, ends)[: -1 : plan.chunks]),

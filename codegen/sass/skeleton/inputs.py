@@ -109,14 +109,14 @@ class Gates:
         loads = [line for line in form.turn.typed if isinstance(line, GateLoad)]
         addresses = [load.address for load in loads if load.address]
         if inputs is None or len(addresses) != len(loads):
-            raise MachineCodeError("gates of packed inputs")
+            raise MachineCodeError("the assembler does not support gates of packed inputs")
         # A statement begins where inputs follow a line that is not another input.
         begins = np.diff(form.input_lines, prepend=-2) != 1
         statement = np.cumsum(begins) - 1
         number = np.arange(len(inputs)) - np.flatnonzero(begins)[statement]
         most = int(number.max()) + 1
         if most > TURN_WORDS:
-            raise MachineCodeError(f"a statement of {most} inputs with gates")
+            raise MachineCodeError(f"a statement has {most} inputs with gates: more than {TURN_WORDS}")
         first = np.array([load.first for load in loads], dtype=np.int64)
         of_input = np.searchsorted(first, np.arange(len(inputs)), side="right") - 1
         return Gates(

@@ -87,9 +87,9 @@ RESERVED_DEMANDS = (Demand(reserved=True), Demand(1, reserved=True), Demand(2, r
 _RESIDENT = re.compile(r"^\.minnctapersm (\d+)$", re.MULTILINE)
 _THREADS = re.compile(r"^\.maxntid (\d+), 1, 1$", re.MULTILINE)
 _REGISTERS, _MOST_REGISTERS = 2**16, 255
-"""Of a multiprocessor of sm_90, of a thread."""
+"""Registers of a multiprocessor of sm_90; most registers of a thread."""
 _SHARED_BYTES, _OWN_SHARED_BYTES = 228 * 1024, 1024
-"""Of a multiprocessor of sm_90; what each block takes besides its own."""
+"""Shared memory of a multiprocessor of sm_90; shared memory that each block takes besides its own."""
 _LEAST_REGISTERS = 24
 """Fewest registers that ptxas is left with beside the accumulators."""
 _WARP, _WARPS_TOGETHER, _REGISTERS_TOGETHER = 32, 4, 8
@@ -133,7 +133,7 @@ class MarkerPtx:
         """Raises MachineCodeError for a template that the assembler does not support, with the reason."""
         spec, tiling, form = template.spec, template.tiling, template.form
         if not isinstance(form, RolledForm):
-            raise MachineCodeError("a full template, or one of weights in a table")
+            raise MachineCodeError("the assembler supports neither full templates nor tables")
         layer = tiled(spec, tiling)
         loads = [_load(form.turn, line) for line in form.load_lines.tolist()]
         gates = Gates.of(form) if is_gated(spec) else None
@@ -245,7 +245,7 @@ def _with_reserved_registers(head: str, count: int) -> str:
     """A head whose .maxnreg leaves `count` registers of a thread free when all its blocks are resident."""
     threads, blocks = _THREADS.search(head), _RESIDENT.search(head)
     if threads is None:
-        raise MachineCodeError("a kernel without its number of threads")
+        raise MachineCodeError("the template lacks its number of threads")
     warps = -(-int(threads[1]) // (_WARP * _WARPS_TOGETHER)) * _WARPS_TOGETHER * (int(blocks[1]) if blocks else 1)
     each = min(_REGISTERS // (warps * _WARP) // _REGISTERS_TOGETHER * _REGISTERS_TOGETHER, _MOST_REGISTERS)
     if each - count < _LEAST_REGISTERS:

@@ -239,7 +239,7 @@ class _Places:
     def only(self, kind: NDArray[np.bool_], offset: int, *, within: slice, what: str) -> int:
         found = np.flatnonzero(kind[within] & (self.offsets[within] == offset)) + (within.start or 0)
         if len(found) != 1:
-            raise MachineCodeError(f"{len(found)} markers instead of one for the {what}")
+            raise MachineCodeError(f"{len(found)} markers for the {what}: expected one")
         return int(found[0])
 
     def several(self, kind: NDArray[np.bool_], offset: int, within: slice) -> NDArray[np.int64]:
@@ -254,7 +254,7 @@ def _last_marker(places: _Places, body: slice) -> tuple[int, bool]:
     loads = places.several(places.loads, marker_ptx.LAST, body)
     found = loads if len(loads) else places.several(places.all_stores, marker_ptx.LAST, body)
     if len(found) != 1:
-        raise MachineCodeError("not one marker at the end of the chunks")
+        raise MachineCodeError(f"{len(found)} markers at the end of the chunks: expected one")
     return int(found[0]), not len(loads)
 
 
@@ -330,7 +330,7 @@ def _jumps(
     inside = opcodes[body]
     control = inside[np.isin(inside & 0xFF, range(0x40, 0x60)) & (inside >> 8 == 9)]
     if not set(control.tolist()) <= set(CONTROL):
-        raise MachineCodeError("a K group has calls")
+        raise MachineCodeError("a K group has control flow that the assembler does not support")
     jumps = body.start + 1 + np.flatnonzero(np.isin(inside[1:], (BRA, BSSY)))
     targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
     # BSSY names the place where diverged threads meet: it is no branch.
@@ -359,7 +359,7 @@ def _check_barriers(opcodes: NDArray[np.int64], markers: NDArray[np.int64], body
     before = np.append(body.start, markers[:-1, -1])
     first = np.searchsorted(barriers, before)
     if (first >= len(barriers)).any() or (barriers[np.minimum(first, len(barriers) - 1)] > markers[:, 0]).any():
-        raise MachineCodeError("the markers of two chunks have no barrier between them")
+        raise MachineCodeError("no barrier between the markers of two chunks")
 
 
 def _check_pinned(
