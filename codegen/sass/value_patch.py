@@ -24,7 +24,7 @@ from codegen.kernels import tiled
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, MOST_PLACEHOLDERS
 from codegen.kernels.weight_stream import bits, slots, values
 from codegen.ptx.rewrite import rewrite
-from codegen.ptx.template import Template
+from codegen.ptx.template import RolledForm, Template
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import IMMEDIATE, OPCODE
 from codegen.sass.isa.opcodes import FADD_IMMEDIATE, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
@@ -68,8 +68,8 @@ def make_patch_template(
 
     Raises MachineCodeError where the values cannot be patched, and what `assemble` raises.
     """
-    if template.tiling.form == "full":
-        raise MachineCodeError("a template of the full form cannot be patched: its placeholders differ")
+    if not isinstance(template.form, RolledForm):
+        raise MachineCodeError("only rolled templates can be patched")
     if is_bounded(template.spec):
         raise MachineCodeError("input bounds cannot be patched: they are immediates too")
     tagged = _tagged(template.spec, weights)
