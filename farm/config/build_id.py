@@ -1,4 +1,4 @@
-"""Which version of this program runs here, whatever it calls itself: a digest of its sources."""
+"""The identity of the running program: a digest of its sources, independent of its version number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = (".py", ".cu", ".cuh")
 
 @lru_cache(maxsize=1)
 def program_digest() -> str:
-    """SHA-256 in hex over the sources of what compiles; two machines with the same one build the same cubins."""
+    """SHA-256 in hex over the sources of codegen and farm; machines with equal digests build equal cubins."""
     hasher = hashlib.sha256()
     for package in PACKAGES:
         root = Path(str(files(package)))
@@ -26,9 +26,9 @@ def program_digest() -> str:
 
 
 def program_path() -> list[str]:
-    """Where another Python process has to look for this program's modules before anything else.
+    """The folders that another Python process must search first for this program's modules.
 
-    Nothing where it is installed: its interpreter finds it, and other packages there must not come before its own.
+    Empty if the program is installed: its interpreter finds it, and other packages there must not come before its own.
     """
     program = Path(farm.__file__).parents[1]
     return [] if program.name in ("site-packages", "dist-packages") else [str(program)]

@@ -1,4 +1,4 @@
-"""Settings: environment over configuration file over default. The only reader of either."""
+"""Settings from the environment, the configuration file and defaults, in this order. Nothing else reads them."""
 
 from __future__ import annotations
 
@@ -20,63 +20,63 @@ from farm.errors import UsageError
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be configured, each value already checked."""
+    """All settings, with checked values."""
 
     store_url: str
     s3_endpoint: str | None
     """None: Amazon's own."""
     s3_region: str | None
-    """None: what boto3 finds by itself."""
+    """None: the region that boto3 finds."""
     cache_dir: Path | None
-    """Where a machine keeps what it read from S3; None: below the XDG cache folder of whoever runs there."""
+    """Folder for a machine's copies of blobs from S3; None: in the user's XDG cache folder."""
     cache_bytes: int
-    """At most, on each machine; 0: nothing is kept."""
+    """Size limit of that folder on each machine; 0: nothing is kept."""
     store_bytes: int | None
-    """At most; None: no limit, as for the next two."""
+    """Size limit of the store; None: no limit, as for the next two."""
     store_age_seconds: float | None
-    """Since its last use."""
+    """Age limit of the store's contents since their last use."""
     ledger_age_seconds: float | None
-    """How long jobs are kept after their end."""
+    """Time for which jobs are kept after their end."""
     database_url: str = field(repr=False)
-    """sqlite:////... or postgresql+psycopg://..., which may hold a password: show it `redacted`."""
+    """sqlite:////... or postgresql+psycopg://...; it may hold a password, so show it `redacted`."""
     ray_address: str | None
     """None: Ray on this machine."""
     namespace: str
     job_timeout_seconds: float
     tool_timeout_seconds: float
-    """For one run of nvcc or ptxas."""
+    """Time limit of one run of nvcc or ptxas."""
     tool_memory_bytes: int
     tool_memory_most_bytes: int
-    """What runs out of memory is tried once more with twice the memory, but never with more than this."""
+    """Limit for the second try of a tool that ran out of memory, which gets twice as much."""
     max_retries: int
-    """How often a build is retried after its worker died."""
+    """Retries of a build whose worker died."""
     away_seconds: float
-    """How long a store or a database that does not answer is waited for."""
+    """Time to wait for a store or a database that does not answer."""
     worker_wait_seconds: float
-    """How long a cluster that grows may take to start a machine; `farm serve` waits for as long as it takes."""
+    """Time to wait for an autoscaling cluster to start a machine; `farm serve` waits without a limit."""
     recache: bool
-    """Build everything anew, also what the cache holds."""
+    """Build everything again, even cache hits."""
     read_only: bool
     jobs: int
-    """Processes at once."""
+    """Number of concurrent builds without a cluster."""
     nvcc: Path | None
-    """None: the pinned wheels."""
+    """None: the nvcc of the pinned wheels."""
     ptxas: Path | None
     runtime_dir: Path | None
-    """Where processes of a machine see which of its cores are in use; None: a folder for temporary files."""
+    """Folder in which a machine's processes share its cores; None: one in the folder for temporary files."""
     executor: str
     submitter: str
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each value came from, in words."""
+    """Origin of each value, such as `environment FARM_STORE`."""
 
 
 def node_cache_folder(settings: Settings) -> Path:
-    """Where this machine keeps what it read from S3; settings travel to machines on which folders are elsewhere."""
+    """This machine's folder for copies of blobs from S3. Settings travel to machines with other folders."""
     return settings.cache_dir or Path(platformdirs.user_cache_dir("farm")) / "store"
 
 
 def cores_folder(settings: Settings) -> Path:
-    """Where this machine's processes share its cores. Raises UsageError where another user has taken its place."""
+    """The folder in which this machine's processes share its cores. Raises UsageError if another user owns it."""
     if settings.runtime_dir is not None:
         return settings.runtime_dir
     folder = Path(tempfile.gettempdir()) / f"farm-{os.getuid()}"
@@ -87,30 +87,30 @@ def cores_folder(settings: Settings) -> Path:
 
 
 def redacted(text: str) -> str:
-    """The same text with *** for each password in a URL: every setting is shown in this form."""
+    """A text with *** in place of each password in a URL. Every setting is shown in this form."""
     text = re.sub(r"(postgres[^:\s]*://[^:/@\s]*):\S*@", r"\1:***@", text)  # PostgreSQL's may hold a slash
     text = re.sub(r"([?&](?:ssl)?password=)[^&\s'\"]*", r"\1***", text)
     return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 def _redacted_value(value: Any) -> str:
-    """A value that will not do: whatever stands before its last @ may be a password, spaces and slashes included."""
+    """An invalid value for a message. All before its last @ may be a password, even with spaces and slashes."""
     return redacted(re.sub(r"(://[^:/@]*):.*@", r"\1:***@", repr(value)))
 
 
 @dataclass(frozen=True)
 class RayAuthentication:
-    """How this machine proves to a Ray cluster that it may give it work."""
+    """How this machine authenticates to a Ray cluster."""
 
     on: bool
     token: str | None
-    """Where it stands, in words, never the token itself; None: nowhere."""
+    """Where the token is, in words, never the token itself; None: there is none."""
     missing: str = ""
-    """Why there is none."""
+    """Why there is no token."""
 
 
 def ray_authentication(environ: Mapping[str, str] | None = None) -> RayAuthentication:
-    """What Ray will find, in its own order; on unless RAY_AUTH_MODE says otherwise."""
+    """The authentication that Ray will find, in Ray's order. It is on unless RAY_AUTH_MODE disables it."""
     environ = os.environ if environ is None else environ
     on = environ.get("RAY_AUTH_MODE", "token").lower() != "disabled"
     if environ.get("RAY_AUTH_TOKEN"):
@@ -125,7 +125,7 @@ def ray_authentication(environ: Mapping[str, str] | None = None) -> RayAuthentic
 
 
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
-    """The configuration file that is read, whether it exists or not."""
+    """The path of the configuration file, which need not exist."""
     named = (os.environ if environ is None else environ).get("FARM_CONFIG")
     return Path(named).expanduser() if named else Path(platformdirs.user_config_dir("farm")) / "config.toml"
 
@@ -135,9 +135,9 @@ def load_settings(
     config_file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Reads the settings; `overrides` (from the command line) come first.
+    """Reads the settings; `overrides`, from the command line, come first.
 
-    Raises UsageError that names the variable or the place in the file, the value, and what is allowed.
+    Raises UsageError with the variable or the place in the file, the invalid value, and the expected kind of value.
     """
     environ = os.environ if environ is None else environ
     path = config_file or config_path(environ)
@@ -157,7 +157,7 @@ def load_settings(
         try:
             values[setting.name] = setting.kind.read(value)
         except ValueError as error:
-            raise UsageError(f"{origin}: {_redacted_value(value)} will not do, it takes {error}") from None
+            raise UsageError(f"{origin}: invalid value {_redacted_value(value)}: expected {error}") from None
         origins[setting.name] = origin
     return Settings(**values, origins=origins)
 
@@ -177,11 +177,11 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
     for section, content in document.items():
         if section not in known or not isinstance(content, dict):
             names = ", ".join(f"[{name}]" for name in sorted(known))
-            raise UsageError(f"{path}: '{section}' is not a section, there are {names}")
+            raise UsageError(f"{path}: '{section}' is not a section. The sections are {names}")
         for key in content:
             if key not in known[section]:
                 raise UsageError(
-                    f"{path} [{section}]: '{key}' is not known, there are {', '.join(sorted(known[section]))}"
+                    f"{path} [{section}]: unknown key '{key}'. The keys are {', '.join(sorted(known[section]))}"
                 )
     return document
 

@@ -1,6 +1,6 @@
-"""Every setting once: its name, variable, place in the configuration file, type, default, and what it is.
+"""The table of settings: name, variable, place in the configuration file, type, default and description of each.
 
-Settings are read from this table, `farm config show` prints it, and cli/README.md repeats it.
+Settings are read by this table, `farm config show` prints it, and cli/README.md repeats it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import platformdirs
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 
 LEAST_LIMIT_SECONDS = 3600.0
-"""The shortest age after which something may be removed."""
+"""The smallest age limit: nothing younger is removed."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of value: its name in the documentation, how it is read and how it is shown."""
+    """A type of value: its name in the documentation, its parser and its formatter."""
 
     name: str
     read: Callable[[Any], Any]
-    """Raises ValueError, which says what is allowed."""
+    """Parses a value. Raises ValueError with a description of valid values."""
     show: Callable[[Any], str] = str
 
 
@@ -36,7 +36,7 @@ class Setting:
     """One row of the table."""
 
     name: str
-    """In Settings."""
+    """Name of the field in Settings."""
     variable: str
     section: str
     key: str
@@ -44,21 +44,21 @@ class Setting:
     sentence: str
     default: Callable[[], Any]
     default_text: str
-    """For the documentation: a default may depend on the machine."""
+    """The default in the documentation, since it may depend on the machine."""
 
     @property
     def place(self) -> str:
-        """In the configuration file, as in [store] url."""
+        """The place in the configuration file, such as [store] url."""
         return f"[{self.section}] {self.key}"
 
     def shown(self, value: Any) -> str:
-        """The value in its unit, as in 10 GiB or 90 d; empty where there is none."""
+        """The value with its unit, such as 10 GiB or 90 d; empty for None."""
         return "" if value is None else self.kind.show(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
+        raise ValueError("a non-empty text")
     return value
 
 
@@ -138,7 +138,7 @@ def _endpoint(value: Any) -> str | None:
 _POSTGRESQL = re.compile(
     r"postgres(?:ql)?(?:\+psycopg)?://((?:\S*@)?(?:\[[^\]\s]+\]|[^@:/?\s]*)(?::\d+)?/[^/?\s]+(?:\?\S*)?)"
 )
-"""As libpq takes it, with a database's name: its server may stand in ?host=."""
+"""A libpq URL with the name of a database. The server may be given by ?host=."""
 
 
 def _database_url(value: Any) -> str:
@@ -163,7 +163,7 @@ def _data_folder() -> Path:
 def _login_name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a user id without a name
         return f"user-{os.getuid()}"
 
 

@@ -1,11 +1,13 @@
-"""Sizes and durations, as people write them and as they are shown: every option and every setting reads them here."""
+"""Sizes and durations: parsing of what users write, and formatting. Used by every option and every setting."""
 
 from __future__ import annotations
 
 import re
 
-SIZES = "a size with its unit, as in 500GB, 8GiB or 512MiB"
-DURATIONS = "a duration with its unit, as in 90d, 12h, 15min or 10s"
+SIZES = "a size such as 500GB, 8GiB or 512MiB"
+"""What a size looks like, for messages."""
+DURATIONS = "a duration such as 90d, 12h, 15min or 10s"
+"""What a duration looks like, for messages."""
 
 _BYTES = {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "k", "M", "G", "T"))} | {
     f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)
@@ -18,7 +20,7 @@ _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+", re.IGNORECASE)
 
 
 def read_bytes(text: str) -> int:
-    """Bytes from 500GB, 8GiB, 1.5 MB or 0; upper and lower case are the same. Raises ValueError: `SIZES`."""
+    """Parses a size such as 500GB, 8GiB, 1.5 MB or 0, in either case, to bytes. Raises ValueError with `SIZES`."""
     text = text.strip()
     if text == "0":
         return 0
@@ -30,7 +32,7 @@ def read_bytes(text: str) -> int:
 
 
 def read_seconds(text: str) -> float:
-    """Seconds from 90d, 12h, 15min, 15m, 10s, 1h30m or 0. Raises ValueError: `DURATIONS`."""
+    """Parses a duration such as 90d, 15min, 15m, 1h30m or 0 to seconds. Raises ValueError with `DURATIONS`."""
     text = text.strip()
     if text == "0":
         return 0.0
@@ -41,14 +43,14 @@ def read_seconds(text: str) -> float:
 
 
 def format_bytes(count: int) -> str:
-    """Exact, in the unit that makes it shortest, as in 10 GiB, 500 GB, 1234567 B; `read_bytes` takes it back."""
+    """Formats a size exactly, in the unit with the smallest number: 10 GiB, 500 GB. `read_bytes` parses it."""
     exact = [(count // factor, unit) for unit, factor in _BYTES.items() if count % factor == 0]
     number, unit = min(exact, key=lambda each: each[0]) if count else (0, "B")
     return f"{number} {unit}"
 
 
 def format_seconds(seconds: float) -> str:
-    """In the largest unit that leaves a whole number, as in 90 d, 15 min, 0.5 s; `read_seconds` takes it back."""
+    """Formats a duration in the largest unit with a whole number: 90 d, 15 min, 0.5 s. `read_seconds` parses it."""
     for unit, factor in reversed(_SECONDS.items()):
         if seconds and seconds % factor == 0:
             return f"{int(seconds // factor)} {unit}"

@@ -235,4 +235,4 @@ def test_a_network_of_one_image_is_run_with_one(played: Played, tmp_path: Path) 
     folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto))
     assert played.run("c", folder, 1) == ""
     assert "batch size at 1" in played.run("python", folder, 2)
-    assert "batch size at 1" in played.run("c", folder, 2)
+    assert "takes 1 images" in played.run("c", folder, 2)

@@ -79,7 +79,7 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         (
             "compile net.onnx --arch sm_90 --max-code-size much",
             2,
-            "--max-code-size much: it is a size with its unit, as in 500GB, 8GiB or 512MiB",
+            "--max-code-size much: it is a size such as 500GB, 8GiB or 512MiB",
         ),
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: no such file"),

@@ -48,13 +48,13 @@ def test_a_duration_is_numbers_and_their_units(text: str, seconds: float) -> Non
 
 @pytest.mark.parametrize("text", NO_SIZES)
 def test_anything_else_is_no_size_and_the_error_names_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match="a size with its unit, as in 500GB, 8GiB or 512MiB"):
+    with pytest.raises(ValueError, match="a size such as 500GB, 8GiB or 512MiB"):
         read_bytes(text)
 
 
 @pytest.mark.parametrize("text", NO_DURATIONS)
 def test_anything_else_is_no_duration_and_the_error_names_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match="a duration with its unit, as in 90d, 12h, 15min or 10s"):
+    with pytest.raises(ValueError, match="a duration such as 90d, 12h, 15min or 10s"):
         read_seconds(text)
 
 
@@ -86,7 +86,7 @@ def test_a_setting_and_an_option_read_the_same_duration(text: str) -> None:
 
 
 def test_the_error_of_an_option_names_it_and_the_forms() -> None:
-    with pytest.raises(UsageError, match="--max-size 8: it is a size with its unit"):
+    with pytest.raises(UsageError, match="--max-size 8: it is a size such as"):
         bytes_of("--max-size", "8")
     with pytest.raises(UsageError, match=r"--budget 0: it is a duration .*, of at least 1 s"):
         seconds_of("--budget", "0", least=1)
