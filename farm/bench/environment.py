@@ -10,7 +10,7 @@ from typing import Any
 from codegen.errors import ToolchainError, ToolError
 from codegen.toolchain.tools import Toolchain, ToolLimits, run_tool
 from farm.bench.layers.roof import Peaks
-from farm.cuda.facts import DeviceFacts
+from farm.cuda.device import DeviceFacts
 
 DISTRIBUTION = "sparse-compile-farm"
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")

@@ -1,6 +1,6 @@
-"""Cubins that know where the driver puts their code: CUDA has no call that says so.
+"""The device address of a kernel's code, which no CUDA function returns.
 
-A variable is added to the file, with a relocation that has the driver write the kernel's address into it.
+A variable is added to the cubin, with a relocation that makes the driver write the kernel's address into it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 VARIABLE = "code_address"
-"""8 bytes."""
+"""Name of the added variable of 8 bytes."""
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT_TABLE, _SECTION_TABLE, _SEGMENT_COUNT, _SECTION_COUNT, _NAMES = 5, 6, 10, 12, 13
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -22,15 +22,15 @@ _WRITABLE, _ALLOCATED, _HAS_INFO = 1, 2, 0x40
 _LOAD, _READ_AND_WRITE = 1, 6
 _FUNCTION, _GLOBAL_OBJECT = 2, 0x11
 _ADDRESS = 2
-"""R_CUDA_64: the symbol's address, of 8 bytes; as debuggers get that of a kernel."""
+"""R_CUDA_64: relocation with the 8-byte address of a symbol."""
 _DATA, _RELOCATIONS = ".nv.global.init", ".rela.nv.global.init"
 
 
 def with_address(cubin: bytes) -> tuple[bytes, int] | None:
-    """The cubin with the variable, and the bytes of its kernel's code; None for what is not a cubin with one kernel and
-    no variables of its own.
+    """A cubin with the variable added, and the size of its kernel's code.
 
-    All that was there stays in its place; what is new, and the tables that name it, come behind.
+    None for anything but a cubin with one kernel and no initialized variables. The existing bytes keep their place; the
+    variable, its relocation and the changed tables are appended.
     """
     try:
         return _with_address(cubin)
@@ -92,7 +92,7 @@ def _with_address(data: bytes) -> tuple[bytes, int] | None:
 
 
 def _add_segment(header: list[int], data: bytes, variable: int, out: bytearray) -> None:
-    """One for the variable; the table of segments lies within two of them."""
+    """Append a segment for the variable, and move the segment table, which two segments contain."""
     old, count = header[_SEGMENT_TABLE], header[_SEGMENT_COUNT]
     segments = [list(_SEGMENT.unpack_from(data, old + i * _SEGMENT.size)) for i in range(count)]
     segments.append([_LOAD, _READ_AND_WRITE, variable, 0, 0, 8, 8, 8])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from codegen.errors import DeviceError
 from codegen.ir.launch import Launch
 from farm.cuda.code_address import VARIABLE, with_address
-from farm.cuda.facts import DeviceFacts
-from farm.cuda.graph import REPLAYS, CudaGraph, Gate, launches_of, rest
-from farm.cuda.module import GIVEN_SHARED_BYTES, Code
+from farm.cuda.graph import REPLAYS, CudaGraph, Gate, cool_down, launches_of
+from farm.cuda.module import GIVEN_SHARED_BYTES, CodeRange
 from farm.extras import way_out
 
 _POISON = 0xFF
@@ -34,12 +33,38 @@ WAKE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
+class DeviceFacts:
+    """Properties of a GPU."""
+
+    name: str
+    arch: str
+    """Architecture, as in sm_90."""
+    capability: int
+    """Compute capability times ten: 90 for 9.0."""
+    driver: str
+    """Newest CUDA version that the driver supports."""
+    multiprocessors: int
+    clock_hz: float
+    """Largest clock of the multiprocessors."""
+    memory_clock_hz: float
+    """Largest clock of the memory."""
+    bus_bits: int
+    l2_bytes: int
+    memory_bytes: int
+    pci_bus: str
+    """PCI address, as nvidia-smi takes it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class LoadedKernel:
     """A kernel on the GPU: call it with addresses, of `others` by the launch's names, on a stream or the default."""
 
     _function: Any
     _launch: Launch
-    code: Code | None = None
+    code: CodeRange | None = None
     """Where it lies, if somebody asked for it."""
 
     def __call__(self, source: int, target: int, batch: int, stream: Any = None, **others: int | None) -> None:
@@ -74,7 +99,7 @@ class LoadedLayer:
         self._begin, *self._ends = events
 
     @property
-    def codes(self) -> tuple[Code, ...]:
+    def codes(self) -> tuple[CodeRange, ...]:
         """Of the parts whose code lies nobody knows where, none."""
         return tuple(kernel.code for kernel in self._kernels if kernel.code is not None)
 
@@ -261,7 +286,7 @@ class Device:
                 times = []
                 for _ in range(repeats):
                     times.append(self.elapsed_microseconds(stream, gate, graph.replay))
-                    rest(times[-1])
+                    cool_down(times[-1])
         except self._driver.Error as error:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
         return float(np.median(times)) / launches
@@ -300,10 +325,10 @@ class Device:
                 f"the cubin of {launch.kernel} does not load on {self.name} ({self.arch}): {error}"
             ) from None
 
-    def _code(self, module: Any, size_bytes: int) -> Code | None:
+    def _code(self, module: Any, size_bytes: int) -> CodeRange | None:
         address = np.zeros(1, np.uint64)
         self._driver.memcpy_dtoh(address, module.get_global(VARIABLE)[0])
-        return Code(int(address[0]), size_bytes) if address[0] else None
+        return CodeRange(int(address[0]), size_bytes) if address[0] else None
 
     def load_layer(
         self, kernels: Sequence[tuple[bytes, Launch]], stream: Any, *, addressed: bool = False

@@ -1,4 +1,4 @@
-"""The CUDA driver, called by ctypes: for what PyCUDA lacks, and for programs that have no PyCUDA."""
+"""The CUDA driver API by ctypes, for functions that PyCUDA lacks and for programs without PyCUDA."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
 _WAYS_OUT = {
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the code: install one of CUDA 13 or later",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the code: install a driver of CUDA 13 or later",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the code is for another GPU: compile the model with --arch of this one",
-    "CUDA_ERROR_JIT_COMPILER_NOT_FOUND": "the driver lacks its compiler, libnvidia-ptxjitcompiler: install it whole",
+    "CUDA_ERROR_JIT_COMPILER_NOT_FOUND": "the driver lacks libnvidia-ptxjitcompiler: install the complete driver",
 }
-"""By the name of an error."""
+"""What to do about an error, by its name."""
 
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The library. Raises DeviceError where there is none."""
+    """The driver's library. Raises DeviceError if it cannot be loaded."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -75,17 +75,17 @@ def driver() -> Any:
 
 @cache
 def function(name: str) -> Any:
-    """One function of it. Raises DeviceError where the driver is too old to have it."""
+    """A function of the driver. Raises DeviceError if the driver is too old to have it."""
     try:
         found = getattr(driver(), name)
     except AttributeError:
-        raise DeviceError(f"the CUDA driver has no {name}: install one of CUDA 12 or later") from None
+        raise DeviceError(f"the CUDA driver has no {name}: install a driver of CUDA 12 or later") from None
     found.argtypes, found.restype = _SIGNATURES[name], ctypes.c_int
     return found
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function of the driver. Raises DeviceError if it fails."""
+    """Call a function of the driver. Raises DeviceError if it fails."""
     code = function(name)(*arguments)
     if code:
         said = ctypes.c_char_p()
@@ -96,21 +96,21 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def new_stream() -> ctypes.c_void_p:
-    """In the current context; does not wait for the default stream."""
+    """A stream in the current context, which does not synchronize with the default stream."""
     stream = ctypes.c_void_p()
     call("cuStreamCreate", ctypes.byref(stream), 1)
     return stream
 
 
 def new_event() -> ctypes.c_void_p:
-    """In the current context, without a time."""
+    """An event in the current context, without timing."""
     event = ctypes.c_void_p()
     call("cuEventCreate", ctypes.byref(event), 2)
     return event
 
 
 def attribute(number: int, device: int) -> int:
-    """One of a GPU, by the driver's number for it."""
+    """A device attribute, by its CU_DEVICE_ATTRIBUTE number."""
     value = ctypes.c_int()
     call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
     return value.value

@@ -1,4 +1,4 @@
-"""Launches recorded once and replayed as a CUDA graph: PyCUDA has none of those."""
+"""CUDA graphs of recorded launches, which PyCUDA lacks, and their timing."""
 
 from __future__ import annotations
 
@@ -16,42 +16,45 @@ from numpy.typing import NDArray
 from farm.cuda.driver import call, function
 
 REPLAYS, LEAST_REPLAYS = 9, 3
-"""Number of replays; their median is taken. The least where each takes long."""
+"""Number of timed replays, whose median is the result, and the least number if a replay takes long."""
 REPLAY_MICROSECONDS = 4000.0
-"""Approximate work per graph: long enough that an event's half microsecond does not matter."""
-RESTS = 2.0
-"""Times its own length that the GPU rests after each replay: some kernels draw more power than the board may for longer
-than 50 ms, and its clock would fall for them and for what comes after them."""
+"""Approximate time of a graph, long against the resolution of an event of half a microsecond."""
+COOL_DOWN_RATIO = 2.0
+"""Idle time after a replay per time of the replay.
+
+Some kernels draw more power than the board allows for longer than 50 ms; without the pause, its clock would drop for
+them and for the following kernels.
+"""
 MOST_LAUNCHES = 40
-"""In a graph, unless every data set takes more."""
+"""Most launches in a graph, unless more data sets than that must be used equally often."""
 
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: what other threads do with the driver meanwhile does not end the capture."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: driver calls of other threads do not invalidate the capture."""
 _EQUAL = 1
 """CU_STREAM_WAIT_VALUE_EQ."""
 
 
 def launches_of(microseconds: float, sets: int) -> int:
-    """How many launches of about that time a graph has: each data set equally often."""
+    """Number of launches of a given time in a graph, a multiple of the number of data sets."""
     wanted = min(MOST_LAUNCHES, REPLAY_MICROSECONDS / microseconds)
     return sets * max(1, math.ceil(wanted / sets))
 
 
 def replays_within(seconds: float, replay_seconds: float) -> int:
-    """How many replays fit that time, rests included, but at least LEAST_REPLAYS and at most REPLAYS."""
-    return max(LEAST_REPLAYS, min(REPLAYS, int(seconds / ((1 + RESTS) * replay_seconds))))
+    """Number of replays with pauses that fit into a time, between LEAST_REPLAYS and REPLAYS."""
+    return max(LEAST_REPLAYS, min(REPLAYS, int(seconds / ((1 + COOL_DOWN_RATIO) * replay_seconds))))
 
 
-def rest(microseconds: float) -> None:
-    """Leaves the GPU idle after a replay of that length."""
-    time.sleep(RESTS * microseconds / 1e6)
+def cool_down(microseconds: float) -> None:
+    """Keep the GPU idle after a replay of the given time."""
+    time.sleep(COOL_DOWN_RATIO * microseconds / 1e6)
 
 
 class CudaGraph:
-    """What a function enqueues on a stream, recorded once. Use it in a `with` block. Raises DeviceError."""
+    """A CUDA graph of the work that a function enqueues. Use it in a `with` block. Raises DeviceError."""
 
     def __init__(self, stream: int, enqueue: Callable[[], None]) -> None:
-        """Records without running anything; `stream` is a handle of the driver's, not the default stream."""
+        """Record without running; `stream` is a handle of the driver, not the default stream."""
         self._stream = stream
         self._executable = ctypes.c_void_p()
         graph = ctypes.c_void_p()
@@ -79,26 +82,26 @@ class CudaGraph:
             self._executable = ctypes.c_void_p()
 
     def replay(self) -> None:
-        """Enqueues it all again; does not wait."""
+        """Enqueue the recorded work; does not wait."""
         call("cuGraphLaunch", self._executable, self._stream)
 
 
 class Gate:
-    """Holds a stream back until all that is to be timed is in it.
+    """Blocks a stream until all work to be timed is enqueued.
 
-    Else what delays this thread between an event and the launch after it, such as the threads that build the next
-    kernels, is timed as if the GPU had worked.
+    Without it, a delay of this thread between an event and the next launch, for example by threads that build kernels,
+    would be counted as time of the GPU.
     """
 
     def __init__(self, stream: int, flag: NDArray[np.uint32], address: int) -> None:
-        """`flag` is one number in page-locked memory, which the GPU reads at `address`."""
+        """`flag` is an array of one element in page-locked memory, which the GPU reads at `address`."""
         self._stream = stream
         self._flag = flag
         self._address = address
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """What is enqueued within begins to run after it; nothing within may wait for the GPU. Raises DeviceError."""
+        """Block the stream while the `with` block enqueues work; it must not wait for the GPU. Raises DeviceError."""
         self._flag[0] = 0
         call("cuStreamWaitValue32_v2", self._stream, self._address, 1, _EQUAL)
         try:
@@ -108,6 +111,6 @@ class Gate:
 
 
 def _destroy(graph: ctypes.c_void_p) -> None:
-    """A capture that failed has given none."""
+    """Destroy a graph; a failed capture leaves none."""
     if graph:
         function("cuGraphDestroy")(graph)

@@ -1,4 +1,4 @@
-"""Kernels loaded into the current context of a GPU, by the driver alone."""
+"""Modules and kernels loaded into the current context of a GPU, through the driver API."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from farm.cuda.code_address import VARIABLE, with_address
 from farm.cuda.driver import call
 
 SLOT_BYTES = 8
-"""Of an argument."""
+"""Size of a kernel argument."""
 GIVEN_SHARED_BYTES = 48 * 1024
-"""Shared memory of a block, whatever its kernel: for more, the driver is asked when a kernel is loaded."""
+"""Dynamic shared memory that every block may use; for more, an attribute of the kernel must be set."""
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
 class Module:
-    """Machine code, or PTX that the driver compiles; unloaded with the context."""
+    """A loaded module: a cubin, or PTX that the driver compiles. Unloaded with its context at the latest."""
 
     def __init__(self, image: bytes) -> None:
-        """Loads it into the current context. Raises DeviceError."""
+        """Load an image into the current context. Raises DeviceError."""
         self._module = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(self._module), image)
 
     def function(self, name: str) -> ctypes.c_void_p:
-        """Raises DeviceError if it has none of that name."""
+        """A kernel by name. Raises DeviceError if there is none of that name."""
         function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
         return function
 
     def variable(self, name: str) -> int:
-        """One of 8 bytes, as it is now. Raises DeviceError if it has none of that name."""
+        """The value of a variable of 8 bytes. Raises DeviceError if there is none of that name."""
         address, size, value = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
         call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module, name.encode())
         call("cuMemcpyDtoH_v2", ctypes.byref(value), address, ctypes.sizeof(value))
         return value.value
 
     def unload(self) -> None:
-        """Nothing of it may run any more."""
+        """Unload the module, of which no kernel may be running."""
         call("cuModuleUnload", self._module)
 
 
@@ -70,7 +70,7 @@ _OVERLAP = 6
 
 
 def allow_shared(function: ctypes.c_void_p, shared_bytes: int) -> None:
-    """Lets a kernel's blocks have so much shared memory. Raises DeviceError."""
+    """Allow a kernel's blocks a size of dynamic shared memory. Raises DeviceError."""
     if shared_bytes > GIVEN_SHARED_BYTES:
         call("cuFuncSetAttribute", function, _MOST_SHARED, shared_bytes)
 
@@ -85,9 +85,10 @@ def launch(
     *,
     overlapping: bool = False,
 ) -> None:
-    """Enqueues a kernel; the arguments are ctypes' numbers. Raises DeviceError.
+    """Enqueue a kernel with arguments of ctypes types. Raises DeviceError.
 
-    An overlapping one begins before the kernel ahead of it has ended, from sm_90 on: it must wait itself.
+    `overlapping` (programmatic dependent launch, sm_90 and later) lets it start before its predecessor has ended: the
+    kernel must wait itself.
     """
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
     if not overlapping:
@@ -120,9 +121,12 @@ def launch_numbers(
     *,
     overlapping: bool = False,
 ) -> None:
-    """As `launch`, of addresses and int32s: in half the time, while the GPU waits. Raises DeviceError."""
+    """Enqueue a kernel whose arguments are addresses and int32 values, in half the time of `launch`.
+
+    Raises DeviceError.
+    """
     count = len(arguments)
-    slots = (ctypes.c_uint64 * count)(*arguments)  # an int32 is the first half of one
+    slots = (ctypes.c_uint64 * count)(*arguments)  # little-endian: an int32 is the first half of a slot
     first = ctypes.addressof(slots)
     pointers = (ctypes.c_void_p * count)(*range(first, first + SLOT_BYTES * count, SLOT_BYTES))
     if overlapping:
@@ -132,29 +136,29 @@ def launch_numbers(
 
 
 @dataclass(frozen=True)
-class Code:
-    """Where a kernel's instructions lie in the GPU's memory."""
+class CodeRange:
+    """Address and size of a kernel's instructions in the GPU's memory."""
 
     address: int
     bytes: int
 
 
-class Part:
-    """One kernel of a layer on one GPU."""
+class LoadedPart:
+    """One part of a layer, loaded on one GPU."""
 
     def __init__(self, image: bytes, how: Launch) -> None:
-        """Loads it into the current context. Raises DeviceError."""
+        """Load a cubin or PTX into the current context. Raises DeviceError."""
         self.launch = how
         self.image_bytes = len(image)
         self.module, self.code = _loaded(image)
-        """The code is None where that is not known: of PTX, and with a driver that does not say."""
+        """`code` is None for PTX, and if the driver does not report the address."""
         self._function = self.module.function(how.kernel)
         allow_shared(self._function, how.shared_bytes)
         self._last_grid = 0, how.grid_at(0)
-        """And of how many images: the next call has as many, as a rule."""
+        """Number of images and grid of the last call, because the next call usually has as many images."""
 
     def enqueue(self, values: Mapping[str, int], stream: int) -> None:
-        """Each argument is an address or a number. Raises DeviceError."""
+        """Enqueue the kernel with addresses and numbers by name. Raises DeviceError."""
         how = self.launch
         images, grid = self._last_grid
         if images != values["images"]:
@@ -163,13 +167,13 @@ class Part:
         launch_numbers(self._function, grid, how.block, how.shared_bytes, numbers, stream, overlapping=how.waits)
 
 
-def _loaded(image: bytes) -> tuple[Module, Code | None]:
+def _loaded(image: bytes) -> tuple[Module, CodeRange | None]:
     found = with_address(image)
     if found is None:
         return Module(image), None
     try:
         module = Module(found[0])
-    except DeviceError:  # not for the variable's sake, or this fails too
+    except DeviceError:  # if the variable is not the cause, the next line fails too
         return Module(image), None
     address = module.variable(VARIABLE)
-    return module, Code(address, found[1]) if address else None
+    return module, CodeRange(address, found[1]) if address else None

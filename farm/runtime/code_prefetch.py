@@ -8,9 +8,8 @@ from math import prod
 
 from farm.bundle.reader import BundledLayer
 from farm.cuda.driver import call, new_event, new_stream
-from farm.cuda.module import Part
-from farm.cuda.prefetch_kernel import fetcher_of
-from farm.cuda.prefetch_plan import Fetches, Gpu, layer_run, planned_fetches
+from farm.cuda.module import LoadedPart
+from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
 from farm.runtime.plan import LayerStep
 from farm.runtime.planner import ELEMENT_BYTES
 
@@ -22,20 +21,20 @@ class CodePrefetch:
         self,
         steps: Sequence[LayerStep],
         layers: Mapping[str, BundledLayer],
-        parts: Mapping[str, Sequence[Part]],
-        gpu: Gpu,
+        parts: Mapping[str, Sequence[LoadedPart]],
+        gpu: GpuLimits,
     ) -> None:
         """`steps` are the layers in the order in which they run. Raises DeviceError."""
         self._steps = steps
         self._parts = [parts[step.layer] for step in steps]
         self._row_bytes = [_row_bytes(layers[step.layer]) for step in steps]
         self._gpu = gpu
-        self._fetcher = fetcher_of(part for each in self._parts for part in each)
+        self._fetcher = prefetcher_for(part for each in self._parts for part in each)
         self._side = new_stream()
         self._begin, self._end = new_event(), new_event()
         self._is_fetching = False
         """Whether a prefetch was enqueued since the last `end`."""
-        self._plans: dict[int, tuple[Fetches, ...]] = {}
+        self._plans: dict[int, tuple[Prefetches, ...]] = {}
 
     def before(self, number: int, images: int, stream: int) -> None:
         """Enqueues the prefetches that run beside a layer; call it before the layer's launch. Raises DeviceError."""
@@ -65,13 +64,15 @@ class CodePrefetch:
         for event in (self._begin, self._end):
             call("cuEventDestroy_v2", event)
 
-    def _plan(self, images: int) -> tuple[Fetches, ...]:
+    def _plan(self, images: int) -> tuple[Prefetches, ...]:
         if images not in self._plans:
             runs = [
-                layer_run([(part.launch, part.image_bytes) for part in parts], row_bytes, step.rows * images, self._gpu)
+                estimate_layer(
+                    [(part.launch, part.image_bytes) for part in parts], row_bytes, step.rows * images, self._gpu
+                )
                 for step, parts, row_bytes in zip(self._steps, self._parts, self._row_bytes, strict=True)
             ]
-            self._plans[images] = planned_fetches(runs, self._gpu.l2_bytes)
+            self._plans[images] = plan_prefetches(runs, self._gpu.l2_bytes)
         return self._plans[images]
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from codegen.errors import DeviceError
 from farm.bundle.reader import Bundle, Cubin
 from farm.cuda.driver import attribute, call, new_event, new_stream
-from farm.cuda.module import Module, Part, launch
-from farm.cuda.prefetch_plan import Gpu
+from farm.cuda.module import LoadedPart, Module, launch
+from farm.cuda.prefetch import GpuLimits
 from farm.errors import UsageError
 from farm.runtime.code_prefetch import CodePrefetch
 from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
@@ -74,7 +74,7 @@ class Network:
 
     def _load(self) -> None:
         bundle = self._bundle
-        self._layers: dict[str, list[Part]] = {}
+        self._layers: dict[str, list[LoadedPart]] = {}
         for name in self.plan.layers:
             cubins = bundle.layers[name].cubins_for(self.arch)
             if not cubins:
@@ -102,7 +102,7 @@ class Network:
             self._held.callback(call, "cuStreamDestroy_v2", stream)
         for event in (self._begin, *self._ends):
             self._held.callback(call, "cuEventDestroy_v2", event)
-        gpu = Gpu(attribute(_MULTIPROCESSORS, self._device), attribute(_L2_BYTES, self._device))
+        gpu = GpuLimits(attribute(_MULTIPROCESSORS, self._device), attribute(_L2_BYTES, self._device))
         steps = [step for step in self.plan.steps if isinstance(step, LayerStep)]
         self._prefetch = CodePrefetch(steps, bundle.layers, self._layers, gpu)
         self._held.callback(self._prefetch.close)
@@ -110,8 +110,8 @@ class Network:
         limits += [each.launch.images_limit // step.rows for step in steps for each in bundle.layers[step.layer].cubins]
         self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
 
-    def _part(self, cubin: Cubin) -> Part:
-        part = Part(self._bundle.cubin(cubin), cubin.launch)
+    def _part(self, cubin: Cubin) -> LoadedPart:
+        part = LoadedPart(self._bundle.cubin(cubin), cubin.launch)
         self._held.callback(part.module.unload)
         return part
 
@@ -254,7 +254,7 @@ class Network:
         call("cuMemcpyDtoH_v2", data.ctypes.data, address, data.nbytes)
         self._see(step.tensor, data)
 
-    def _run_layer(self, parts: Sequence[Part], addresses: Mapping[str, int], rows: int, stream: int) -> None:
+    def _run_layer(self, parts: Sequence[LoadedPart], addresses: Mapping[str, int], rows: int, stream: int) -> None:
         """Launches the parts of a layer concurrently, after the stream's earlier work and before its later work."""
         others = list(zip(self._others, self._ends, strict=True))[: len(parts) - 1]
         if others:

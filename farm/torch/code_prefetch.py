@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from farm.cuda.module import Part
-from farm.cuda.prefetch_kernel import fetcher_of
-from farm.cuda.prefetch_plan import Fetches, Gpu, layer_run, planned_fetches
+from farm.cuda.module import LoadedPart
+from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
 
 OF_ITS_OWN = -1
 """The side stream's priority: PyTorch's streams of the usual one may be those that layers use."""
@@ -49,15 +48,17 @@ def code_fetched_ahead() -> Iterator[None]:
 class CodeAhead:
     """That of one network on one GPU. Safe to use from several threads."""
 
-    def __init__(self, layers: Sequence[Sequence[Part]], image_bytes: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[Sequence[LoadedPart]], image_bytes: Sequence[int], device: torch.device
+    ) -> None:
         """The parts of each layer, as they run one after another, and the bytes of an image in its input and output."""
         self._layers = layers
         self._image_bytes = image_bytes
         self._device = device
         found = torch.cuda.get_device_properties(device)
-        self._gpu = Gpu(found.multi_processor_count, found.L2_cache_size)
-        self._fetcher = fetcher_of(part for parts in layers for part in parts)
-        self._plans: dict[int, tuple[Fetches, ...]] = {}
+        self._gpu = GpuLimits(found.multi_processor_count, found.L2_cache_size)
+        self._fetcher = prefetcher_for(part for parts in layers for part in parts)
+        self._plans: dict[int, tuple[Prefetches, ...]] = {}
 
     def before(self, number: int, images: int) -> None:
         """A layer is about to be launched on the current stream, for so many images."""
@@ -72,11 +73,11 @@ class CodeAhead:
         _side.stream.wait_event(torch.cuda.current_stream().record_event())
         self._fetcher.fetch_all(codes, _side.stream.cuda_stream, fetches.wait_nanoseconds)
 
-    def _plan(self, images: int) -> tuple[Fetches, ...]:
+    def _plan(self, images: int) -> tuple[Prefetches, ...]:
         if images not in self._plans:
             runs = [
-                layer_run([(part.launch, part.image_bytes) for part in parts], image_bytes, images, self._gpu)
+                estimate_layer([(part.launch, part.image_bytes) for part in parts], image_bytes, images, self._gpu)
                 for parts, image_bytes in zip(self._layers, self._image_bytes, strict=True)
             ]
-            self._plans[images] = planned_fetches(runs, self._gpu.l2_bytes)
+            self._plans[images] = plan_prefetches(runs, self._gpu.l2_bytes)
         return self._plans[images]

@@ -15,7 +15,7 @@ from codegen.errors import DeviceError
 from codegen.ir.layer_spec import LayerSpec, Linear
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.cuda.driver import driver
-from farm.cuda.module import Part
+from farm.cuda.module import LoadedPart
 from farm.errors import UsageError
 from farm.torch.code_prefetch import CodeAhead
 from farm.torch.contexts import launching_on
@@ -100,9 +100,9 @@ class GpuLayer:
         self._sizes = _Sizes.of(layer.spec, (0, *layer.spec.input_shape))
         """Of the last call: the next one's are the same, as a rule."""
         self._lock = threading.Lock()
-        self._loaded: dict[int, tuple[Sequence[Part], Sequence[torch.cuda.Stream]]] = {}
+        self._loaded: dict[int, tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]] = {}
 
-    def load(self, device: torch.device) -> Sequence[Part]:
+    def load(self, device: torch.device) -> Sequence[LoadedPart]:
         """Its parts there. Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
         return self._on(_index(device))[0]
 
@@ -168,14 +168,14 @@ class GpuLayer:
             moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
             yield {**values, **moved, "images": min(most, images - start)}
 
-    def _on(self, index: int) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
+    def _on(self, index: int) -> tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]:
         found = self._loaded.get(index)  # without the lock: it is taken once, not for each call
         if found is None:
             with self._lock:
                 found = self._loaded.get(index) or self._loaded.setdefault(index, self._load(index))
         return found
 
-    def _load(self, index: int) -> tuple[Sequence[Part], Sequence[torch.cuda.Stream]]:
+    def _load(self, index: int) -> tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]:
         major, minor = torch.cuda.get_device_capability(index)
         cubins = self._layer.cubins_for(f"sm_{major}{minor}")
         if not cubins:
@@ -188,7 +188,7 @@ class GpuLayer:
         driver()
         with torch.cuda.device(index):
             torch.cuda.current_stream().synchronize()  # so that torch has made its context, which modules load into
-            parts = [Part(self._bundle.cubin(each), each.launch) for each in cubins]
+            parts = [LoadedPart(self._bundle.cubin(each), each.launch) for each in cubins]
             others = [torch.cuda.Stream(index) for _ in range(min(len(parts), BRANCHES) - 1)]
         return parts, others
 
@@ -199,7 +199,7 @@ def _index(device: torch.device) -> int:
 
 
 def _enqueue(
-    parts: Sequence[Part],
+    parts: Sequence[LoadedPart],
     others: Sequence[torch.cuda.Stream],
     values: Mapping[str, int],
     current: torch.cuda.Stream,

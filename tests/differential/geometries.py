@@ -93,7 +93,9 @@ class Geometry:
             return self.output_channels, self.channels // self.group, *self.window
         if self.operator == "ConvTranspose":
             return self.channels, self.output_channels // self.group, *self.window
-        return (self.output_channels, self.channels) if self.transposed_weights else (self.channels, self.output_channels)
+        return (
+            (self.output_channels, self.channels) if self.transposed_weights else (self.channels, self.output_channels)
+        )
 
     @property
     def result_shape(self) -> tuple[int, ...]:

@@ -25,11 +25,11 @@ from codegen.toolchain.tools import Toolchain
 from codegen.verification.reference import layer_output
 from farm.api import Farm
 from farm.bundle.reader import PLAN_FORMAT, Bundle, BundledLayer, with_digest
-from farm.cuda import prefetch_plan
+from farm.cuda import prefetch
 from farm.cuda.driver import call, new_stream
 from farm.cuda.graph import CudaGraph
-from farm.cuda.module import Code
-from farm.cuda.prefetch_kernel import CodeFetcher
+from farm.cuda.module import CodeRange
+from farm.cuda.prefetch import CodePrefetcher
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.runtime import load, network
@@ -140,16 +140,16 @@ def in_device_memory(net: Network, x: NDArray[Any], found: NDArray[Any]) -> Iter
 def test_a_cuda_graph_fetches_code_and_gives_the_same(
     jobs: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetched: list[Code] = []
-    fetch = CodeFetcher.fetch
+    fetched: list[CodeRange] = []
+    fetch = CodePrefetcher.fetch
 
-    def counted(fetcher: CodeFetcher, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
+    def counted(fetcher: CodePrefetcher, code: CodeRange, stream: int, wait_nanoseconds: int = 0) -> None:
         fetched.append(code)
         fetch(fetcher, code, stream, wait_nanoseconds)
 
-    monkeypatch.setattr(CodeFetcher, "fetch", counted)
-    monkeypatch.setattr(prefetch_plan, "LEAST_BYTES", 0)
-    monkeypatch.setattr(prefetch_plan, "KEPT", 0.0)
+    monkeypatch.setattr(CodePrefetcher, "fetch", counted)
+    monkeypatch.setattr(prefetch, "MIN_CODE_BYTES", 0)
+    monkeypatch.setattr(prefetch, "CACHE_SHARE", 0.0)
     x = values(40, *SHAPES["branched"])
     with load(folder / "branched") as net:
         wanted = net(x)
@@ -226,7 +226,7 @@ def test_a_cuda_graph_recorded_in_c_fetches_code_and_gives_the_same(
     jobs: dict[str, str], folder: Path, program: Path
 ) -> None:
     text = (C / "farm.c").read_text()
-    for constant in ("KEPT 0.4", "LEAST_BYTES 100000.0"):
+    for constant in ("CACHE_SHARE 0.4", "MIN_CODE_BYTES 100000.0"):
         assert constant in text
         text = text.replace(constant, f"{constant.split()[0]} 0.0")
     (folder / "eager.c").write_text(text)

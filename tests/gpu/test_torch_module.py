@@ -22,8 +22,8 @@ from farm.bench.networks.session import layer_kernels
 from farm.bench.networks.torch_timing import NetworkGpu
 from farm.bundle.reader import Bundle
 from farm.cuda.device import Device
-from farm.cuda.module import Code
-from farm.cuda.prefetch_kernel import CodeFetcher
+from farm.cuda.module import CodeRange
+from farm.cuda.prefetch import CodePrefetcher
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
@@ -164,14 +164,14 @@ def test_a_captured_network_gives_the_networks_outputs_for_every_shape_in_turn(f
 
 
 def test_code_that_is_fetched_ahead_changes_no_bit(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Code] = []
-    fetch = CodeFetcher.fetch
+    found: list[CodeRange] = []
+    fetch = CodePrefetcher.fetch
 
-    def counted(fetcher: CodeFetcher, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
+    def counted(fetcher: CodePrefetcher, code: CodeRange, stream: int, wait_nanoseconds: int = 0) -> None:
         found.append(code)
         fetch(fetcher, code, stream, wait_nanoseconds)
 
-    monkeypatch.setattr(CodeFetcher, "fetch", counted)
+    monkeypatch.setattr(CodePrefetcher, "fetch", counted)
     net = load(fetched / "resnet18")
     x = torch.randn(8, 3, 224, 224, device="cuda")
     captured = capture(net)

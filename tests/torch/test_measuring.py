@@ -16,7 +16,7 @@ from codegen.errors import DeviceError
 from farm.bench.networks import torch_timing
 from farm.bench.networks.torch_timing import FEWEST_REPLAYS, NetworkGpu
 from farm.bench.networks.torch_traces import TracedKernel, read_trace
-from farm.cuda.prefetch_kernel import KERNEL
+from farm.cuda.prefetch import KERNEL
 
 
 def test_kernels_copies_and_fills_are_read_in_the_order_of_their_beginning() -> None:

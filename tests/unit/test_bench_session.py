@@ -25,7 +25,7 @@ from farm.bench.layers.results import Measurement, read_results
 from farm.bench.layers.roof import Peaks
 from farm.bench.layers.session import Rules, Session
 from farm.bench.layers.torch_gpu import NoTorchError
-from farm.cuda.facts import DeviceFacts
+from farm.cuda.device import DeviceFacts
 from farm.cuda.measure.kernels import BuiltLayer, NotBuiltError
 from farm.cuda.measure.layer_data import set_count
 from farm.cuda.measure.workload import Case, CaseKey, Choice, model_cases, operator_cases, structured_cases

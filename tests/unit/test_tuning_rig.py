@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from farm.cuda.module import Code
-from farm.cuda.prefetch_plan import LEAST_BYTES
+from farm.cuda.module import CodeRange
+from farm.cuda.prefetch import MIN_CODE_BYTES
 from farm.tuning.search import rig
 from farm.tuning.search.rig import GpuBench
 
@@ -34,7 +34,7 @@ def between(code_bytes: int, monkeypatch: pytest.MonkeyPatch, *, fetches: bool =
         return 5.0
 
     class Layer:
-        codes = (Code(1000, code_bytes),)
+        codes = (CodeRange(1000, code_bytes),)
 
         def __call__(self, source: int, target: int, batch: int, residual: int | None = None) -> None:
             seen.append(("layer", source))
@@ -58,14 +58,14 @@ def between(code_bytes: int, monkeypatch: pytest.MonkeyPatch, *, fetches: bool =
 def test_a_layers_code_is_in_the_l2_cache_when_its_turn_comes_as_in_a_networks_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moving, fetching, meanwhile, layer = between(LEAST_BYTES, monkeypatch)
+    moving, fetching, meanwhile, layer = between(MIN_CODE_BYTES, monkeypatch)
     assert moving == ("others", 30_000_000, STAGE.x.nbytes)
-    assert fetching == ("fetch", Code(1000, LEAST_BYTES), 7)
+    assert fetching == ("fetch", CodeRange(1000, MIN_CODE_BYTES), 7)
     assert meanwhile[:2] == ("others", 0)
     assert meanwhile[2] < 1000
     assert layer == ("layer", 100)
 
 
 def test_little_code_is_not_fetched_ahead_nor_any_where_the_gpu_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seen in (between(LEAST_BYTES - 1, monkeypatch), between(LEAST_BYTES, monkeypatch, fetches=False)):
+    for seen in (between(MIN_CODE_BYTES - 1, monkeypatch), between(MIN_CODE_BYTES, monkeypatch, fetches=False)):
         assert [each[0] for each in seen] == ["others", "layer"]

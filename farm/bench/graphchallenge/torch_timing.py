@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from farm.cuda.graph import replays_within, rest
+from farm.cuda.graph import cool_down, replays_within
 
 REPLAYED_SECONDS = 0.5
 """That a variant is replayed for, about: a deep network by cuSPARSE takes a tenth of a second."""
@@ -35,5 +35,5 @@ def replayed(stream: torch.cuda.Stream, enqueue: Callable[[], None]) -> float:
         end.record(stream)
         end.synchronize()
         times.append(float(begin.elapsed_time(end)) * 1e3)
-        rest(times[-1])
+        cool_down(times[-1])
     return float(np.median(times))

@@ -13,7 +13,7 @@ from typing import Any
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, DataType, LayerSpec
-from farm.cuda.graph import REPLAYS, Gate, launches_of, rest
+from farm.cuda.graph import REPLAYS, Gate, cool_down, launches_of
 
 REFERENCE_BYTES = 2**31
 """Size of one slice of images in float64, input and output together."""
@@ -131,7 +131,7 @@ class TorchGpu:
                     end.record(self.stream)
                 end.synchronize()
                 times.append(begin.elapsed_time(end) * 1e3)
-                rest(times[-1])
+                cool_down(times[-1])
         return float(statistics.median(times)) / launches
 
     def sums(self, spec: LayerSpec, kernel: Any, x: Any) -> Any:

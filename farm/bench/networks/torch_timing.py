@@ -25,7 +25,7 @@ from farm.bench.networks.torch_dense import DenseLayer
 from farm.bench.networks.torch_traces import TracedKernel, read_trace
 from farm.bundle.reader import BundledLayer
 from farm.cuda.device import IDLE_SECONDS, WAKE_SECONDS
-from farm.cuda.graph import Gate, rest
+from farm.cuda.graph import Gate, cool_down
 from farm.errors import UsageError
 from farm.torch.code_prefetch import code_fetched_ahead
 from farm.torch.layer import no_gpu_way_out
@@ -183,7 +183,7 @@ class NetworkGpu:
             for i in range(replays):
                 replay.give(inputs[i % len(inputs)])
                 times.append(self._elapsed(replay.again))
-                rest(times[-1])
+                cool_down(times[-1])
             few = max(FEWEST_REPLAYS, replays // 4)
             together = self._elapsed(partial(replay.again, few), gated=False)
             self._awake_at = time.monotonic()

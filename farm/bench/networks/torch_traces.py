@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from farm.cuda.prefetch_kernel import KERNEL
+from farm.cuda.prefetch import KERNEL
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from farm.cuda.device import Device
-from farm.cuda.graph import REPLAYS, CudaGraph, rest
+from farm.cuda.graph import REPLAYS, CudaGraph, cool_down
 
 COLD_LAUNCHES = 16
 """In a graph."""
@@ -41,7 +41,7 @@ def cold_microseconds(
         for _ in range(repeats):
             alone = device.elapsed_microseconds(stream, gate, without.replay)
             both = device.elapsed_microseconds(stream, gate, with_launches.replay)
-            rest(both)
+            cool_down(both)
             differences.append((both - alone) / COLD_LAUNCHES)
     return float(np.median(differences))
 

@@ -16,17 +16,17 @@
 #define MOST_ARGUMENTS 32
 #define MOST_NAME 512
 
-/* Constants of farm/cuda/prefetch_plan.py and prefetch_kernel.py, which explain them. */
+/* Constants of farm/cuda/prefetch.py, which explains them. */
 #define WARP 32
-#define LEAST_BYTES 100000.0
-#define FETCHED_BYTES 1500000.0
+#define MIN_CODE_BYTES 100000.0
+#define FETCH_BYTES_PER_MICROSECOND 1500000.0
 #define INSTRUCTION_BYTES 16
-#define ISSUED 4700.0
-#define FOLLOWED 300.0
+#define ISSUED_PER_MICROSECOND 4700.0
+#define STREAMED_PER_MICROSECOND 300.0
 #define LAUNCH_MICROSECONDS 2.0
-#define SLEPT 0.6
-#define LEAST_MOVED_BYTES 5000000.0
-#define KEPT 0.4
+#define WAIT_SHARE 0.6
+#define MIN_MOVED_BYTES 5000000.0
+#define CACHE_SHARE 0.4
 #define FETCH_BLOCKS 2
 #define FETCH_THREADS 32
 static const char fetch_ptx[] =
@@ -864,7 +864,7 @@ static int launch_part(const kernel *each, long rows, tensors given, CUstream st
 }
 
 /* The prefetch plan: which layer's code is fetched into the L2 cache beside which step, for a number of images. The rules
- * are those of farm/cuda/prefetch_plan.py, which gives the reasons. */
+ * are those of farm/cuda/prefetch.py, which gives the reasons. */
 typedef struct {
     double microseconds, fetch_microseconds, code_bytes, moved_bytes;
 } layer_run;
@@ -884,11 +884,12 @@ static layer_run run_of(const farm_bundle *bundle, int layer, long rows) {
         longest = stream > longest ? stream : longest;
         made.code_bytes += (double)each->image_bytes;
     }
-    issued = issued / ISSUED / bundle->multiprocessors;
-    followed = longest / INSTRUCTION_BYTES / FOLLOWED;
+    issued = issued / ISSUED_PER_MICROSECOND / bundle->multiprocessors;
+    followed = longest / INSTRUCTION_BYTES / STREAMED_PER_MICROSECOND;
     made.microseconds = LAUNCH_MICROSECONDS + (issued > followed ? issued : followed);
     made.moved_bytes = (double)rows * (double)(bundle->layers[layer].input_bytes + bundle->layers[layer].output_bytes);
-    if (made.code_bytes >= LEAST_BYTES) made.fetch_microseconds = LAUNCH_MICROSECONDS + made.code_bytes / FETCHED_BYTES;
+    if (made.code_bytes >= MIN_CODE_BYTES)
+        made.fetch_microseconds = LAUNCH_MICROSECONDS + made.code_bytes / FETCH_BYTES_PER_MICROSECOND;
     return made;
 }
 
@@ -913,14 +914,14 @@ static int start_of(farm_bundle *bundle, const layer_run *runs, int number, doub
         time += runs[start].microseconds;
         waiting += runs[start].code_bytes;
     }
-    wait = (runs[start].moved_bytes >= LEAST_MOVED_BYTES ? SLEPT : 0) * time - runs[number].fetch_microseconds;
+    wait = (runs[start].moved_bytes >= MIN_MOVED_BYTES ? WAIT_SHARE : 0) * time - runs[number].fetch_microseconds;
     if (wait < bundle->steps[start].wait) bundle->steps[start].wait = wait > 0 ? wait : 0;
     return start;
 }
 
 static int plan_fetches(farm_bundle *bundle, long images) {
     layer_run *runs;
-    double total = 0, room = KEPT * bundle->l2_bytes;
+    double total = 0, room = CACHE_SHARE * bundle->l2_bytes;
     int i;
     if (!bundle->fetch || bundle->planned_images == images) return 0;
     runs = calloc((size_t)bundle->step_count + 1, sizeof *runs);

@@ -19,9 +19,8 @@ from farm.cuda.measure.cold import cold_microseconds
 from farm.cuda.measure.layer_data import ALIGNMENT_BYTES, Shape, Stage
 from farm.cuda.measure.other_layers import Others
 from farm.cuda.measure.workload import Case
-from farm.cuda.module import Code
-from farm.cuda.prefetch_kernel import CodeFetcher, open_fetcher
-from farm.cuda.prefetch_plan import LEAST_BYTES
+from farm.cuda.module import CodeRange
+from farm.cuda.prefetch import MIN_CODE_BYTES, CodePrefetcher, open_prefetcher
 
 Kernels = Sequence[tuple[bytes, Launch]]
 """All parts of a layer: cubin and launch of each."""
@@ -76,7 +75,7 @@ class GpuRig:
         self._l2_bytes = facts.l2_bytes
         self._stream = device.new_stream()
         self._others = Others(device)
-        self._fetcher = open_fetcher()
+        self._fetcher = open_prefetcher()
 
     def bench(self, case: Case, seed: int) -> GpuBench:
         """See Rig."""
@@ -97,7 +96,7 @@ class GpuBench:
         stream: Any,
         stage: Stage,
         others: Others,
-        fetcher: CodeFetcher | None,
+        fetcher: CodePrefetcher | None,
         others_bytes: int | None,
     ) -> None:
         """`others_bytes` is what the others move between two runs; None: more than the L2 cache holds.
@@ -141,11 +140,11 @@ class GpuBench:
         layer, sets = self._device.load_layer(kernels, self._stream), self._stage.sets
         return self._device.microseconds(lambda i: self._launch(layer, i), sets, self._stream, repeats=REPEATS)
 
-    def _run_others(self, codes: Sequence[Code]) -> None:
+    def _run_others(self, codes: Sequence[CodeRange]) -> None:
         stage, stream = self._stage, self._stream
         source, target = stage.inputs[-1], stage.inputs[0]
         self._others.enqueue(self._others_bytes, source, target, stage.x.nbytes, stream)
-        if self._fetcher is None or sum(code.bytes for code in codes) < LEAST_BYTES:
+        if self._fetcher is None or sum(code.bytes for code in codes) < MIN_CODE_BYTES:
             return
         for code in codes:
             self._fetcher.fetch(code, stream.handle)

@@ -1,4 +1,4 @@
-"""Code of layers to come is fetched on the side while a CUDA graph is captured, and only then."""
+"""Code of later layers is prefetched on a side stream in a captured CUDA graph, and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.ir.launch import GridSize, Launch
-from farm.cuda.module import Code
-from farm.cuda.prefetch_kernel import CodeFetcher
+from farm.cuda.module import CodeRange
+from farm.cuda.prefetch import CodePrefetcher
 from farm.torch import code_prefetch
 from farm.torch.code_prefetch import CodeAhead, code_fetched_ahead
 
@@ -38,13 +38,13 @@ class PlayedStream:
 
 
 @dataclass
-class PlayedFetcher(CodeFetcher):
+class PlayedFetcher(CodePrefetcher):
     """Says what it fetches."""
 
     said: list[str]
     waits: list[int]
 
-    def fetch(self, code: Code, stream: int, wait_nanoseconds: int = 0) -> None:
+    def fetch(self, code: CodeRange, stream: int, wait_nanoseconds: int = 0) -> None:
         self.waits.append(wait_nanoseconds)
         self.said.append(f"{code.address} on {stream}")
 
@@ -62,13 +62,13 @@ def said(monkeypatch: pytest.MonkeyPatch, waits: list[int]) -> list[str]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: PlayedStream("main", found))
     gpu = SimpleNamespace(multi_processor_count=132, L2_cache_size=60_000_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(code_prefetch, "fetcher_of", lambda parts: PlayedFetcher(found, waits))
+    monkeypatch.setattr(code_prefetch, "prefetcher_for", lambda parts: PlayedFetcher(found, waits))
     return found
 
 
 def layer(*addresses: int | None) -> list[Any]:
     """Of parts whose code lies there."""
-    codes = [address and Code(address, CODE_BYTES) for address in addresses]
+    codes = [address and CodeRange(address, CODE_BYTES) for address in addresses]
     return [SimpleNamespace(launch=LAUNCH, image_bytes=CODE_BYTES, code=code) for code in codes]
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_fetched_outside_of_a_capture(said: list[str]) -> None:
 
 
 def test_nothing_is_fetched_where_it_is_not_known_how(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_prefetch, "fetcher_of", lambda parts: None)
+    monkeypatch.setattr(code_prefetch, "prefetcher_for", lambda parts: None)
     with code_fetched_ahead():
         run(layer(1), layer(2))
     assert said == []

@@ -19,7 +19,7 @@ from farm.cuda.device import Device
 from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import load
-from tests.torch.test_places import calls, dense_block, module_read, network
+from tests.torch.test_concat_outputs import calls, dense_block, module_read, network
 from tests.unit.onnx_models import save, values
 
 CALLS = {"each layer reads all before it": (3, 1, 0), "a dense block": (2, 1, 0)}

@@ -14,8 +14,7 @@ from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from farm.bundle.reader import layers_of
 from farm.cuda.code_address import with_address
-from farm.cuda.prefetch_kernel import BLOCKS
-from farm.cuda.prefetch_plan import Gpu, layer_run, planned_fetches
+from farm.cuda.prefetch import BLOCKS, GpuLimits, estimate_layer, plan_prefetches
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import FLAGS, LANGUAGES, C, Played
 from tests.unit.onnx_models import info, model, node, save, tensor, values
@@ -72,9 +71,9 @@ def test_a_graph_fetches_code_by_its_address_as_planned(
     assert played.run(language, deep, IMAGES_AT_ONCE, arch=86, recorded=True) == ""
     layers = layers_of(json.loads((deep / "manifest.json").read_text())["layers"]).values()
     cubins = [layer.cubins_for("sm_86")[0] for layer in layers]
-    gpu, moved_bytes = Gpu(132, 60_000_000), 2 * 4 * 16 * 28 * 28
-    runs = [layer_run([(each.launch, each.bytes)], moved_bytes, IMAGES_AT_ONCE, gpu) for each in cubins]
-    plan = planned_fetches(runs, gpu.l2_bytes)
+    gpu, moved_bytes = GpuLimits(132, 60_000_000), 2 * 4 * 16 * 28 * 28
+    runs = [estimate_layer([(each.launch, each.bytes)], moved_bytes, IMAGES_AT_ONCE, gpu) for each in cubins]
+    plan = plan_prefetches(runs, gpu.l2_bytes)
     assert sum(len(each.layers) for each in plan) == 5
     order = [each for begun in plan for each in (*["fetch_code"] * len(begun.layers), "conv2d")]
     enqueued = [line[1:] for line in played.lines() if line[0] == "launch"]

@@ -9,35 +9,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.ir.launch import GridSize, Launch
-from farm.cuda.prefetch_kernel import BLOCKS
-from farm.cuda.prefetch_plan import (
-    FETCHED_BYTES,
-    KEPT,
-    LEAST_BYTES,
-    LEAST_MOVED_BYTES,
-    SLEPT,
-    Fetches,
-    Gpu,
-    LayerRun,
-    layer_run,
-    planned_fetches,
+from farm.cuda.prefetch import (
+    BLOCKS,
+    CACHE_SHARE,
+    FETCH_BYTES_PER_MICROSECOND,
+    MIN_CODE_BYTES,
+    MIN_MOVED_BYTES,
+    WAIT_SHARE,
+    GpuLimits,
+    LayerEstimate,
+    Prefetches,
+    estimate_layer,
+    plan_prefetches,
 )
 
-H200 = Gpu(132, 60_000_000)
+H200 = GpuLimits(132, 60_000_000)
 IMAGES = 64
 LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(8)), (448, 1, 1), 40_000)
-SMALL = LayerRun(50.0, 0.0, 50_000, 100_000_000)
+SMALL = LayerEstimate(50.0, 0.0, 50_000, 100_000_000)
 ROOM = 10_000_000
-L2_BYTES = round(ROOM / KEPT)
+L2_BYTES = round(ROOM / CACHE_SHARE)
 
 
-def large(fetch_microseconds: float, code_bytes: int = 1_000_000) -> LayerRun:
-    return LayerRun(50.0, fetch_microseconds, code_bytes, 1_000_000)
+def large(fetch_microseconds: float, code_bytes: int = 1_000_000) -> LayerEstimate:
+    return LayerEstimate(50.0, fetch_microseconds, code_bytes, 1_000_000)
 
 
-def numbers(layers: list[LayerRun]) -> tuple[tuple[int, ...], ...]:
+def numbers(layers: list[LayerEstimate]) -> tuple[tuple[int, ...], ...]:
     """Of those that are fetched beside each layer."""
-    return tuple(each.layers for each in planned_fetches(layers, L2_BYTES))
+    return tuple(each.layers for each in plan_prefetches(layers, L2_BYTES))
 
 
 def test_a_fetch_begins_with_the_last_layer_from_which_on_there_is_time_for_it() -> None:
@@ -59,14 +59,14 @@ def test_code_does_not_wait_where_others_would_push_it_out() -> None:
 
 
 def test_nothing_is_fetched_of_a_network_that_stays_in_the_cache() -> None:
-    layers = [LayerRun(50.0, 99.0, 1_000_000, 1_000_000)] * 5
+    layers = [LayerEstimate(50.0, 99.0, 1_000_000, 1_000_000)] * 5
     assert numbers(layers) == ((),) * 5
     assert numbers([*layers, large(99.0)]) != ((),) * 6
 
 
 LAYERS = st.lists(
     st.builds(
-        LayerRun,
+        LayerEstimate,
         st.floats(1.0, 300.0),
         st.one_of(st.just(0.0), st.floats(1.0, 500.0)),
         st.integers(1_000, 8_000_000),
@@ -78,9 +78,9 @@ LAYERS = st.lists(
 
 @given(LAYERS)
 def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
-    layers: list[LayerRun],
+    layers: list[LayerEstimate],
 ) -> None:
-    plan = planned_fetches(layers, L2_BYTES)
+    plan = plan_prefetches(layers, L2_BYTES)
     assert len(plan) == len(layers)
     begun = [(start, number) for start, fetches in enumerate(plan) for number in fetches.layers]
     stays = sum(each.code_bytes + each.moved_bytes for each in layers) <= ROOM
@@ -100,52 +100,52 @@ def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
         assert start == number - 1 or code(start) <= ROOM, "it is gone before its turn"
         assert start == 0 or time(start) >= needed or code(start - 1) > ROOM, "it could begin earlier, and is late"
         wait = plan[start].wait_nanoseconds / 1000
-        assert wait == 0 or wait + needed <= SLEPT * time(start), "it waits for too long"
+        assert wait == 0 or wait + needed <= WAIT_SHARE * time(start), "it waits for too long"
 
 
 def test_a_fetch_waits_for_a_share_of_the_time_that_it_has() -> None:
     layers = [SMALL, SMALL, SMALL, large(10.0)]
-    assert planned_fetches(layers, L2_BYTES)[2] == Fetches((3,), round(1000 * (SLEPT * 50.0 - 10.0)))
-    assert planned_fetches([*layers[:3], large(45.0)], L2_BYTES)[2] == Fetches((3,), 0)
+    assert plan_prefetches(layers, L2_BYTES)[2] == Prefetches((3,), round(1000 * (WAIT_SHARE * 50.0 - 10.0)))
+    assert plan_prefetches([*layers[:3], large(45.0)], L2_BYTES)[2] == Prefetches((3,), 0)
 
 
 def test_a_fetch_beside_a_layer_that_moves_little_does_not_wait() -> None:
-    layers = [SMALL, SMALL, replace(SMALL, moved_bytes=LEAST_MOVED_BYTES - 1), large(10.0)]
-    assert planned_fetches(layers, L2_BYTES)[2] == Fetches((3,), 0)
-    layers[2] = replace(SMALL, moved_bytes=LEAST_MOVED_BYTES)
-    assert planned_fetches(layers, L2_BYTES)[2].wait_nanoseconds > 0
+    layers = [SMALL, SMALL, replace(SMALL, moved_bytes=MIN_MOVED_BYTES - 1), large(10.0)]
+    assert plan_prefetches(layers, L2_BYTES)[2] == Prefetches((3,), 0)
+    layers[2] = replace(SMALL, moved_bytes=MIN_MOVED_BYTES)
+    assert plan_prefetches(layers, L2_BYTES)[2].wait_nanoseconds > 0
 
 
 def test_the_first_of_several_fetches_waits_no_longer_than_the_last_can() -> None:
     layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(11.0), large(61.0)]
-    assert planned_fetches(layers, L2_BYTES)[1] == Fetches((3, 4), round(1000 * (SLEPT * 110.0 - 61.0)))
+    assert plan_prefetches(layers, L2_BYTES)[1] == Prefetches((3, 4), round(1000 * (WAIT_SHARE * 110.0 - 61.0)))
     alone = [*layers[:4], large(50.0)]
-    assert planned_fetches(alone, L2_BYTES)[1] == Fetches((3,), round(1000 * (SLEPT * 60.0 - 11.0)))
+    assert plan_prefetches(alone, L2_BYTES)[1] == Prefetches((3,), round(1000 * (WAIT_SHARE * 60.0 - 11.0)))
 
 
 def test_a_layer_takes_what_its_warps_issue_or_its_stream_takes_to_come() -> None:
-    short = layer_run([(LAUNCH, 800_000)], 0, IMAGES, H200)
-    long = layer_run([(LAUNCH, 800_000)], 0, 100 * IMAGES, H200)
+    short = estimate_layer([(LAUNCH, 800_000)], 0, IMAGES, H200)
+    long = estimate_layer([(LAUNCH, 800_000)], 0, 100 * IMAGES, H200)
     assert short.microseconds == pytest.approx(22.8, abs=0.1)  # 6,250 instructions, one after another
     assert long.microseconds == pytest.approx(904.6, abs=0.1)  # of 800 x 8 blocks of 14 warps
 
 
 def test_a_fetch_takes_as_long_as_the_code_of_all_parts_is() -> None:
-    one = layer_run([(LAUNCH, 800_000)], 0, IMAGES, H200)
-    both = layer_run([(LAUNCH, 800_000), (LAUNCH, 400_000)], 0, 100 * IMAGES, H200)
-    assert both.fetch_microseconds - one.fetch_microseconds == pytest.approx(400_000 / FETCHED_BYTES)
+    one = estimate_layer([(LAUNCH, 800_000)], 0, IMAGES, H200)
+    both = estimate_layer([(LAUNCH, 800_000), (LAUNCH, 400_000)], 0, 100 * IMAGES, H200)
+    assert both.fetch_microseconds - one.fetch_microseconds == pytest.approx(400_000 / FETCH_BYTES_PER_MICROSECOND)
     assert both.code_bytes == 1_200_000
 
 
 def test_small_code_is_not_fetched() -> None:
-    assert layer_run([(LAUNCH, LEAST_BYTES)], 0, IMAGES, H200).fetch_microseconds
-    assert not layer_run([(LAUNCH, LEAST_BYTES - 1)], 0, IMAGES, H200).fetch_microseconds
+    assert estimate_layer([(LAUNCH, MIN_CODE_BYTES)], 0, IMAGES, H200).fetch_microseconds
+    assert not estimate_layer([(LAUNCH, MIN_CODE_BYTES - 1)], 0, IMAGES, H200).fetch_microseconds
 
 
 def test_a_launch_of_more_images_than_it_takes_is_of_as_many_as_it_takes() -> None:
     most = LAUNCH.images_limit
-    assert layer_run([(LAUNCH, 800_000)], 0, 2 * most, H200).microseconds == pytest.approx(
-        layer_run([(LAUNCH, 800_000)], 0, most, H200).microseconds
+    assert estimate_layer([(LAUNCH, 800_000)], 0, 2 * most, H200).microseconds == pytest.approx(
+        estimate_layer([(LAUNCH, 800_000)], 0, most, H200).microseconds
     )
 
 

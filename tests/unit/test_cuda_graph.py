@@ -8,11 +8,11 @@ import pytest
 
 from farm.cuda.device import LoadedLayer
 from farm.cuda.graph import (
+    COOL_DOWN_RATIO,
     LEAST_REPLAYS,
     MOST_LAUNCHES,
     REPLAY_MICROSECONDS,
     REPLAYS,
-    RESTS,
     launches_of,
     replays_within,
 )
@@ -74,5 +74,5 @@ def test_parts_of_a_layer_wait_for_what_came_before_and_not_for_each_other(parts
 
 def test_what_takes_long_is_replayed_less_often_but_has_a_median() -> None:
     assert replays_within(0.5, 0.001) == REPLAYS
-    assert replays_within(0.5, 0.5 / (1 + RESTS) / 5) == 5
+    assert replays_within(0.5, 0.5 / (1 + COOL_DOWN_RATIO) / 5) == 5
     assert replays_within(0.5, 10.0) == LEAST_REPLAYS >= 3
