@@ -88,7 +88,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCuda:
     monkeypatch.setattr(torch_timing.torch, "cuda", cuda.cuda)
     monkeypatch.setattr(torch_timing.torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch_timing, "Gate", lambda *_: SimpleNamespace(closed=cuda.gate))
-    monkeypatch.setattr(torch_timing, "rest", lambda _: None)
+    monkeypatch.setattr(torch_timing, "cool_down", lambda _: None)
     monkeypatch.setattr(torch_timing, "WAKE_SECONDS", 0.0)
     return cuda
 
