@@ -1,1 +1,1 @@
-"""The HTML report of a job."""
+"""The HTML reports of a job and of a submission."""

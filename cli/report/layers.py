@@ -1,14 +1,14 @@
-"""The layers of a report, each on a card: its zeros, instructions, time and cubins."""
+"""The layers of a report, one card each: zeros, instructions, time and cubins."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.output.layers import shape_of
 from cli.output.render import counted, microseconds, percent, ptxas_time, size
-from cli.report.figures import bar, zeros_picture
-from cli.report.html import Markup, element, name_of, section
+from cli.report.figures import Picture, zeros_picture
 from codegen.ir.layer_spec import Linear
 from farm.jobs.model import BuildResult, Outcome
 
@@ -18,37 +18,70 @@ if TYPE_CHECKING:
 OUTCOMES = {Outcome.HIT: "cached", Outcome.BUILT: "built"}
 
 
+@dataclass(frozen=True)
+class Fact:
+    """A figure of a layer, with a bar."""
+
+    label: str
+    value: str
+    words: str
+    share: float
+    """Length of the bar, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class CubinRow:
+    """A layer's cubins for one architecture, all parts together."""
+
+    arch: str
+    code: str
+    registers: str
+    ptxas: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """A layer on the page."""
+
+    id: str
+    name: str
+    shape: str
+    folded: tuple[str, ...]
+    """Nodes of the model that the layer's kernel computes too."""
+    picture: Picture | None
+    """None where the store no longer has the weights."""
+    facts: tuple[Fact, ...]
+    cubins: tuple[CubinRow, ...]
+
+
 def layer_id(layer: LayerReport) -> str:
-    """Of its card."""
+    """The HTML id of the layer's card."""
     return f"layer-{layer.build.position}"
 
 
-def layer_cards(report: JobReport) -> Markup:
-    """The section with a card for each layer, in graph order."""
-    note = (
-        "The picture is the layer's weights: an output channel is a row, what it reads goes from left to right, "
-        "blue is not zero. Large layers are averaged over neighbours."
-    )
-    return section("Layers", element("p", note, class_="quiet"), *(_layer(report, layer) for layer in report.layers))
+def layer_cards(report: JobReport) -> list[Card]:
+    """A card for each layer, in graph order."""
+    return [_card(report, layer) for layer in report.layers]
 
 
-def _layer(report: JobReport, layer: LayerReport) -> Markup:
+def _card(report: JobReport, layer: LayerReport) -> Card:
     build = layer.build
-    folded = f"also computes {', '.join(build.folded)}" if build.folded else None
-    return element(
-        "article",
-        element("h3", name_of(build.layer), element("span", f" {shape_of(build)}", class_="shape")),
-        element("p", folded, class_="quiet folded") if folded else None,
-        element("div", _picture(layer), _facts(report, layer), _cubins(report, layer), class_="columns"),
+    return Card(
         id=layer_id(layer),
-        class_="layer",
+        name=build.layer,
+        shape=shape_of(build),
+        folded=tuple(build.folded),
+        picture=_picture(layer),
+        facts=(_sparsity(layer), *_instructions(report, layer), *_kernel_times(report, layer)),
+        cubins=tuple(_cubin_row(layer, arch) for arch in report.detail.job.options.archs),
     )
 
 
-def _picture(layer: LayerReport) -> Markup:
+def _picture(layer: LayerReport) -> Picture | None:
     zeros = layer.zeros
     if zeros is None:
-        return element("p", "The store no longer has its weights.", class_="quiet zeros")
+        return None
     rows, columns = zeros.densities.shape
     if zeros.is_exact:
         words = f"{zeros.kernels} x {zeros.inputs} weights"
@@ -63,36 +96,17 @@ def _picture(layer: LayerReport) -> Markup:
         empty.append(f"{counted(zeros.empty_kernels, f'output{channel}')} without a weight")
     if zeros.empty_inputs:
         empty.append(f"{counted(zeros.empty_inputs, f'input{channel}')} never read")
-    caption = element("figcaption", "; ".join([words, *empty]))
-    return element("figure", zeros_picture(layer.build.layer, zeros, words=words), caption)
+    return zeros_picture(zeros, words=words, caption="; ".join([words, *empty]))
 
 
-def _facts(report: JobReport, layer: LayerReport) -> Markup:
-    build = layer.build
-    weights = build.spec.weights_count
-    sparsity = percent(1 - build.nonzeros / weights)
-    facts: list[Fact] = [
-        ("Sparsity", sparsity, f"{build.nonzeros:,} of {weights:,} weights left", build.nonzeros / weights),
-        *_instructions(report, layer),
-        *_kernel_times(report, layer),
-    ]
-    items = (
-        element(
-            "div",
-            element("dt", what),
-            element("dd", element("b", value), f" {more}", bar(more, ("kept", share))),
-        )
-        for what, value, more, share in facts
-    )
-    return element("dl", *items, class_="facts")
-
-
-Fact = tuple[str, str, str, float]
-"""What, the figure, more words, and how much of its whole that is."""
+def _sparsity(layer: LayerReport) -> Fact:
+    nonzeros, weights = layer.build.nonzeros, layer.build.spec.weights_count
+    share = nonzeros / weights
+    return Fact("Sparsity", percent(1 - share), f"{nonzeros:,} of {weights:,} weights left", share)
 
 
 def _instructions(report: JobReport, layer: LayerReport) -> list[Fact]:
-    """Multiply-adds in the code, once for architectures that have as many."""
+    """Multiply-adds in the code; architectures with equal counts share a fact."""
     groups: dict[tuple[int, int], list[str]] = {}
     for arch in report.detail.job.options.archs:
         results = [result for result in layer.for_arch(arch).results_for(arch) if result.cubin]
@@ -100,8 +114,8 @@ def _instructions(report: JobReport, layer: LayerReport) -> list[Fact]:
         if sum(count):
             groups.setdefault(count, []).append(arch)
     return [
-        (
-            _named("Multiply-adds", archs, groups),
+        Fact(
+            _label("Multiply-adds", archs, groups),
             f"{kept:,}",
             f"in the code, {deleted:,} deleted",
             kept / (kept + deleted),
@@ -111,48 +125,43 @@ def _instructions(report: JobReport, layer: LayerReport) -> list[Fact]:
 
 
 def _kernel_times(report: JobReport, layer: LayerReport) -> list[Fact]:
+    """Kernel time; architectures with equal times share a fact."""
     groups: dict[KernelTime, list[str]] = {}
     for arch in report.detail.job.options.archs:
         groups.setdefault(layer.for_arch(arch).time, []).append(arch)
-    facts: list[Fact] = []
+    facts = []
     for time, archs in groups.items():
         share = time.microseconds / (report.total_microseconds(archs[0]) or 1.0)
-        how = f"measured on {time.gpu}" if time.measured else "predicted"
-        words = f"{percent(share)} of the network, {how}"
-        facts.append((_named("Time", archs, groups), microseconds(time.microseconds), words, share))
+        source = f"measured on {time.gpu}" if time.measured else "predicted"
+        words = f"{percent(share)} of the network, {source}"
+        facts.append(Fact(_label("Time", archs, groups), microseconds(time.microseconds), words, share))
     return facts
 
 
-def _named(what: str, archs: Sequence[str], groups: Collection[object]) -> str:
-    """With the architectures it is for, where others have something else."""
+def _label(what: str, archs: Sequence[str], groups: Collection[object]) -> str:
+    """The label of a fact, with its architectures where others have a different value."""
     return f"{what}, {', '.join(archs)}" if len(groups) > 1 else what
 
 
-def _cubins(report: JobReport, layer: LayerReport) -> Markup:
-    heads = ("", "code", "registers", "ptxas", "cubin")
-    head = element("tr", *(element("th", text, scope="col") for text in heads))
-    rows = []
-    for arch in report.detail.job.options.archs:
-        variant = layer.for_arch(arch)
-        results = variant.results_for(arch)
-        there = [result for result in results if result.cubin]
-        spilled = sum(result.spill_bytes for result in there)
-        registers = str(max(result.registers for result in there)) if there else "-"
-        rows.append(
-            element(
-                "tr",
-                element("th", arch, scope="row"),
-                element("td", size(sum(result.cubin_bytes for result in there)) if there else "-"),
-                element("td", f"{registers}, {size(spilled)} spilled" if spilled else registers),
-                element("td", ptxas_time(there) if there else "-"),
-                element("td", _state(results, len(variant.build.parts_of(arch)))),
-            )
-        )
-    return element("table", head, *rows, class_="cubins")
+def _cubin_row(layer: LayerReport, arch: str) -> CubinRow:
+    variant = layer.for_arch(arch)
+    results = variant.results_for(arch)
+    state = _state(results, len(variant.build.parts_of(arch)))
+    there = [result for result in results if result.cubin]
+    if not there:
+        return CubinRow(arch, "-", "-", "-", state)
+    registers, spilled = max(result.registers for result in there), sum(result.spill_bytes for result in there)
+    return CubinRow(
+        arch,
+        size(sum(result.cubin_bytes for result in there)),
+        f"{registers}, {size(spilled)} spilled" if spilled else str(registers),
+        ptxas_time(there),
+        state,
+    )
 
 
 def _state(results: Sequence[BuildResult], parts: int) -> str:
-    """What became of a layer's cubins for one architecture."""
+    """The outcome of a layer's cubins for one architecture, in words."""
     outcomes = {result.outcome for result in results}
     if Outcome.FAILED in outcomes:
         return "failed"

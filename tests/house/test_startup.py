@@ -12,7 +12,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-HEAVY = {"ray", "onnx", "boto3", "alembic", "pycuda", "numpy"}
+HEAVY = {"ray", "onnx", "boto3", "alembic", "jinja2", "pycuda", "numpy"}
 DATABASE = {"sqlalchemy"}
 PROBE = "import json, sys; from cli.main import run; code = run({}); print(); print(json.dumps([code, *sys.modules]))"
 

@@ -1,0 +1,35 @@
+"""HTML pages from Jinja2 templates: one self-contained document that loads nothing and runs no script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cli.output.render import counted, duration, magnitude, microseconds, percent, size
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template of this folder; every value is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("cli", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {
+        "counted": counted,
+        "duration": duration,
+        "magnitude": magnitude,
+        "microseconds": microseconds,
+        "percent": percent,
+        "share": _share,
+        "size": size,
+    }
+    return pages.get_template(template).render(values)
+
+
+def _share(share: float) -> str:
+    """Share of a width, 0 to 1, as CSS has it: 12.34%."""
+    return f"{share:.2%}"
