@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench lint format clean
+.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench reference lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
@@ -70,6 +70,9 @@ models: .venv/ready-dev ## every layer of whole networks at three sparsities on 
 
 bench: .venv/ready-dev ## the figures of BENCHMARKS.md that need no GPU
 	@$(BIN)/python -m tests.benchmarks
+
+reference: .venv/ready ## cli/REFERENCE.md from the commands and the settings
+	@$(BIN)/python -m cli.reference > cli/REFERENCE.md.new && mv cli/REFERENCE.md.new cli/REFERENCE.md
 
 lint: .venv/ready-dev ## ruff and mypy
 	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --quiet --check && $(BIN)/mypy --no-error-summary

@@ -1,4 +1,4 @@
-"""What a caller's script can rely on."""
+"""Exit codes, which scripts can rely on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,25 @@ NOT_FOUND = 102
 CANCELLED = 103
 PARTIAL = 104
 INTERRUPTED = 130
-"""As a shell reports a program ended by Ctrl-C."""
+
+MEANINGS = {
+    OK: "success",
+    INTERNAL: "internal error: a bug in farm",
+    USAGE: "usage error: an option, a value or a model file is wrong",
+    UNREACHABLE: "the farm, its store, its database, its toolchain or a GPU is unreachable, or no worker can do this",
+    BLOB_LOST: "the store has lost a blob, or a bundle a file",
+    JOB_FAILED: "a job failed, or a layer has wrong results",
+    UNFINISHED: "the job has not finished, or the qualification has too few layers",
+    NOT_FOUND: "no such job, submission, layer, key or blob",
+    CANCELLED: "the job was cancelled",
+    PARTIAL: "the bundle is incomplete: `farm fetch --partial` of a failed job",
+    INTERRUPTED: "interrupted by Ctrl-C or SIGTERM",
+}
+"""For the reference, in ascending order."""
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """The exit code of an error that says itself what to do; None for any other."""
+    """The exit code of an error that the farm raises on purpose; None for any other, which is a bug."""
     match error:
         case FarmError():
             return error.exit_code
@@ -36,7 +50,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def exit_code_of_job(job: Job) -> int:
-    """How a job stands, as an exit code."""
+    """The exit code that stands for a job's status."""
     match job.status:
         case Status.SUCCEEDED:
             return OK

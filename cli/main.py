@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from types import FrameType
 from typing import Annotated, Any
 
@@ -116,6 +117,15 @@ app.add_typer(config_app, name="config", rich_help_panel=OPERATION)
 app.add_typer(database_app, name="db", rich_help_panel=OPERATION)
 
 
+def root_command() -> Any:
+    """The whole command line as Typer runs it, each paragraph of a help text on one line, for the terminal to wrap."""
+    root: Any = typer.main.get_command(app)
+    for command in root.commands.values():
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(each.help).split("\n\n"))
+    return root
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to a full or broken disk fails with."""
 
@@ -133,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    command = typer.main.get_command(app)
+    command = root_command()
     try:
         # Not `app()`: that would exit by itself, with codes of its own.
         with command.make_context("farm", list(arguments)) as context:

@@ -34,7 +34,13 @@ def wait(
         bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says how they ended.")
     ] = False,
 ) -> int:
-    """Wait until jobs have ended; the exit code says how, that of the worst of several."""
+    """Wait until jobs have ended; the exit code is that of the worst.
+
+    A line is printed for each job as it ends. The exit code is 0 if all succeeded, 101 if one has not ended in
+    time, else the highest of 32 and 39 (crashed), 100 (failed) and 103 (cancelled).
+
+    Ctrl-C ends the waiting, not the jobs.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 

@@ -87,9 +87,7 @@ def _figures(report: SweepReport) -> list[Figure]:
             f"{len(hits):,} of {counted(len(cubins), 'cubin')}",
         ),
         Figure(duration(tools), "of CPU time", f"{duration(nvcc)} of nvcc for templates, the rest for cubins"),
-        Figure(
-            duration(sum(run.seconds for run in hits)), "saved by the cache", "building the cached cubins took this"
-        ),
+        Figure(duration(sum(run.seconds for run in hits)), "saved by the cache", "the build time of the cached cubins"),
     ]
 
 

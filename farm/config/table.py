@@ -1,6 +1,6 @@
 """The table of settings: name, variable, place in the configuration file, type, default and description of each.
 
-Settings are read by this table, `farm config show` prints it, and cli/README.md repeats it.
+Settings are read from this table, `farm config show` prints it, and cli/REFERENCE.md repeats it.
 """
 
 from __future__ import annotations

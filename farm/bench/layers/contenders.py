@@ -45,7 +45,7 @@ PEERS = {
         Peer("gimmik", "GiMMiK", "GIMMIK", 1e-4, False),
     )
 }
-"""By name; cli/README.md says what each does.
+"""By name.
 
 None of them adds the bias or runs what the generated kernel computes after its sums: that favours them.
 """
